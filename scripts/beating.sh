@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The health of a container that carries a node's part of a job: its first process is ours, and its ranks, once there are any, have
-# left a beat lately. What to do about ranks that don't get on is not this script's to say (watchdog.py); there is nothing to apply.
+# left a beat lately. What to do about ranks that don't get on is not this script's to say (health/watchdog.py); there is nothing to apply.
 set -euo pipefail
 usage="usage: beating.sh check|apply|verify"
 verb=${1:?$usage}

@@ -54,6 +54,6 @@ apply() {
 case $verb in
   check) [ -e .venv/.stamp ] ;;
   apply) apply "$@" ;;
-  verify) "$python" -c 'import torch, yaml, jsonschema, tokenizers' ;;
+  verify) "$python" -c 'import torch, yaml, tokenizers' ;;
   *) echo "usage: venv.sh check|apply|verify [lock ...]" >&2 && exit 2 ;;
 esac

@@ -22,7 +22,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 LOCKS = re.compile(
-    r"docker/stack\.lock\.yaml|pyproject\.toml|requirements[a-z-]*\.lock|tests/.*|scripts/versions\.py|.*\.(png|gz)"
+    r"docker/stack\.lock\.yaml|pyproject\.toml|requirements[a-z-]*\.lock|tests/.*|scripts/versions\.py|.*/instance_types\.json|.*/skeleton/pyproject\.toml\.txt|.*\.(png|gz)"
 )
 PROSE = re.compile(r".*\.md")
 DOTTED = r"\d+\.\d+(?:\.\d+)+(?:[a-z+.-][a-z0-9.]*)?"

@@ -21,9 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainfleet.config import Config, Settings, load
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.batches import Batch, split
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.batches import MicroBatch, split
 from trainfleet.engine.parallel import arrange
+from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.world import World, join
 
 CONFIG = """
@@ -65,7 +65,7 @@ def changes(told: profile) -> list[int]:
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
-def batches(config: Config, count: int) -> Iterator[tuple[int, Batch]]:
+def batches(config: Config, count: int) -> Iterator[tuple[int, MicroBatch]]:
     size = config.train.micro_batch, config.train.sequence_length + 1
     for left in reversed(range(count)):
         yield left, split(torch.randint(0, 1000, size))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aws import validation
-from trainfleet import door
+from trainfleet.trust import untrusted_input
 
 validation.install()  # of every request to AWS that any test makes, whoever answers it
 
@@ -40,7 +40,7 @@ def environment() -> Iterator[None]:
     Nor is what it does at a signal, which processes that it starts would inherit, a folder that it has sealed, or a working directory
     that is gone with the test that had entered it.
     """
-    door._SEALED.clear()  # of what other modules sealed as they were imported, too
+    untrusted_input._SEALED.clear()  # of what other modules sealed as they were imported, too
     before = dict(os.environ)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

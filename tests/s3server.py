@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from requirement import need
-from trainfleet import s3
+from trainfleet.storage import s3
 
 need("boto3")
 need("moto.server", "pip install moto[server,s3]")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainfleet.runs import read_lines
+from trainfleet.run.run_folder import read_lines
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = f"{ROOT / 'python'}{os.pathsep}{ROOT / 'tests/strict'}"  # the program, and what checks its requests to AWS

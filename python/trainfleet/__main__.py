@@ -17,7 +17,7 @@ import signal  # noqa: E402
 
 def command() -> int:
     """The `trainfleet` command; its exit code."""
-    os.environ["TRAINFLEET_COMMAND"] = "trainfleet"  # output.py names commands as they are typed
+    os.environ["TRAINFLEET_COMMAND"] = "trainfleet"  # trust/safe_output.py names commands as they are typed
     return program()
 
 
@@ -27,11 +27,11 @@ def program() -> int:
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while imports run, Ctrl-C exits without a traceback
-    from . import output
     from .cli import main
+    from .trust import safe_output
 
     signal.signal(signal.SIGINT, on_interrupt)
-    output.install()
+    safe_output.install()
     return main(sys.argv[1:])
 
 

@@ -2,18 +2,19 @@
 
     python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]] [--in HOME] [--wait SECONDS] -- MODULE...
 
---on ENGINE      who started this node: fleet (this program, on a host), slurm, batch or sagemaker; by default it is detected. The
-                 node's seat is read from that engine's environment (seat.py)
+--on ENGINE      who started this node: fleet (this program, on a host), slurm, batch, sagemaker, or an engine of another package;
+                 by default it is detected. The node's seat is read from that engine's environment (node/placements/)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
 --ranks N        torchrun's line for N ranks of MODULE is built from the seat; 0, the default: one plain process of MODULE
---ahead          its ranks only record what they would compute; that is compiled when they have left (ahead.py)
+--ahead          its ranks only record what they would compute; that is compiled when they have left (node/precompile.py)
 --in HOME        the folder of FOLDER, runs/ and data/; it is created if missing
---wait SECONDS   how long to wait for nodes that have not started yet (muster.py); 0: not at all
+--wait SECONDS   how long to wait for nodes that have not started yet (node/barrier.py); 0: not at all
 
-The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (uplink.py), TRAINFLEET_SECRETS (output.py), TRAINFLEET_ATTEMPT
-(fence.py), TRAINFLEET_WATCH (the number of ranks to watch from here, where no launcher can), TRAINFLEET_GRACE (seconds from
-SIGTERM to SIGKILL, where machines were set up to give more than the engine's default), TRAINFLEET_KEYED (shared_key.py),
-TRAINFLEET_LOCK (the versions that the job was planned for: an image with others refuses it).
+The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (storage/s3_sync_agent.py), TRAINFLEET_SECRETS
+(trust/safe_output.py), TRAINFLEET_ATTEMPT (health/fence.py), TRAINFLEET_WATCH (the number of ranks to watch from here, where no
+launcher can), TRAINFLEET_GRACE (seconds from SIGTERM to SIGKILL, where machines were set up to give more than the engine's
+default), TRAINFLEET_KEYED (node/shared_key.py), TRAINFLEET_LOCK (the versions that the job was planned for: an image with others
+refuses it).
 
 The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
 kills what is left before the engine would. Batch and SageMaker also get the node's output, and SageMaker the reason of a failure,
@@ -33,58 +34,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import events, fence, supervisor, vault
-from .adapters import fastest, listed, ports_here
-from .ahead import ahead
-from .cloudwatch import forwarding
-from .errors import BackendError, InputError, RunError, S3Error, TrainfleetError, tell, telling
-from .exit_codes import ExitCodes, code_of
-from .node_log import Log
-from .output import visible
-from .runs import COPY, MOUNTED, Run, make_folder, node_log, scratch
-from .seat import READERS, Seat, card, engine, require_numbers, torchrun
-from .secrecy import hide, keep_secret
-from .shared_key import WANTED, SharedKey
-from .stack_dumps import read_end
-from .uplink import BUCKET, uplink_for
+from . import supervisor
+from .health import fence
+from .health.stack_dumps import read_end
+from .host.node_log import Log
+from .host.rdma_adapters import fastest, listed, ports_here
+from .node import placements
+from .node.exit_codes import ExitCodes, code_of
+from .node.placement import Seat, Seating, Terms, card, require_numbers, torchrun
+from .node.placements import fleet
+from .node.precompile import ahead
+from .node.shared_key import WANTED, SharedKey
+from .run import events
+from .run.run_folder import COPY, MOUNTED, Run, make_folder, node_log, scratch
+from .storage.cloudwatch import forwarding
+from .storage.s3_sync_agent import BUCKET, uplink_for
+from .trust import secrets
+from .trust.errors import BackendError, InputError, RunError, S3Error, TrainfleetError, tell, telling
+from .trust.redaction import hide, keep_secret
+from .trust.safe_output import visible
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
 CARD, PORTS = "*", "%"  # in these: its network card, and its ports of the fabric that stands behind
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # the versions that the job was planned for, where it runs in an image
 IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs in (docker/Dockerfile)
-STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
 VERDICT = 90.0  # seconds for a node to reach its own verdict
 AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may succeed
 LAST = 1 << 16  # bytes of a log in which its last lines are looked for
 REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How an engine treats its nodes.
-
-    wait     seconds in which all nodes must start; 0 where the launcher has seen to that
-    grace    seconds from SIGTERM until all processes must be gone, a few less than the engine gives
-    echoes   whether it keeps what its nodes print
-    failure  the file for the reason of a failure
-    decides  whether the first node decides for all: the job ends when that node does, and is retried if its exit code is AGAIN
-    """
-
-    wait: float = STARTS
-    grace: float = supervisor.TERM_GRACE
-    echoes: bool = False
-    failure: Path | None = None
-    decides: bool = False
-
-
-TERMS = {
-    "fleet": Terms(wait=0),
-    "slurm": Terms(),  # KillWait is 30 s by default
-    "batch": Terms(echoes=True, decides=True),  # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
-    # 120 s: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
-    "sagemaker": Terms(grace=110, echoes=True, failure=Path("/opt/ml/output/failure")),
-}
 
 
 @telling
@@ -97,7 +75,7 @@ def main(arguments: list[str]) -> int:
 class Options:
     """A parsed command line."""
 
-    reader: str
+    engine: Seating
     folder: Path
     ranks: int
     home: Path
@@ -107,7 +85,7 @@ class Options:
 
     @property
     def terms(self) -> Terms:
-        return TERMS[self.reader]
+        return self.engine.terms
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -115,7 +93,7 @@ def parse(arguments: Sequence[str]) -> Options:
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("trainfleet.entrypoint", usage=(__doc__ or "").splitlines()[2].strip(), allow_abbrev=False)
-    parser.add_argument("--on", choices=sorted(READERS))
+    parser.add_argument("--on", type=_engine)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--ahead", action="store_true")
@@ -124,16 +102,23 @@ def parse(arguments: Sequence[str]) -> Options:
     given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
     if not command or given.ranks < 0:
         parser.error("no module behind --" if not command else "--ranks is less than 0")
-    reader = given.on or engine()
-    wait = TERMS[reader].wait if given.wait is None else given.wait
-    return Options(reader, given.folder, given.ranks, given.home, wait, command, given.ahead)
+    engine = given.on or placements.here()
+    wait = engine.terms.wait if given.wait is None else given.wait
+    return Options(engine, given.folder, given.ranks, given.home, wait, command, given.ahead)
+
+
+def _engine(name: str) -> Seating:
+    try:
+        return placements.seating(name)
+    except BackendError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run_node(options: Options) -> int:
     """Reads the seat, waits for the other nodes and runs the command; its exit code."""
-    vault.take()
+    secrets.take()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as a container's first process it has no default
-    seat = READERS[options.reader]()
+    seat = options.engine.read()
     make_folder(options.home)
     os.chdir(options.home)
     log = Log(node_log(options.folder, seat.node), sys.stdout.fileno() if options.terms.echoes else None)
@@ -182,9 +167,9 @@ def shared_key(options: Options, seat: Seat) -> SharedKey | None:
 def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float) -> int:
     """The exit code for an engine that retries by exit code: AGAIN where the verdict is that another attempt may succeed.
 
-    A program of its own makes the verdict (watch/alone.py), from the logs and events of all nodes.
+    A program of its own makes the verdict (watch/node_verdict.py), from the logs and events of all nodes.
     """
-    words = [sys.executable, "-m", "trainfleet.watch.alone", str(options.folder), str(seat.nodes), str(code), str(began)]
+    words = [sys.executable, "-m", "trainfleet.watch.node_verdict", str(options.folder), str(seat.nodes), str(code), str(began)]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=VERDICT, check=False)
     except subprocess.TimeoutExpired:
@@ -198,7 +183,7 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
 def command_of(options: Options, seat: Seat) -> list[str]:
     """The node's command line; a module without torchrun gets its seat in the environment."""
     module, *words = options.command
-    if options.reader != "fleet":  # the engine's own count of retries; ours begins anew with each request
+    if options.engine.name != fleet.SEATING.name:  # the engine's own count of retries; ours begins anew with each request
         os.environ[fence.AGAIN] = str(seat.attempt - 1)
     if options.ranks:
         os.environ |= {name: value for name, value in found_here().items() if name not in os.environ}
@@ -225,7 +210,7 @@ def copy_dataset(options: Options, log: Log) -> None:
     """Copies the dataset to this node's own disk if the job says so. If that fails, ranks read S3, and the log says why."""
     if not options.ranks or COPY not in os.environ:
         return
-    words = [sys.executable, "-m", "trainfleet.data.replica", str(options.folder), os.environ[COPY]]
+    words = [sys.executable, "-m", "trainfleet.data.local_copy", str(options.folder), os.environ[COPY]]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     for line in answer.stderr.splitlines():
         log.note("node", line)
@@ -254,8 +239,8 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
     try:
         require_lock()
         if options.ranks and options.wait:
-            from .muster import muster  # loads asyncio
-            from .relay import KEY  # so does this
+            from .node.barrier import muster  # loads asyncio
+            from .node.relay import KEY  # so does this
 
             key = shared_key(options, seat)
             made = key.make() if key and seat.node == 0 else ""
@@ -273,9 +258,9 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
 
 
 @contextlib.contextmanager
-def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[Outcome]:
+def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[PartOutcome]:
     """Writes the reason of a failure within `with`, whatever it is, to the file that the engine reads, if it reads one."""
-    outcome = Outcome()
+    outcome = PartOutcome()
     try:
         yield outcome
     except TrainfleetError as error:
@@ -288,7 +273,7 @@ def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[Outcom
 
 
 @dataclass
-class Outcome:
+class PartOutcome:
     """How a node's part ended, for `reporting_failure`; the code is 1 until it has."""
 
     code: int = 1

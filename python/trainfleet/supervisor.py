@@ -29,21 +29,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import door, fence, temporary
-from .beats import replace_file
-from .cloudwatch import forwarding
-from .errors import TrainfleetError, telling
-from .kernel import Kernel
-from .node_log import Log, say, stamp
-from .presence import announce
-from .processes import SUPERVISOR, die_with_parent, identity, signal_group
-from .runs import Run
-from .runs import scratch as scratch_of
-from .uplink import uplink_for
-from .watchdog import Alarm, Sentry
+from .health import fence
+from .health.heartbeat_format import replace_file
+from .health.kernel_log import Kernel
+from .health.watchdog import Alarm, Sentry
+from .host import temporary_folders
+from .host.host_marker import announce
+from .host.node_log import Log, say, stamp
+from .host.processes import SUPERVISOR, die_with_parent, identity, signal_group
+from .node.placement import TERM_GRACE
+from .run.run_folder import Run
+from .run.run_folder import scratch as scratch_of
+from .storage.cloudwatch import forwarding
+from .storage.s3_sync_agent import uplink_for
+from .trust import untrusted_input
+from .trust.errors import TrainfleetError, telling
 
 ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
-TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
 EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
 OCCUPIED = 75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
 UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
@@ -54,7 +56,7 @@ TOLD = 600  # characters of what a node's part says beside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
 RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
-SMALL = 64 * door.KIBIBYTE  # bytes that are read of a small file
+SMALL = 64 * untrusted_input.KIBIBYTE  # bytes that are read of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
 
@@ -70,8 +72,8 @@ def run_part(part: Callable[[], int]) -> int:
     if os.getpid() != 1:  # the first process of a container: its parent is a thread of the runtime, which may come and go
         die_with_parent()
     if other := announce():
-        next = "wait for it, or other hosts, or fleet.exclusive: false"
-        print(f"error: {other} has begun on this host, and fleet.exclusive is set; next: {next}", flush=True)
+        then = "wait for it, or other hosts, or fleet.exclusive: false"
+        print(f"error: {other} has begun on this host, and fleet.exclusive is set; next: {then}", flush=True)
         return OCCUPIED
     exit_file, code = os.environ.pop(EXIT, None), 1
     try:
@@ -84,7 +86,8 @@ def run_part(part: Callable[[], int]) -> int:
         raise
     finally:
         if exit_file:
-            with contextlib.suppress(OSError):  # where that is full too, the missing file says that it failed (nodes/jobs.py)
+            # where that is full too, the missing file says that it failed (nodes/job_commands.py)
+            with contextlib.suppress(OSError):
                 write(Path(exit_file), str(code))
     return code
 
@@ -100,13 +103,13 @@ def supervise(arguments: list[str]) -> int:
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
     """Links `scratch` to a folder on this node's own disk: ranks print into it, and a full shared disk must not end them."""
-    temporary.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
+    temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # left by a supervisor that was killed
     with contextlib.ExitStack() as stack:
         folder = scratch  # if none can be made on the node's own disk
         with contextlib.suppress(OSError):
             made = Path(tempfile.mkdtemp(prefix=SCRATCH))
-            stack.callback(os.close, temporary.hold(made))
+            stack.callback(os.close, temporary_folders.hold(made))
             stack.callback(shutil.rmtree, made, ignore_errors=True)
             scratch.parent.mkdir(parents=True, exist_ok=True)
             scratch.symlink_to(made)
@@ -138,8 +141,8 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.close(started)
         return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
     os.setsid()
-    door.seal(file.parent.parent)
-    said_by_script = door.opener(str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    untrusted_input.seal(file.parent.parent)
+    said_by_script = untrusted_input.opener(str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.fchmod(said_by_script, 0o600)
     for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
         os.dup2(target, descriptor)
@@ -158,7 +161,7 @@ def write(path: Path, text: str) -> None:
 def read(path: Path) -> str:
     """The text that `write` wrote; "" without a file."""
     try:
-        return door.read_text(path, SMALL).strip()
+        return untrusted_input.read_text(path, SMALL).strip()
     except FileNotFoundError:
         return ""
 
@@ -187,7 +190,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
     pass_on(child, Run(folder) if TORCHRUN in command else None, grace, file.path)
-    guard = Guard(folder, child.pid)
+    guard = RankGuard(folder, child.pid)
     assert child.stdout is not None
     for line in child.stdout:
         file.write(stamp(line))
@@ -205,7 +208,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     return code if code >= 0 else 128 - code
 
 
-class Guard(threading.Thread):
+class RankGuard(threading.Thread):
     """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills its part at an alarm.
 
     The engine then retries the job or gives it up; the node's log says why (watch/verdict.py).

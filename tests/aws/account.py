@@ -5,6 +5,7 @@
     account.faults["AWS::FSx::FileSystem"] = "..."          its creation fails, and the stack rolls back
     account.stuck["AWS::EC2::SecurityGroup"] = 2            its deletion fails twice
     account.denied.add("ec2:DescribeInstances")             account.lag = 3.0   seconds until what is new is seen
+    account.may = lambda action, resource, context: True    what IAM's simulator says of the user
     account.throttled = lambda number: number % 5 == 0      account.expires_at = 40   the token's last request
     account.dies = (17, "after")                            the process that asks dies at that request
 
@@ -85,6 +86,7 @@ class Account:
         self.faults: dict[str, str] = {}
         self.stuck: dict[str, int] = {}
         self.denied: set[str] = set()
+        self.may: Callable[[str, str, dict[str, str]], bool] = lambda *_: True  # by IAM's simulator
         self.amis: dict[str, str] = {}  # SSM parameter → AMI, beside those of amis.py
         self.lacks_images: set[str] = set()  # of amis.py
         self.sold: dict[str, Any] = {}  # offers of capacity blocks, by their ids (selling.py)
@@ -100,6 +102,8 @@ class Account:
         self._numbers = itertools.count(1)
         self._todo: list[tuple[float, int, Callable[[], None]]] = []
         self.on_launch: Callable[[Thing], None] = lambda instance: None  # where an instance is more than a record
+        self.on_boot: Callable[[Thing], None] = lambda instance: None  # as an image that is made of it may do
+        self.on_snapshot: Callable[[Thing], None] = lambda instance: None  # of its disk begins
         self.on_end: Callable[[Thing], None] = lambda instance: None
         self.public_of: Callable[[Thing], str] | None = None
         self.address_of: Callable[[Thing], str] | None = None

@@ -66,6 +66,14 @@ AMIS |= {  # what AWS Batch starts: nothing of setup runs there
          ("its Neuron driver is the newest of the day it was built",)),
     )
 }  # fmt: skip
+# What ParallelCluster starts its nodes from: an image of its own for each release, which its command finds (no SSM parameter, no pin).
+CLUSTER = Ami("ami-00000000000000c16", "aws-parallelcluster-3.16.1-ubuntu-2404", "6.17.0-1019-aws", (
+    "driver and EFA: release pages of ParallelCluster 3.16.0 to 3.16.3 (3.16.1: 2026-09-08), read 2026-11-23",
+    "packages: its cookbook, install_packages_ubuntu22+.rb: dkms, curl, jq, python3 and python3-pip; neither python3-venv nor build-essential",
+    "open kernel modules alone since 3.8.0: github.com/aws/aws-parallelcluster/issues/6014 (2024-01-16)",
+    "Lustre: its cookbook installs FSx's client modules; its Python 3.14 is in a folder of its own, and not for users",
+    "its kernel is on no page that was read: taken as plain Ubuntu's; OFI-NCCL of EFA 1.49.0 is on none either: as if it was not there"),
+    "2026-09-08", driver="595.71.05", efa="1.49.0", packages=(("dkms", "3.0.11"),), lustre=True)  # fmt: skip
 SEPTEMBER = {  # what fleet.aws.image may name: kernels for which FSx has no module
     "ubuntu": Ami("ami-00000000000000a94", "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260904", "7.0.0-1012-aws", (
         "seen: a public project's table of its stock image and kernel",), "2026-09-04"),

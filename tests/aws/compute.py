@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
+from . import baked
 from .account import Account, Refused, Thing, answers, moment_of, tag_list, tags_of
 
 BOOT, END = 35.0, 45.0  # seconds until an instance runs, and until one that is terminated is gone
@@ -51,11 +53,13 @@ def matches(thing: Thing, filters: Iterable[Mapping[str, Any]]) -> bool:
             has = thing.tags.get(name.removeprefix("tag:")) in values
         elif name == "tag-key":
             has = bool(set(values) & set(thing.tags))
+        elif name == "description":
+            has = any(fnmatchcase(str(thing.properties.get("Description", "")), value) for value in values)
         elif name in ("instance-state-name", "state", "status"):
             has = thing.state in values
         else:
             key = {"vpc-id": "VpcId", "attachment.vpc-id": "VpcId", "group-id": "GroupId", "subnet-id": "SubnetId",
-                   "group-name": "GroupName", "description": "Description"}.get(name, name)  # fmt: skip
+                   "group-name": "GroupName"}.get(name, name)  # fmt: skip
             has = str(thing.properties.get(key, thing.id if key.endswith("Id") else "")) in values
         if not has:
             return False
@@ -107,12 +111,17 @@ def described(account: Account, thing: Thing, id_key: str) -> dict[str, Any]:
         row |= {"Size": thing.properties.get("Size", 0), "VolumeType": thing.properties.get("VolumeType", "gp3"),
                 "CreateTime": moment_of(thing.since), "StartTime": moment_of(thing.since)}  # fmt: skip
         row["VolumeSize"] = row["Size"]
+    if thing.kind == "snapshot":
+        row |= {
+            "Description": thing.properties.get("Description", ""),
+            "Progress": "100%" if thing.state == "completed" else "42%",
+        }
     if thing.kind in ("nat-gateway", "launch-template"):
         row["CreateTime"] = moment_of(thing.since)
     if thing.kind == "security-group":
         row |= {"GroupName": thing.properties.get("GroupName", thing.id), "VpcId": thing.properties.get("VpcId", "")}
     if thing.kind == "network-interface":
-        row |= {"Description": thing.properties.get("Description", ""), "Status": "in-use" if thing.properties.get("Attachment") else "available", "TagSet": row.pop("Tags"),
+        row |= {"Description": thing.properties.get("Description", ""), "Status": "in-use" if thing.properties.get("Attachment") else "available", "TagSet": row.pop("Tags"), "Groups": [{"GroupId": one} for one in thing.properties.get("Groups", ())],
                 "Attachment": thing.properties.get("Attachment", {}), "RequesterManaged": bool(thing.more.get("RequesterManaged"))}  # fmt: skip
     return row
 
@@ -124,6 +133,8 @@ for _kind in KINDS:
 def remove(account: Account, kind: str, id: str) -> None:
     """Deletes one thing, or refuses as its service does while others use it."""
     thing = account.get(kind, id, KINDS[kind][5])
+    if thing.more.get("image") in account.things:
+        raise Refused("InvalidSnapshot.InUse", f"The snapshot {id} is currently in use by {thing.more['image']}")
     if users := account.users(thing):
         raise Refused(BUSY.get(kind, "DependencyViolation"),
                       f"The {kind} '{id}' has dependencies and cannot be deleted ({users[0].kind} {users[0].id})")  # fmt: skip
@@ -156,6 +167,21 @@ def _delete(operation: str) -> None:
 
 for _operation in DELETES:
     _delete(_operation)
+
+
+def _authorize(operation: str) -> None:
+    def authorize(account: Account, GroupId: str, IpPermissions: list[dict[str, Any]]) -> dict[str, Any]:
+        rules = account.get("security-group", GroupId, "InvalidGroup.NotFound").more.setdefault(operation, [])
+        if any(rule in rules for rule in IpPermissions):
+            raise Refused("InvalidPermission.Duplicate", "the specified rule already exists")
+        rules += IpPermissions
+        return {"Return": True}
+
+    answers("ec2", operation)(authorize)
+
+
+for _operation in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
+    _authorize(_operation)
 
 
 @answers("ec2", "DetachInternetGateway")
@@ -211,6 +237,7 @@ def launch(account: Account, properties: Mapping[str, Any], tags: Mapping[str, s
     if zone in account.offered and type_ not in account.offered[zone]:
         raise Refused("Unsupported", f"Your requested instance type ({type_}) is not supported in your requested Availability "
                       f"Zone ({zone}). Please retry your request by not specifying an Availability Zone.")  # fmt: skip
+    baked.require_startable(account, data)
     running = sum(thing.properties.get("InstanceType") == type_ and thing.more["zone"] == zone for thing in account.living()
                   if thing.kind == "instance")  # fmt: skip
     if running >= account.capacity.get((zone, type_), 1000):
@@ -265,7 +292,7 @@ def _attach(account: Account, instance: Thing, data: Mapping[str, Any]) -> None:
     for disk in data.get("BlockDeviceMappings", ()):
         if ebs := disk.get("Ebs"):
             account.add("volume", account.new_id("vol-"), {"Size": ebs.get("VolumeSize", 8), "VolumeType": ebs.get("VolumeType", "gp3"),
-                        "Attachment": instance.id}, given.get("volume", {}), instance.id, DeleteOnTermination=ebs.get("DeleteOnTermination", True)).state = "in-use"  # fmt: skip
+                        "Attachment": instance.id}, given.get("volume", {}), instance.id, DeleteOnTermination=ebs.get("DeleteOnTermination", True), device=disk["DeviceName"]).state = "in-use"  # fmt: skip
 
 
 def _runs(instance: Thing) -> None:
@@ -314,6 +341,12 @@ def _instance(account: Account, thing: Thing) -> dict[str, Any]:
         row |= {"PrivateIpAddress": thing.more["address"], "SubnetId": "subnet-0", "VpcId": "vpc-0"}
         if public := thing.more.get("public"):
             row["PublicIpAddress"] = public
+    disks = [
+        one.more["device"]
+        for one in account.things.values()
+        if one.kind == "volume" and one.properties.get("Attachment") == thing.id
+    ]
+    row |= {"RootDeviceName": baked.ROOT, "BlockDeviceMappings": [{"DeviceName": disk, "Ebs": {}} for disk in disks]}
     if thing.more.get("why"):
         row |= {"StateReason": {"Code": thing.more["why"], "Message": thing.more["why"]}}
     return row

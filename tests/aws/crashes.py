@@ -14,16 +14,18 @@ from unittest import mock
 
 import yaml
 
-from trainfleet import cli, s3
-from trainfleet.backends import backend_of
-from trainfleet.backends.remote import Bucket
+from trainfleet import cli
+from trainfleet.backends import backend_of, bake
+from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.cloud import cloudformation, inventory, sweep
-from trainfleet.launch import whereabouts
-from trainfleet.nodes import setup
-from trainfleet.nodes.answers import Failure
+from trainfleet.cloud.template_inputs import own_tags
+from trainfleet.launch import run_location
+from trainfleet.nodes import host_setup
+from trainfleet.nodes.host_results import Host, HostFailure
 from trainfleet.nodes.transport import Transport
+from trainfleet.storage import s3
 
-from .account import Account, Killed
+from .account import Account, Killed, Thing
 from .metal import CONSOLE
 from .world import aws, said, strangers
 
@@ -39,9 +41,12 @@ class World:
         self.account, self.told, self.before = Account(), "", 0
         self.config = dict(config or said(**changes))
         strangers(self.account)
+        images = {"sha256:1": {"cloudy.cpu-1", "another.cpu-1"}, "sha256:2": {"cloudy.cpu-2"}, "sha256:3": {"another.cpu-3"}}
+        self.account.add("repository", "trainfleet", {"imageTagMutability": "IMMUTABLE"}, own_tags("cloudy"), images=images)
+        runs = {"some/runs/theirs/results.json": 300, "some/runs/theirs/checkpoints/step-00000004/committed.json": 9}
+        self.account.add("bucket", "runs-of-another", {}, {"team": "theirs"}, objects=runs)
         prepare(self.account)
-        things = self.account.things
-        self.theirs = {id: (thing.state, dict(thing.tags), dict(thing.properties)) for id, thing in things.items()}
+        self.theirs = {id: _state(thing) for id, thing in self.account.things.items()}
         self.account.on_launch = lambda instance: instance.more.update(console=CONSOLE.format(key=KEY))
 
     def type(self, verb: str, *words: str) -> tuple[int | None, str]:
@@ -56,14 +61,16 @@ class World:
                 (cloudformation, "POLL", 60.0),
                 (sweep, "AGAIN", 60.0),
                 (inventory, "AGAIN", 5.0),
-                (whereabouts, "PATIENCE", 0.0),
+                (run_location, "PATIENCE", 0.0),
             )
             for module, name, value in paces:
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
-            patch.setattr(setup, "main", lambda config: 0)
+            patch.setattr(host_setup, "main", lambda config: 0)
+            patch.setattr(bake, "_at_rest", lambda head: (Host(head._cloud().nodes()[-1].id, ""), None))
+            patch.setattr(bake, "_sealed", lambda *_: contextlib.nullcontext())
             patch.setattr(s3, "list_objects", lambda address: [])  # objects are tests/distributed's
-            patch.setattr(Bucket, "ask_to_stop", lambda place: None)
-            patch.setattr(Transport, "ask", lambda *_, **__: Failure("down", "nothing answers", ""))
+            patch.setattr(BucketPlace, "ask_to_stop", lambda place: None)
+            patch.setattr(Transport, "ask", lambda *_, **__: HostFailure("down", "nothing answers", ""))
             backend_of.cache_clear()
             os.chdir(folder)
             Path("config.yaml").write_text(yaml.safe_dump(self.config))
@@ -83,11 +90,25 @@ class World:
         return {thing.id: thing.kind for thing in self.account.living() if thing.id not in self.theirs}
 
     @property
+    def held(self) -> set[str]:
+        """The tags by which our config holds images."""
+        images = self.account.things["trainfleet"].more["images"]
+        return {tag for tags in images.values() for tag in tags if tag.startswith("cloudy.")}
+
+    @property
     def untouched(self) -> bool:
+        """Whether others' machines, runs and images are as they were."""
         things = self.account.things
-        return all(
-            id in things and (things[id].state, things[id].tags, things[id].properties) == was for id, was in self.theirs.items()
-        )
+        return all(id in things and _state(things[id]) == was for id, was in self.theirs.items())
+
+
+def _state(thing: Thing) -> object:
+    """All of a thing that its owner would miss: also what is in a bucket, and the images that others hold in a repository."""
+    images = {
+        digest: {tag for tag in tags if not tag.startswith("cloudy.")} for digest, tags in thing.more.get("images", {}).items()
+    }
+    theirs = {digest: tags for digest, tags in images.items() if tags}
+    return copy.deepcopy((thing.state, thing.tags, thing.properties, thing.more.get("objects"), theirs))
 
 
 def data(account: Account) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfleet.cloud.engine_kinds import ENDED, LOGS
-from trainfleet.uplink import BUCKET
+from trainfleet.cloud.engine_resource_types import ENDED, LOGS
+from trainfleet.storage.s3_sync_agent import BUCKET
 
 from . import logs  # noqa: F401  what CloudWatch Logs answers
 from .account import Account

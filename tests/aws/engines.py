@@ -60,7 +60,7 @@ class Site:
 
 @contextmanager
 def site(folder: Path, nodes: int = 2) -> Iterator[Site]:
-    with nodes_and_bucket(folder) as cluster, _mount_point(cluster), pytest.MonkeyPatch.context() as patch:
+    with nodes_and_bucket(folder, nodes) as cluster, _mount_point(cluster), pytest.MonkeyPatch.context() as patch:
         cluster.environment |= {"OMP_NUM_THREADS": "1", "WORKERS": "1"}
         account = Account()
         watched, containers = watchers.Watched(account), Containers(cluster)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trainfleet import hardware
-from trainfleet.cloud.inputs import Inputs
-from trainfleet.cloud.machines import MACHINES
+from trainfleet.cloud.template_inputs import Inputs
 from trainfleet.config import Config, Settings, load
+from trainfleet.hardware import node_types
 from trainfleet.recipes import FOLDER
 
 CAPACITIES = ("on-demand", "spot", "reservation", "block")
@@ -19,7 +18,7 @@ RESERVATION, VPC, SUBNET = "cr-0123456789abcdef0", "vpc-0123456789abcdef0", "sub
 ELSEWHERE = dict.fromkeys(("trn2.48xlarge", "p5e.48xlarge"), "us-east-2")  # where cfn-lint's table has them
 INPUTS = Inputs(
     "us-east-1", "us-east-1b", "123456789012", "you@example.com", "ami-0123456789abcdef0", "2026-11-22T06:00:00+00:00", (0, 1),
-    public_key=KEY,
+    public_key=KEY, head_image="ami-0123456789abcdef1",
 )  # fmt: skip
 
 
@@ -34,20 +33,20 @@ def fleet(instance_type: str = "p5.48xlarge", capacity: str = "on-demand", nodes
     reservation = RESERVATION if capacity in ("reservation", "block") else None
     fsx = {name.removeprefix("fsx_"): aws.pop(name) for name in list(aws) if name.startswith("fsx_")}
     made = replace(config.fleet.aws, capacity=capacity, reservation=reservation, **aws)
-    stack = hardware.stack_of(hardware.instance(instance_type))
+    stack = node_types.stack_of(node_types.instance(instance_type))
     whole = replace(
         config.fleet, nodes=nodes, hosts=(), instance_type=instance_type, stack=stack, aws=made, shared_folder="/fsx/trainfleet",
         fsx=replace(config.fleet.fsx, dns_name=None, mount_name=None, folder="/fsx", **fsx),
-        ranks_per_node=max(1, hardware.INSTANCE_TYPES[instance_type].accelerators),
+        ranks_per_node=max(1, node_types.INSTANCE_TYPES[instance_type].accelerators),
     )  # fmt: skip
     return replace(config, fleet=whole)
 
 
 def every() -> Iterator[tuple[str, Config, Inputs]]:
     """A name, a config and inputs for each template that must hold."""
-    for name, machine in MACHINES.items():
+    for name, row in node_types.INSTANCE_TYPES.items():
         for capacity in CAPACITIES:
-            if capacity in machine.sold or capacity == "reservation":
+            if capacity in row.sold or capacity == "reservation":
                 yield f"{name}-{capacity}", fleet(name, capacity), replace(INPUTS, region=ELSEWHERE.get(name, "us-east-1"))
     plain = fleet()
     yield "own-network", fleet(vpc=VPC, subnets=(SUBNET,), ssh_from=("10.0.0.0/8",)), replace(INPUTS, subnet=SUBNET)

@@ -8,15 +8,22 @@ from typing import Any
 
 from .account import Account, Refused, answers
 from .amis import AMIS
+from .baked import images_of
 from .storage import bucket
 
 LUSTRE = "Lustre Scratch storage capacity"
 
 
 @answers("iam", "SimulatePrincipalPolicy")
-def simulate(account: Account, ActionNames: list[str], **_: Any) -> dict[str, Any]:
+def simulate(
+    account: Account, ActionNames: list[str], ResourceArns: Iterable[str] = ("*",), ContextEntries: Iterable[Any] = (), **_: Any
+) -> dict[str, Any]:
+    context = {entry["ContextKeyName"]: entry["ContextKeyValues"][0] for entry in ContextEntries}
+
     def decision(action: str) -> str:
-        return "explicitDeny" if action in account.denied else "allowed"
+        if action in account.denied:
+            return "explicitDeny"
+        return "allowed" if all(account.may(action, where, context) for where in ResourceArns) else "implicitDeny"
 
     return {"EvaluationResults": [{"EvalActionName": action, "EvalDecision": decision(action)} for action in ActionNames]}
 
@@ -52,10 +59,13 @@ def spot_prices(account: Account, **_: Any) -> dict[str, Any]:
 
 
 @answers("ec2", "DescribeImages")
-def images(account: Account, ImageIds: Iterable[str] = (), Filters: Iterable[Mapping[str, Any]] = (), **_: Any) -> dict[str, Any]:
+def images(account: Account, ImageIds: Iterable[str] = (), Filters: Iterable[Mapping[str, Any]] = (), Owners: Iterable[str] = (),
+           **_: Any) -> dict[str, Any]:  # fmt: skip
     """Images by id, whatever it is; by name and description those of amis.py that the region has."""
     known = [{"ImageId": ami.id, "Name": ami.name, "Description": ami.description, "CreationDate": ami.date, "State": "available",
               "RootDeviceName": "/dev/sda1"} for pin, ami in AMIS.items() if pin not in account.lacks_images]  # fmt: skip
+    if "self" in Owners or not set(ImageIds).isdisjoint(account.things):
+        return {"Images": images_of(account, ImageIds, Filters)}
     if ImageIds:
         return {"Images": [{"ImageId": image, "RootDeviceName": "/dev/sda1", "State": "available"} for image in ImageIds]}
     wanted = {one["Name"].title(): one["Values"] for one in Filters}

@@ -180,7 +180,7 @@ class SageMaker:
 
     def fetch(self, channel: dict[str, Any], folder: Path) -> None:
         """File mode: all objects below the prefix are copied."""
-        from trainfleet import s3
+        from trainfleet.storage import s3
 
         address = channel["DataSource"]["S3DataSource"]["S3Uri"]
         for found in s3.list_objects(address):

@@ -56,3 +56,45 @@ def buy_block(account: Account, CapacityBlockOfferingId: str, TagSpecifications:
     ):
         account.later(when - account.moment, functools.partial(setattr, thing, "state", state))
     return {"CapacityReservation": {"CapacityReservationId": thing.id, "State": "payment-pending"}}
+
+
+@answers("sagemaker", "SearchTrainingPlanOfferings")
+def plans(account: Account, InstanceType: str, InstanceCount: int, DurationHours: int, **_: Any) -> dict[str, Any]:
+    rows = [
+        {"TrainingPlanOfferingId": f"tpo-{number}", "TargetResources": ["training-job"], "DurationHours": DurationHours,
+         "UpfrontFee": str(fee(DurationHours, InstanceCount, number)), "CurrencyCode": "USD", "ReservedCapacityOfferings": [
+             {"InstanceType": InstanceType, "InstanceCount": InstanceCount, "AvailabilityZone": account.zones[0],
+              "DurationHours": DurationHours, "StartTime": moment(account.now + number * DAY + gap),
+              "EndTime": moment(account.now + number * DAY + DurationHours * 3600 + gap)} for gap in gaps]}
+        for number, gaps in ((1, (0.0,)), (2, (0.0,)), (3, (0.0, 9 * DAY)))
+    ]  # fmt: skip
+    account.sold |= {row["TrainingPlanOfferingId"]: row for row in rows}
+    return {"TrainingPlanOfferings": rows}
+
+
+@answers("sagemaker", "CreateTrainingPlan")
+def buy_plan(account: Account, TrainingPlanName: str, TrainingPlanOfferingId: str, Tags: Any) -> dict[str, Any]:
+    if (offer := account.sold.get(TrainingPlanOfferingId)) is None:
+        raise Refused("ResourceNotFound", "there is no such offering")
+    arn = f"arn:aws:sagemaker:{account.region}:{account.number}:training-plan/{TrainingPlanName}"
+    if arn in account.things:
+        raise Refused("ResourceInUse", f"{TrainingPlanName} already exists")
+    (piece,) = offer["ReservedCapacityOfferings"]
+    thing = account.add("training-plan", arn, {"name": TrainingPlanName, "fee": offer["UpfrontFee"], **piece},
+                        {tag["Key"]: tag["Value"] for tag in Tags})  # fmt: skip
+    thing.state = "Pending"
+    for state, when in (
+        ("Scheduled", account.now + PAYS),
+        ("Active", piece["StartTime"].timestamp()),
+        ("Expired", piece["EndTime"].timestamp()),
+    ):
+        account.later(when - account.moment, functools.partial(setattr, thing, "state", state))
+    return {"TrainingPlanArn": arn}
+
+
+@answers("sagemaker", "ListTrainingPlans")
+def list_plans(account: Account, **_: Any) -> dict[str, Any]:
+    rows = [{"TrainingPlanArn": one.id, "TrainingPlanName": one.properties["name"], "Status": one.state, "UpfrontFee": one.properties["fee"],
+             "StartTime": one.properties["StartTime"], "EndTime": one.properties["EndTime"], "CurrencyCode": "USD"}
+            for one in account.of("training-plan")]  # fmt: skip
+    return {"TrainingPlanSummaries": rows}

@@ -65,6 +65,7 @@ def _file_system(account: Account, thing: Thing) -> dict[str, Any]:
         "FileSystemId": thing.id, "FileSystemType": "LUSTRE", "Lifecycle": thing.state, "CreationTime": moment_of(thing.since),
         "StorageCapacity": thing.properties.get("StorageCapacity", 1200), "StorageType": "SSD", "Tags": tag_list(thing.tags),
         "DNSName": f"{thing.id}.fsx.{account.region}.amazonaws.com", "LustreConfiguration": {"MountName": thing.more["mount"], **lustre},
+        "NetworkInterfaceIds": [card.id for card in account.things.values() if card.made_by == thing.id], "VpcId": thing.more.get("vpc", "vpc-0"),
         "ResourceARN": f"arn:aws:fsx:{account.region}:{account.number}:file-system/{thing.id}",
     }  # fmt: skip
 
@@ -77,7 +78,7 @@ def delete_file_system_asked(account: Account, FileSystemId: str, **_: Any) -> d
 
 @answers("fsx", "DescribeDataRepositoryAssociations")
 def describe_associations(account: Account, **_: Any) -> dict[str, Any]:
-    rows = [{"AssociationId": thing.id, "Lifecycle": thing.state, "FileSystemId": thing.properties.get("FileSystemId", "fs-0"),
+    rows = [{"AssociationId": thing.id, "Lifecycle": thing.state, "FileSystemId": thing.properties.get("FileSystemId", "fs-0"), "FileSystemPath": thing.properties.get("FileSystemPath", "/"),
              "Tags": tag_list(thing.tags)} for thing in account.of("data-repository-association")]  # fmt: skip
     return {"Associations": rows}
 
@@ -301,7 +302,8 @@ def list_roles(account: Account, PathPrefix: str = "/", **_: Any) -> dict[str, A
 
 def _role(account: Account, thing: Thing) -> dict[str, Any]:
     return {"RoleName": thing.id, "Path": thing.properties.get("Path", "/"), "RoleId": thing.more.get("role_id", "AROA0123456789ABCDEF"), "Arn": arn_of(account, thing),
-            "CreateDate": moment_of(thing.since)}  # fmt: skip
+            "CreateDate": moment_of(thing.since),
+            "AssumeRolePolicyDocument": thing.properties.get("AssumeRolePolicyDocument", {})}  # fmt: skip
 
 
 @answers("iam", "ListRoleTags")

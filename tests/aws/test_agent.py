@@ -11,10 +11,10 @@ from aws.crashes import KEY
 from aws.test_fleet import make
 from aws.world import config_of
 from trainfleet.backends.ec2 import Ec2
-from trainfleet.backends.ssh import HEAD
+from trainfleet.backends.head import HEAD
 from trainfleet.cloud.template import template
 from trainfleet.config import Config
-from trainfleet.errors import BackendError
+from trainfleet.trust.errors import BackendError
 
 INGRESS = "AWS::EC2::SecurityGroupIngress"
 
@@ -42,22 +42,22 @@ def test_nothing_is_open_to_the_outside(account: Account, config: Config, backen
 
 def test_host_keys_are_asked_of_the_agent_and_stand_under_the_instance_s_id(account: Account, backend: Ec2) -> None:
     ids = [node.id for node in backend.cloud.nodes()]
-    assert [host.partition("=")[2] for host in backend.located.fleet.hosts] == ids
+    assert [host.partition("=")[2] for host in backend.head().located.fleet.hosts] == ids
     asked = [request for _, operation, request in account.calls if operation == "SendCommand"]
     shown = {"commands": ["cat /etc/ssh/ssh_host_*_key.pub"]}
     assert [request["InstanceIds"] for request in asked] == [[id] for id in ids]
     assert all(request["DocumentName"] == "AWS-RunShellScript" and request["Parameters"] == shown for request in asked)
-    known = Path(backend.located.fleet.ssh.known_hosts or "").read_text()
+    known = Path(backend.head().located.fleet.ssh.known_hosts or "").read_text()
     assert known == "".join(f"{id} {KEY}\n" for id in ids)
 
 
 def test_the_way_to_a_node_is_the_documented_command(backend: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs.aws.amazon.com/systems-manager, "Allow and control permissions for SSH connections through Session Manager"."""
-    assert backend.transport.proxy == (
+    assert backend.head().transport.proxy == (
         "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p --region us-east-1"
     )
     monkeypatch.setenv(HEAD, "1")
-    assert not Ec2(backend.located).by_agent, "the head of the fleet reaches the others by their addresses"
+    assert not Ec2(backend.head().located).head().by_agent, "the head of the fleet reaches the others by their addresses"
 
 
 def test_what_this_machine_lacks_is_told_before_anything_is_made(

@@ -15,15 +15,15 @@ from aws.fleets import fleet
 from aws.validation import problems_of
 from aws.world import said
 from trainfleet.backends import backend_of, ec2_machines, terms_of
-from trainfleet.backends.ec2 import Ec2
-from trainfleet.backends.ssh import HEAD
+from trainfleet.backends.ec2 import Ec2, StackHosts
+from trainfleet.backends.head import HEAD
 from trainfleet.cli import plan as plan_verb
 from trainfleet.cli import setup
-from trainfleet.cloud.demands import refuse
+from trainfleet.cloud.unsupported import refuse
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import ConfigError
 from trainfleet.plan.bill import PAID, Bill
-from trainfleet.runs import Run, append_line
+from trainfleet.run.run_folder import Run, append_line
+from trainfleet.trust.errors import ConfigError
 from trainfleet.watch.budget import Budget
 
 BLOCK = {"capacity": "block", "block_hours": 20}
@@ -40,10 +40,10 @@ def write(limit: float | None = 1000.0, **aws: Any) -> Config:
 @pytest.fixture
 def typed(account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """`make setup` with these variables, up to the nodes themselves: its exit code, and what it said."""
-    monkeypatch.setattr(ec2_machines.setup, "main", lambda config: 0)
+    monkeypatch.setattr(ec2_machines.host_setup, "main", lambda config: 0)
     monkeypatch.setattr(ec2_machines.Instances, "await_keys", lambda self, nodes: None)
     monkeypatch.setattr(ec2_machines.Instances, "bad", lambda self: set())
-    monkeypatch.setattr(Ec2, "located", property(lambda self: self.config))
+    monkeypatch.setattr(StackHosts, "located", property(lambda self: self.config))
 
     def make(**variables: str) -> tuple[int, str]:
         backend_of.cache_clear()  # another command

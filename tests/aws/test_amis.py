@@ -15,18 +15,20 @@ import pytest
 
 from aws import machine
 from aws.account import Account
-from aws.amis import AMIS, ARCHIVE, EFA_BRINGS, GPU, NEURON, NEURON_RELEASES, SEPTEMBER, UBUNTU, Ami
+from aws.amis import AMIS, ARCHIVE, CLUSTER, EFA_BRINGS, GPU, NEURON, NEURON_RELEASES, SEPTEMBER, UBUNTU, Ami
 from aws.world import config_of
 from fleet.lab import Lab, lab
+from trainfleet.backends.slurm import cluster_file
 from trainfleet.cloud import discovery
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Settings, load
-from trainfleet.errors import ConfigError
+from trainfleet.hardware import node_types
 from trainfleet.nodes.facts import SCRIPT, Facts, parse
-from trainfleet.nodes.operations import Wanted, steps
-from trainfleet.nodes.setup import NEEDS_BOOT
+from trainfleet.nodes.host_setup import NEEDS_BOOT
+from trainfleet.nodes.install_steps import Wanted, is_within, steps
 from trainfleet.nodes.stack import load_stack
 from trainfleet.recipes import FOLDER
+from trainfleet.trust.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PATH = ("env", "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -190,3 +192,38 @@ def test_an_image_whose_driver_is_for_such_a_kernel_alone_is_refused_in_one_line
     become(node, SEPTEMBER["gpu"], wanted)
     (said,) = set_up(node, wanted)
     assert said.startswith("!lustre: FSx has no module for kernel 7.0.0-1012-aws") and "fleet.aws.image" in said
+
+
+CLUSTERS = {"bert-large-trn1-parallelcluster": (), "llama-3-8b-p5": ("ofi_nccl.sh",)}  # what node.sh leaves undone on each
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_script_of_a_cluster_s_nodes_brings_what_its_image_lacks(name: str, node: Lab) -> None:
+    config = load(Settings(FOLDER / f"{name}.yaml"))[0]
+    wanted = Wanted(config, load_stack(config.fleet.stack))  # ParallelCluster itself mounts the file system
+    wanted = replace(wanted, config=replace(config, fleet=replace(config.fleet, fsx=replace(config.fleet.fsx, dns_name=None))))
+    become(node, CLUSTER, wanted)
+    lacked = {step.script for step in steps(facts_of(node), wanted, head=False)} & set(DRIVERS)
+    assert "build_tools.sh" in lacked and not {"nvidia.sh", "efa.sh"} & lacked, "its driver and its EFA are new enough"
+    script = cluster_file.node_script(config)
+    (node.root(0) / "root/node.sh").write_text(script)
+    done = node.run(0, *PATH, "bash", "/root/node.sh", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    left = [step.script for step in steps(facts_of(node), wanted, head=False) if step.script in DRIVERS]
+    assert left == list(CLUSTERS[name]), left
+
+
+def test_a_cluster_s_image_is_refused_where_its_driver_knows_no_such_gpu(tmp_path: Path) -> None:
+    def refused(kind: str, image: str | None = None) -> list[str]:
+        fleet = config.fleet
+        other = replace(config, fleet=replace(fleet, instance_type=kind, aws=replace(fleet.aws, image=image)))
+        return [message for key, message in cluster_file.refuse(other) if key == "fleet.slurm.parallelcluster.queues"]
+
+    slurm = {"create": "parallelcluster"}
+    config = config_of(tmp_path, backend="slurm", shared_folder="/fsx/work", aws={"ssh_from": [], "head": None}, slurm=slurm)
+    for kind in ("p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"):
+        stack = load_stack(node_types.stack_of(node_types.instance(kind)))
+        fits = is_within(CLUSTER.driver, stack.nvidia_least, stack.nvidia_below) and stack.kernel_modules == "open"
+        assert bool(refused(kind)) != fits, kind
+        assert not refused(kind, image="ami-0123456789abcdef0")
+    assert "knows no p3dn.24xlarge" in refused("p3dn.24xlarge")[0] and "fleet.aws.image" in refused("p3dn.24xlarge")[0]

@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from botocore.exceptions import UnauthorizedSSOTokenError
 
 from aws.account import Account
+from aws.amis import AMIS
 from aws.crashes import World
-from aws.fleets import RESERVATION, SUBNET, VPC
+from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
+from trainfleet.cloud.api_errors import NotAws
+from trainfleet.cloud.permissions import needed
 
 ELSEWHERE = {"vpc": VPC, "subnets": [SUBNET], "head": None, "capacity": "reservation", "reservation": RESERVATION}
 
@@ -20,6 +24,27 @@ def no_credentials(account: Account) -> None:
 
 def expired(account: Account) -> None:
     account.expires_at = 0
+
+
+def raises(account: Account, error: Exception) -> None:
+    """Every request ends so, before any service of AWS has seen it."""
+
+    def respond(*_: Any) -> Any:
+        raise error
+
+    account.respond = respond  # type: ignore[method-assign]
+
+
+def signed_out(account: Account) -> None:
+    raises(account, UnauthorizedSSOTokenError())
+
+
+def proxied(account: Account) -> None:
+    raises(account, NotAws("DescribeStacks was answered with a page"))
+
+
+def imageless(account: Account) -> None:
+    account.lacks_images = set(AMIS)
 
 
 def denied(account: Account) -> None:
@@ -43,6 +68,9 @@ def reserved_elsewhere(account: Account) -> None:
 
 BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
     "no credentials": (no_credentials, {}, "AWS can't be asked without credentials", "set AWS_PROFILE"),
+    "an expired single sign-on": (signed_out, {}, "your credentials have expired", "aws sso login"),
+    "a proxy's page": (proxied, {}, "the answer is not one of AWS's", "look at HTTPS_PROXY"),
+    "a region without the image": (imageless, {}, "us-east-1 does not have the image of stack", "or another region"),
     "expired ones": (expired, {}, "your credentials have expired", "aws sso login"),
     "one action denied": (denied, {}, "your credentials may not do ec2:CreatePlacementGroup", "have them allowed"),
     "a region without the type": (not_offered, {}, "us-east-1 does not have c7i.8xlarge", "another fleet.aws.region"),
@@ -66,6 +94,19 @@ def test_each_is_one_message_and_nothing_is_made(name: str) -> None:
     assert told.count("error:") == 1 and "Traceback" not in told, told
     made = [row for row in world.account.calls if row[1].startswith(("Create", "Run", "Put", "Delete"))]
     assert not made and world.untouched
+
+
+ACTIONS = sorted({name for names, _ in needed(fleet("c7i.8xlarge"), INPUTS) for name in names})
+EACH = [pytest.param(name, marks=[] if number % 20 == 0 else [pytest.mark.thorough]) for number, name in enumerate(ACTIONS)]
+
+
+@pytest.mark.parametrize("action", EACH)
+def test_each_action_of_the_policy_that_is_denied_is_named_and_nothing_is_made(action: str) -> None:
+    world = World(lambda account: account.denied.add(action))
+    code, told = world.type("setup")
+    assert code == 1 and f"your credentials may not do {action}" in " ".join(told.split()), told
+    assert told.count("error:") == 1 and "Traceback" not in told
+    assert not [row for row in world.account.calls if row[1].startswith(("Create", "Run", "Put", "Delete"))] and world.untouched
 
 
 def test_a_name_of_a_foreign_stack_is_one_message_and_the_stack_stays() -> None:

@@ -23,7 +23,7 @@ from botocore.exceptions import (
 from aws import validation
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
-from trainfleet.errors import CloudError
+from trainfleet.trust.errors import CloudError
 from verbs import PACKAGES
 
 ACCESS = "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/x is not authorized to perform: "

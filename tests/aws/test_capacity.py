@@ -16,9 +16,9 @@ from aws.validation import problems_of
 from aws.world import aws
 from trainfleet.cloud import calls as door
 from trainfleet.cloud.calls import ONCE, Calls
-from trainfleet.cloud.capacity import Blocks, obtain, whole_hours
+from trainfleet.cloud.capacity_blocks import Blocks, obtain, whole_hours
 from trainfleet.config import Config
-from trainfleet.errors import CloudError, ConfigError
+from trainfleet.trust.errors import CloudError, ConfigError
 
 
 @pytest.fixture

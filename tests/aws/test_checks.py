@@ -12,11 +12,11 @@ from botocore.exceptions import ClientError
 from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
 from trainfleet.cloud import calls, checks, prices, spending, stages
 from trainfleet.cloud.calls import Calls
-from trainfleet.cloud.inputs import Inputs
-from trainfleet.cloud.permissions import LINKED, needed
+from trainfleet.cloud.permissions import needed
+from trainfleet.cloud.template_inputs import Inputs
 from trainfleet.config import Config
-from trainfleet.errors import CloudError
 from trainfleet.plan.bill import Bill
+from trainfleet.trust.errors import CloudError
 
 TWO = 2 * 192  # vCPUs of two p5.48xlarge
 Answers = dict[str, Any]
@@ -41,11 +41,14 @@ def running(kind: str, **words: Any) -> dict[str, Any]:
 GOOD: Answers = {
     "GetCallerIdentity": {"Arn": "arn:aws:sts::123456789012:assumed-role/Builder/me"},
     "SimulatePrincipalPolicy": allow,
-    "ListRoles": {"Roles": [{"Path": f"/aws-service-role/{service}/"} for service in LINKED]},
+    "ListRoles": {
+        "Roles": [{"Path": f"/aws-service-role/{service}/"} for service in ("fsx.amazonaws.com", "spot.amazonaws.com")]
+    },
     "GetServiceQuota": quota,
     "DescribeInstances": {"Reservations": []},
     "DescribeVpcs": {"Vpcs": [{"VpcId": "vpc-1"}]},
     "DescribeAddresses": {"Addresses": []},
+    "DescribeRouteTables": {"RouteTables": []},
     "DescribeFileSystems": {"FileSystems": []},
     "ListServiceQuotas": {"Quotas": [{"QuotaName": "Lustre Scratch storage capacity", "QuotaCode": "L-ABC", "Value": 100800.0}]},
     "HeadBucket": {"BucketRegion": "us-east-1"},
@@ -82,7 +85,9 @@ def test_a_good_account_has_nothing_against_a_fleet(account: Any) -> None:
     checks.require(fleet(), Calls("us-east-1"), INPUTS)
     simulated = [request for operation, request in sent if operation == "SimulatePrincipalPolicy"]
     assert {request["PolicySourceArn"] for request in simulated} == {"arn:aws:iam::123456789012:role/Builder"}
-    assert sum(len(request["ActionNames"]) for request in simulated) == sum(len(names) for names, _ in needed(fleet(), INPUTS))
+    own_role = 1  # of a file system, for S3: AWS makes one for each
+    asked = sum(len(request["ActionNames"]) for request in simulated)
+    assert asked == sum(len(names) for names, _ in needed(fleet(), INPUTS)) + own_role
     assert not {operation for operation, _ in sent if operation.startswith(("Create", "Delete", "Put", "Run"))}
 
 
@@ -191,6 +196,28 @@ def test_a_subnet_has_room_for_every_interface(name: str, change: dict[str, Any]
     account(DescribeSubnets={"Subnets": [row]})
     found = told(fleet(name, vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET))
     assert said in found and bool(said) == bool(found)
+
+
+INTERNET, ELSEWHERE = {"DestinationCidrBlock": "0.0.0.0/0"}, {"DestinationCidrBlock": "10.0.0.0/16"}
+MAIN, OF_IT = {"Main": True}, {"SubnetId": SUBNET}
+
+
+@pytest.mark.parametrize(
+    ("tables", "is_told"),
+    [
+        ([(MAIN, [ELSEWHERE, INTERNET])], False),
+        ([(MAIN, [INTERNET]), (OF_IT, [ELSEWHERE])], True),
+        ([(MAIN, []), (OF_IT, [INTERNET])], False),
+        ([(OF_IT, [INTERNET | {"State": "blackhole"}])], True),  # its NAT gateway is gone
+    ],
+)
+def test_a_subnet_without_a_way_out_is_told_and_not_refused(tables: Any, is_told: bool, account: Any) -> None:
+    row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000}
+    found = [{"Associations": [joined], "Routes": routes} for joined, routes in tables]
+    account(DescribeSubnets={"Subnets": [row]}, DescribeRouteTables={"RouteTables": found})
+    config, inputs = fleet(vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET)
+    assert ("has no route to the Internet" in told(config, inputs)) == is_told
+    checks.require(config, Calls("us-east-1"), inputs)
 
 
 def test_buckets_are_there_and_in_the_region(account: Any) -> None:

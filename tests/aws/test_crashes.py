@@ -14,7 +14,7 @@ STEP = 37  # of so many requests one is a case here
 def proven_empty(world: World, what: str, *words: str) -> None:
     code, told = world.type("clean", *words)
     assert code == 0 and "nothing of cloudy is left in us-east-1" in told, f"{what}: {told}"
-    assert world.ours == {} and world.untouched, f"{what}: {world.ours}"
+    assert world.ours == {} and not world.held and world.untouched, f"{what}: {world.ours} {world.held}"
 
 
 def test_setup_and_clean_as_they_are_typed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aws.fleets import every, fleet
-from trainfleet.cloud.demands import MOST_NODES, refuse
+from trainfleet.cloud.unsupported import MOST_NODES, refuse
 
 LUSTRE_EFA = {"fsx_efa": True, "fsx_type": "persistent", "fsx_size_gib": 19200}
 
@@ -33,7 +33,7 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         ({"head": "p5.48xlarge", "ssh_from": ("203.0.113.7/32",)}, "fleet.aws.head", "needs no accelerator"),
         ({"fsx_size_gib": 3600}, "fleet.fsx.size_gib", "4800 works"),
         ({"instance_type": "p4d.24xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "p4d.24xlarge can't reach FSx over EFA"),
-        ({"instance_type": "trn2.48xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "paid for unused; false works, or p5"),
+        ({"instance_type": "trn2.48xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "paid for unused; false works, or trn1"),
         ({"nodes": MOST_NODES + 1}, "fleet.nodes", "one stack makes"),
     ],
 )

@@ -14,13 +14,13 @@ from aws.account import Account, Killed, Thing
 from aws.test_fleet import untouched
 from aws.world import aws, strangers
 from trainfleet.backends import BACKENDS, is_guest, shared, terms_of
-from trainfleet.backends.engines import Engine
+from trainfleet.backends.managed_machines import ManagedMachines
 from trainfleet.cloud import prices
-from trainfleet.cloud.inputs import own_tags
+from trainfleet.cloud.template_inputs import own_tags
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import BackendError
-from trainfleet.launch import cleaning, imaging, readiness
+from trainfleet.launch import cleaning, job_image, provisioning
 from trainfleet.plan.measurement import measured
+from trainfleet.trust.errors import BackendError
 
 ENGINES = ("batch", "sagemaker")
 
@@ -67,10 +67,10 @@ def test_a_run_that_measures_uses_what_is_there_and_neither_changes_nor_removes_
     BACKENDS[engine](config).machines().apply()
     short = measured(shared(config), "cloudy-profile-1", 6)
     machines = BACKENDS[engine](short).machines()
-    assert isinstance(machines, Engine) and machines.is_there() and machines.own.outputs()
-    assert readiness.planned(short) == () and cleaning.machines_of(short) is None
+    assert isinstance(machines, ManagedMachines) and machines.is_there() and machines.own.outputs()
+    assert provisioning.planned(short) == () and cleaning.machines_of(short) is None
     with pytest.raises(BackendError, match="those of the config cloudy"):
-        readiness.make_ready(short)
+        provisioning.make_ready(short)
     again = measured(shared(short), "cloudy-profile-1-longer", 8)
     assert again.fleet_name == "cloudy" and not is_guest(config)
 
@@ -95,7 +95,7 @@ def test_the_role_that_pulls_may_pull_the_image_of_the_job(name: str, image: str
     policies = yaml.safe_load(stack.text)["Resources"]["JobRole"]["Properties"]["Policies"]
     statements = [one for policy in policies for one in policy["PolicyDocument"]["Statement"]]
     (pulls,) = [one["Resource"] for one in statements if "ecr:BatchGetImage" in one["Action"]]
-    host, _, path = imaging.named(config).fleet.image.partition("/")
+    host, _, path = job_image.named(config).fleet.image.partition("/")
     number, region = host.split(".")[0], host.split(".")[3]
     assert pulls == [f"arn:aws:ecr:{region}:{number}:repository/{path.partition(':')[0]}"]
 
@@ -110,8 +110,8 @@ def test_a_queue_and_roles_of_yours_need_nothing(name: str, account: Account, tm
 
 def told(config: Config) -> str:
     machines = BACKENDS[config.fleet.backend](config).machines()
-    assert isinstance(machines, Engine)
-    return "\n".join(machines.prospect(10.0)[0])
+    assert isinstance(machines, ManagedMachines)
+    return "\n".join(machines.prospect(10.0, None).lines)
 
 
 def test_a_plan_says_what_an_hour_costs_and_whether_there_is_time_to_save(

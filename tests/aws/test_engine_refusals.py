@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,20 @@ import pytest
 from aws import batch as batch_service
 from aws.account import Account
 from aws.batch import Batch as Service
+from aws.fleets import INPUTS
 from aws.sagemaker import Job as Training
 from aws.sagemaker import SageMaker as Trainings
 from aws.test_engine_machines import engine_config
 from aws.watchers import Watched
 from aws.world import aws
 from trainfleet.backends import BACKENDS
-from trainfleet.backends.waiting import CODES, Waiting
+from trainfleet.backends.queue_reasons import CODES, QueueReasons
+from trainfleet.cloud import engine_template
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Config
-from trainfleet.errors import BackendError, ImageError
-from trainfleet.launch import imaging
+from trainfleet.launch import job_image
 from trainfleet.plan.job import train_job
+from trainfleet.trust.errors import BackendError, ImageError
 
 ROLE = f"arn:aws:iam::{Account.number}:role"
 OWN = {
@@ -111,7 +114,7 @@ def test_a_name_that_another_job_has_is_said(account: Account, tmp_path: Path, m
 def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(account: Account, tmp_path: Path) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
     with pytest.raises(ImageError, match="is not in the registry") as caught:
-        imaging.make_ready(engine_config(tmp_path, "batch", image=image, **OWN["batch"]))
+        job_image.make_ready(engine_config(tmp_path, "batch", image=image, **OWN["batch"]))
     assert caught.value.next == "make push" and "has no such tag" in caught.value.why
 
 
@@ -126,6 +129,57 @@ def test_warm_pools_have_a_quota_of_their_own(account: Account, tmp_path: Path) 
     config = engine_config(tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"warm_pool_minutes": 10})
     with pytest.raises(BackendError, match="training warm pool usage"):
         submit(config)
+
+
+THEIRS, OURS = (f"arn:aws:kms:us-east-1:{account}:key/0123abcd" for account in ("222233334444", Account.number))
+
+
+@pytest.mark.parametrize(
+    ("key", "state", "what", "next"),
+    [
+        (
+            THEIRS,
+            "AccessDeniedException",
+            "the key of account 222233334444 is shut to yours",
+            "have its policy allow your account",
+        ),
+        (OURS, "NotFoundException", "there is no such key", "a key of us-east-1"),
+        (OURS, "PendingDeletion", "the key is PendingDeletion", "another key"),
+        (OURS, "AccessDeniedException", "", ""),  # who may not look may still try
+    ],
+)
+def test_a_key_that_can_t_be_used_is_said_before_a_job_is_made(
+    key: str, state: str, what: str, next: str, account: Account, tmp_path: Path
+) -> None:
+    account.watched.keys[key] = state  # type: ignore[attr-defined]
+    config = engine_config(tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"kms_key": key})
+    with pytest.raises(BackendError if what else AttributeError) as caught:  # else it came as far as a container
+        submit(config)
+    if what:
+        assert what in str(caught.value) and next in caught.value.next  # type: ignore[union-attr]
+        assert "CreateTrainingJob" not in {operation for _, operation, _ in account.calls}
+
+
+ROLE_STATEMENTS = [("batch", "job_role", engine_template.statements), ("batch", "execution_role", engine_template.of_a_start),
+                   ("sagemaker", "role", engine_template.of_a_training_job)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("engine", "role", "statements"), ROLE_STATEMENTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_named(
+    engine: str, role: str, statements: Any, account: Account, tmp_path: Path
+) -> None:
+    image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:x"
+    config = engine_config(tmp_path, engine, image=image, **OWN[engine])
+    wanted = list(statements(config, replace(INPUTS, account=Account.number, engine=engine)))
+    for statement in wanted:
+        account.watched.forbidden = set(statement["Action"])  # type: ignore[attr-defined]
+        with pytest.raises(BackendError, match="the role may not do") as caught:
+            submit(config)
+        assert all(name in str(caught.value) for name in statement["Action"]), statement
+    assert len(wanted) == {"job_role": 3, "execution_role": 4, "role": 8}[role]
+    assert not {operation for _, operation, _ in account.calls} & {"SubmitJob", "CreateTrainingJob"}
 
 
 def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> None:
@@ -147,12 +201,12 @@ def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> Non
 )  # fmt: skip
 def test_why_a_job_waits_is_looked_up(spoil: Callable[[Account], object], said: str, account: Account) -> None:
     spoil(account)
-    assert Waiting(lambda: Calls("us-east-1"), "mine").why({"status": "RUNNABLE"}).startswith(said)
+    assert QueueReasons(lambda: Calls("us-east-1"), "mine").why({"status": "RUNNABLE"}).startswith(said)
 
 
 @pytest.mark.parametrize("code", CODES)
 def test_batch_s_own_reasons_are_said_in_words(code: str, account: Account) -> None:
-    waiting = Waiting(lambda: Calls("us-east-1"), "mine")
+    waiting = QueueReasons(lambda: Calls("us-east-1"), "mine")
     said = waiting.why({"status": "RUNNABLE", "statusReason": f"{code} - and more"})
     assert said == f"RUNNABLE: {CODES[code]} ({code} - and more)" and not account.calls
     assert waiting.why({"status": "RUNNING"}) == ""

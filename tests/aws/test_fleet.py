@@ -11,9 +11,9 @@ import pytest
 from aws.account import Account
 from aws.amis import UBUNTU
 from aws.world import config_of, strangers
-from trainfleet.cloud.stack_nodes import Fleet, next_slots
+from trainfleet.cloud.stack_nodes import FleetStack, next_slots
 from trainfleet.config import Config
-from trainfleet.errors import CloudError
+from trainfleet.trust.errors import CloudError
 
 
 @pytest.fixture
@@ -21,15 +21,15 @@ def config(tmp_path: Path) -> Config:
     return config_of(tmp_path)
 
 
-def make(config: Config, bad: set[str] = frozenset()) -> tuple[Fleet, list[str]]:  # type: ignore[assignment]
+def make(config: Config, bad: set[str] = frozenset()) -> tuple[FleetStack, list[str]]:  # type: ignore[assignment]
     """The fleet once it is made, and what was said on the way."""
-    fleet, said = Fleet(config), list[str]()
+    fleet, said = FleetStack(config), list[str]()
     fleet.make(bad, lambda *row: said.append(" ".join(row)), said.append)
     fleet.await_nodes()
     return fleet, said
 
 
-def ids(fleet: Fleet) -> list[str]:
+def ids(fleet: FleetStack) -> list[str]:
     return [node.id for node in fleet.nodes()]
 
 
@@ -224,7 +224,7 @@ def test_a_stack_of_that_name_that_is_not_ours_is_never_touched(account: Account
     stack = next(iter(account.stacks.values()))
     stack.tags = {"team": "theirs"}
     before = len(account.living())
-    for act in (lambda: make(config), lambda: Fleet(config).remove(True, print)):
+    for act in (lambda: make(config), lambda: FleetStack(config).remove(True, print)):
         with pytest.raises(CloudError, match="this config has not made it"):
             act()
     assert len(account.living()) == before or stack.status == "CREATE_COMPLETE"
@@ -255,10 +255,15 @@ def test_throttling_delays_and_breaks_nothing(account: Account, config: Config) 
 
 
 def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(account: Account, config: Config) -> None:
-    account.expires_at = 30
+    def expire_while_the_stack_is_made(number: int) -> bool:
+        if account.calls[number][1] == "CreateStack":
+            account.expires_at = number + 2
+        return False
+
+    account.throttled = expire_while_the_stack_is_made
     with pytest.raises(CloudError, match="your credentials have expired"):
         make(config)
-    account.expires_at = None
+    account.throttled, account.expires_at = lambda _: False, None
     fleet, said = make(config)
     assert (
         any("as another command began it; looking on" in line for line in said)
@@ -292,7 +297,7 @@ def test_slots_that_stay_stay_and_new_ones_come_behind_all() -> None:
 
 
 def test_the_requests_are_those_that_aws_was_sent(account: Account, config: Config) -> None:
-    planned = Fleet(config).foresee(()).requests
+    planned = FleetStack(config).foresee(()).requests
     make(config)
     sent = [request for service, operation, request in account.calls if operation == "CreateStack"]
     assert [row[1] for row in planned] == ["CreateStack"] and len(sent) == 1
@@ -329,8 +334,8 @@ def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) 
     end = datetime.datetime(2026, 11, 23, 11, 30, tzinfo=datetime.UTC)
     account.add("capacity-reservation", "cr-0123456789abcdef0", {"EndDate": end, "InstanceType": "p5.48xlarge"}, {})
     blocked = config_of(tmp_path, instance_type="p5.48xlarge", aws=aws)
-    assert Fleet(blocked).ends() == end.timestamp() - 1800
-    assert Fleet(config_of(tmp_path)).ends() is None
+    assert FleetStack(blocked).ends() == end.timestamp() - 1800
+    assert FleetStack(config_of(tmp_path)).ends() is None
 
 
 def test_nodes_are_made_where_their_reservation_is(account: Account, tmp_path: Path) -> None:

@@ -20,17 +20,17 @@ from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
 from trainfleet.cli import setup
-from trainfleet.cloud import reading
+from trainfleet.cloud import data_access
 from trainfleet.cloud.changeset import compare, describe
-from trainfleet.cloud.inputs import own_tags
 from trainfleet.cloud.inventory import weighed
-from trainfleet.cloud.stack_nodes import Fleet
-from trainfleet.cloud.storage import LOG_DAYS
+from trainfleet.cloud.stack_nodes import FleetStack
 from trainfleet.cloud.template import template
+from trainfleet.cloud.template_inputs import own_tags
+from trainfleet.cloud.template_storage import LOG_DAYS
 from trainfleet.config import Settings, load
-from trainfleet.errors import CloudError, ConfigError
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.recipes import FOLDER
+from trainfleet.trust.errors import CloudError, ConfigError
 
 ASKS_ONLY = ("Describe", "Get", "List", "Simulate", "Head")
 EC2 = sorted(path.stem for path in FOLDER.glob("*-ec2.yaml"))
@@ -75,7 +75,7 @@ def test_what_a_plan_writes_is_what_setup_sends(account: Account, tmp_path: Path
     assert json.loads(request["TemplateBody"]) == stack and judge(stack) == []
     assert problems_of("cloudformation", "CreateStack", request | {"ClientRequestToken": "x"}) == []
     account.calls.clear()
-    Fleet(config).make(frozenset(), lambda *row: None, lambda text: None)
+    FleetStack(config).make(frozenset(), lambda *row: None, lambda text: None)
     sent = next(request for _, operation, request in account.calls if operation == "CreateStack")
     mine = {key: value for key, value in sent.items() if key not in ("ClientRequestToken", "Tags", "TemplateBody")}
     assert mine == {key: request[key] for key in mine}
@@ -99,11 +99,11 @@ def strip(value: Any) -> Any:
 
 def test_a_second_plan_tells_only_what_would_change(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(tmp_path, nodes=2)
-    Fleet(config).make(frozenset(), lambda *row: None, lambda text: None)
+    FleetStack(config).make(frozenset(), lambda *row: None, lambda text: None)
     backend_of.cache_clear()
-    found = Fleet(config_of(tmp_path, nodes=3)).foresee(())
+    found = FleetStack(config_of(tmp_path, nodes=3)).foresee(())
     assert [str(change) for change in found.changes] == ["+ Node2  EC2 Instance"]
-    same = Fleet(config_of(tmp_path, nodes=2)).foresee(())
+    same = FleetStack(config_of(tmp_path, nodes=2)).foresee(())
     assert same.changes == [] and same.requests == []
 
 
@@ -186,15 +186,17 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
         config, fleet=replace(config.fleet, shared_folder=shared), data=replace(config.data, store=store),
         train=replace(config.train, steps=steps),
     )  # fmt: skip
-    chosen, why = reading.choose(config)
+    chosen, why = data_access.choose(config)
     assert chosen.name == way and why
-    said = "\n".join(reading.describe(config, 1e6))
-    assert f"{way}: {why}" in said and "first batch after" in said and said.count("not ") == len(list(reading.ways(config))) - 1
+    said = "\n".join(data_access.describe(config, 1e6))
+    assert (
+        f"{way}: {why}" in said and "first batch after" in said and said.count("not ") == len(list(data_access.ways(config))) - 1
+    )
 
 
 def test_what_s3_is_asked_for_is_far_below_what_a_prefix_takes() -> None:
     config = replace(fleet(), data=replace(fleet().data, store="s3://bucket/sets"))
-    assert "one prefix is enough" in "\n".join(reading.describe(config, 5e6))
+    assert "one prefix is enough" in "\n".join(data_access.describe(config, 5e6))
 
 
 def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_
 
 
 def test_what_is_paid_by_what_is_stored_is_weighed_for_people(account: Account, tmp_path: Path) -> None:
-    fleet = Fleet(config_of(tmp_path))
+    fleet = FleetStack(config_of(tmp_path))
     fleet.make(frozenset(), lambda *row: None, lambda text: None)
     own = {thing.kind: thing for thing in account.ours() if thing.kind in ("bucket", "log-group")}
     own["bucket"].more |= {"objects": {"runs/a": 1}, "size": 730 * 2**30}

@@ -12,13 +12,13 @@ import pytest
 
 from aws.fleets import INPUTS, every, fleet
 from aws.rules import described, judge
-from trainfleet import hardware
-from trainfleet.cloud.inputs import Inputs, bucket_of, slug, stack_name
-from trainfleet.cloud.machines import MACHINES, Interface, addresses, interfaces, quota_of
-from trainfleet.cloud.storage import refuse_size
+from trainfleet.cloud.instance_networking import Interface, addresses, interfaces, quota_of
 from trainfleet.cloud.template import MOST_BYTES, read_back, render, template
+from trainfleet.cloud.template_inputs import Inputs, bucket_of, slug, stack_name
+from trainfleet.cloud.template_storage import refuse_size
 from trainfleet.config import Config
-from trainfleet.errors import ConfigError
+from trainfleet.hardware import node_types
+from trainfleet.trust.errors import ConfigError
 
 CASES = {name: (config, inputs) for name, config, inputs in every()}
 DATA = ("Resources", "Template", "Properties", "LaunchTemplateData")
@@ -84,26 +84,25 @@ def test_our_rules_would_see_what_is_wrong(change: Callable[[Any], None], said: 
     assert any(said in problem for problem in judge(bad)), judge(bad)
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", node_types.INSTANCE_TYPES)
 def test_the_table_agrees_with_what_ec2_describes(name: str) -> None:
-    told, row, machine = described(name), hardware.INSTANCE_TYPES[name], MACHINES[name]
+    told, row = described(name), node_types.INSTANCE_TYPES[name]
     info, sold = told["NetworkInfo"], set(told["SupportedUsageClasses"])
     assert row.vcpus == told["VCpuInfo"]["DefaultVCpus"] and row.memory_gib == told["MemoryInfo"]["SizeInMiB"] // 1024
     assert row.efa == info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     slots = info["NetworkCards"][0]["MaximumNetworkInterfaces"]
-    assert min(4, slots) == machine.slots and len(on_card_0(interfaces(name))) <= slots
+    assert min(4, slots) == row.slots and len(on_card_0(interfaces(name))) <= slots
     assert len(on_card_0(interfaces(name, 1))) + 1 <= slots, "a task of Batch has an interface of its own"
-    assert machine.nvme_gb == told.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
-    assert machine.sold == {{"capacity-block": "block"}.get(kind, kind) for kind in sold}
+    assert row.nvme_gb == told.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
+    assert row.sold == {{"capacity-block": "block"}.get(kind, kind) for kind in sold}
 
 
 def on_card_0(found: tuple[Interface, ...]) -> list[Interface]:
     return [one for one in found if one.card == 0]
 
 
-def test_every_type_is_in_both_tables() -> None:
-    assert MACHINES.keys() == hardware.INSTANCE_TYPES.keys()
-    assert all(quota_of(name, "on-demand") for name in MACHINES)
+def test_every_type_has_its_quotas() -> None:
+    assert all(quota_of(name, "on-demand") for name in node_types.INSTANCE_TYPES)
     assert quota_of("p5.48xlarge", "spot") != quota_of("p4d.24xlarge", "spot") and quota_of("p5.48xlarge", "block") is None
 
 

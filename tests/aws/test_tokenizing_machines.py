@@ -15,12 +15,12 @@ from aws.test_engine_machines import engine_config, mine, told
 from aws.test_fleet import untouched
 from trainfleet.backends import BACKENDS, engine_checks
 from trainfleet.backends.batch import Batch
-from trainfleet.backends.bodies import bodies
+from trainfleet.backends.request_json import bodies
 from trainfleet.cloud import discovery, engine_template
 from trainfleet.config import Config
-from trainfleet.config.rules import check
-from trainfleet.errors import BackendError, CloudError, ConfigError
+from trainfleet.config.cross_checks import check
 from trainfleet.plan.job import Job, on_its_machines, tokenize_job, train_job
+from trainfleet.trust.errors import BackendError, CloudError, ConfigError
 
 CHEAP, QUEUE = "c7i.8xlarge", "trainfleet-cloudy_tokenize"
 

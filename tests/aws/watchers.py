@@ -23,6 +23,7 @@ class Watched:
         self.trust = {name: list(services) for name, services in ROLES.items()}  # role → whom it trusts
         self.forbidden: set[str] = set()  # actions that no role may do
         self.bucket_region = account.region
+        self.keys: dict[str, str] = {}  # key → its state, or the code of a refusal; others are enabled
         self.quotas: dict[str, float] = {}  # name → value of SageMaker's
         account.watched = self  # type: ignore[attr-defined]
 
@@ -54,6 +55,14 @@ def _simulate(account: Account, PolicySourceArn: str, ActionNames: list[str], **
     return {"EvaluationResults": [
         {"EvalActionName": action, "EvalDecision": "implicitDeny" if action in forbidden else "allowed"} for action in ActionNames
     ]}  # fmt: skip
+
+
+@answers("kms", "DescribeKey")
+def _key(account: Account, KeyId: str) -> dict[str, Any]:
+    state = watched(account).keys.get(KeyId, "Enabled")
+    if state.endswith("Exception"):
+        raise Refused(state, f"User: me is not authorized to perform: kms:DescribeKey on {KeyId}")
+    return {"KeyMetadata": {"KeyId": KeyId, "KeyState": state}}
 
 
 @_before("iam", "GetRole")

@@ -17,8 +17,8 @@ from typing import Any
 
 from accounts import Case, Engine, Shape, bytes_of
 
-from trainfleet import hardware
 from trainfleet.config.precision import USABLE
+from trainfleet.hardware import accelerators
 
 ROWS = Path(__file__).parent / "published.jsonl"
 GIB = 2**30
@@ -80,17 +80,17 @@ UNTOLD = ("baseline", "torchtune-full")  # tokens, and what is on the host, are 
 CAPACITY = {  # GiB that torch or the runtime reports, which is a hundredth less than the name says
     "H100-96GB": 95,
     "V100-16GB": 15.78,
-    "V100": hardware.V100.memory_gib,
-    "A10G": hardware.A10G.memory_gib,
-    "L40S": hardware.L40S.memory_gib,
+    "V100": accelerators.V100.memory_gib,
+    "A10G": accelerators.A10G.memory_gib,
+    "L40S": accelerators.L40S.memory_gib,
     "RTX 6000 Ada": 47.48,
-    "A100-40GB": hardware.A100_40.memory_gib,
-    "A100": hardware.A100_80.memory_gib,
-    "H100": hardware.H100.memory_gib,
-    "H200": hardware.H200.memory_gib,
+    "A100-40GB": accelerators.A100_40.memory_gib,
+    "A100": accelerators.A100_80.memory_gib,
+    "H100": accelerators.H100.memory_gib,
+    "H200": accelerators.H200.memory_gib,
     "GB200": 184,
-    "B200": hardware.B200.memory_gib,
-    "trn1": hardware.TRAINIUM1.memory_gib,
+    "B200": accelerators.B200.memory_gib,
+    "trn1": accelerators.TRAINIUM1.memory_gib,
 }
 GATED = ("llama", "mistral", "qwen", "mixtral")
 

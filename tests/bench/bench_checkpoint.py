@@ -1,10 +1,13 @@
-"""What a checkpoint costs: `python tests/bench/bench_checkpoint.py stall|resume ...`, beside torch.save and PyTorch's async_save.
+"""What a checkpoint costs: `python tests/bench/bench_checkpoint.py stall|save|resume ...`, beside torch.save and PyTorch's async_save.
 
 stall tiny|large [ROUNDS] [RANKS]
     Blocks of ten steps of our trainer take turns: with no save, with one of ours, with torch.save (and its fsync), with
     torch.distributed.checkpoint's async_save; each save begins after the first step of its block and may go on until its end. The
     figures are medians over the rounds: what a block takes longer than the one without a save in the same round, and how long
     the call itself holds training up. tiny is the default run's model and batch, large 30M parameters on few tokens.
+
+save [GIGABYTES] [ROUNDS]
+    Seconds of a save of so many GB from its call until it is committed, and CPU seconds of it.
 
 resume [GIGABYTES]
     Seconds until a state of so many GB is back in a model and its optimizer, with the files out of the page cache and in it.
@@ -32,16 +35,17 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from trainfleet import devices, runs
+from trainfleet import devices
 from trainfleet.config import Config, Settings, load
 from trainfleet.data.dataset import Dataset
-from trainfleet.data.share import Share, tokenize
-from trainfleet.engine.checkpoint import Checkpoints, Progress
-from trainfleet.engine.meter import Stopwatch
-from trainfleet.engine.parallel.parts import Held
+from trainfleet.data.tokenize_worker import Share, tokenize
+from trainfleet.engine.checkpoint import Checkpoints, TrainingProgress
+from trainfleet.engine.parallel.rank_model import TorchParts
+from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.trainer import Trainer
 from trainfleet.engine.world import World, join
-from trainfleet.runs import Run
+from trainfleet.run import run_folder
+from trainfleet.run.run_folder import Run
 
 BLOCK = 10  # steps
 CONFIGS = {
@@ -53,7 +57,7 @@ Saver = Callable[[Trainer, int], Callable[[], object]]  # begins a save; what it
 
 
 def ours(trainer: Trainer, step: int) -> Callable[[], object]:
-    trainer.checkpoints.save(trainer.parts, Progress(step), 0.0)
+    trainer.checkpoints.save(trainer.parts, TrainingProgress(step), 0.0)
     return trainer.checkpoints.settle
 
 
@@ -89,7 +93,7 @@ def stall(name: str, rounds: int) -> None:
     config, _ = load(Settings(Path("config.yaml")))
     with join(devices.nearest()) as world:
         LINE.append(dist.new_group(backend="gloo"))
-        dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+        dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
         checkpoints = Checkpoints(Run(Path("runs/bench")), config, dataset.identity, world)
         trainer = Trainer(config, dataset, world, checkpoints, Stopwatch(time.time()))
         step, whole, calls = 0, {name: list[float]() for name in SAVERS}, {name: list[float]() for name in SAVERS}
@@ -134,7 +138,7 @@ def resume(gigabytes: float) -> None:
     with join(devices.nearest()) as world:
         model, optimizer = state_of(gigabytes)
         checkpoints = Checkpoints(Run(Path("runs/bench")), config, "tokens", world)
-        checkpoints.save(Held(model, optimizer), Progress(1), 0.0)
+        checkpoints.save(TorchParts(model, optimizer), TrainingProgress(1), 0.0)
         checkpoints.settle()
         write("plain.pt", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
         state_dict_saver.save(collected(model, optimizer), checkpoint_id="dcp")
@@ -143,9 +147,25 @@ def resume(gigabytes: float) -> None:
                 model, optimizer = state_of(gigabytes)
                 if cold:
                     forget()
-                began = time.perf_counter()
+                began, used = time.perf_counter(), time.process_time()
                 back(model, optimizer, config, world)
-                print(f"{name:<11} {time.perf_counter() - began:6.2f} s  {'cold' if cold else 'warm'}", flush=True)
+                took = f"{time.perf_counter() - began:6.2f} s, {time.process_time() - used:6.2f} CPU s"
+                print(f"{name:<11} {took}  {'cold' if cold else 'warm'}", flush=True)
+
+
+def save(gigabytes: float, rounds: int) -> None:
+    """The first save, which takes memory and plans, is left out."""
+    Path("config.yaml").write_text("name: bench\ndata: {sources: [stdlib]}\nfleet: {nodes: 1}\n")
+    config, _ = load(Settings(Path("config.yaml")))
+    with join(devices.nearest()) as world:
+        parts = TorchParts(*state_of(gigabytes))
+        checkpoints = Checkpoints(Run(Path("runs/bench")), config, "tokens", world)
+        for step in range(rounds + 1):
+            began, used = time.perf_counter(), time.process_time()
+            checkpoints.save(parts, TrainingProgress(step), 0.0)
+            checkpoints.settle()
+            if step:
+                print(f"save {time.perf_counter() - began:6.3f} s, {time.process_time() - used:6.3f} CPU s", flush=True)
 
 
 def state_of(gigabytes: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -173,7 +193,7 @@ def forget() -> None:
 
 
 def load_ours(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:
-    assert Checkpoints(Run(Path("runs/bench")), config, "tokens", world).resume(Held(model, optimizer)).step == 1
+    assert Checkpoints(Run(Path("runs/bench")), config, "tokens", world).resume(TorchParts(model, optimizer)).step == 1
 
 
 def load_plain(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:
@@ -194,13 +214,15 @@ def main(what: str, *words: str) -> None:
     here = str(Path(__file__).resolve())
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
         os.chdir(folder)
+        if what == "save":
+            return save(float(words[0]) if words else 1.0, int(words[1]) if len(words) > 1 else 6)
         if what == "resume":
             return resume(float(words[0]) if words else 1.0)
         name, rounds, ranks = words[0], words[1] if len(words) > 1 else "6", words[2] if len(words) > 2 else "1"
         common = f"name: bench\ndata: {{sources: [stdlib], vocabulary_size: 2048}}\nfleet: {{nodes: {ranks}}}\n"
         Path("config.yaml").write_text(common + (CONFIGS[name] or "train: {global_batch: 8, optimizer: muon, precision: fp32}\n"))
         tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
-        os.environ["PYTHONPATH"] = str(Path(runs.__file__).parents[1])  # it may have been a relative one
+        os.environ["PYTHONPATH"] = str(Path(run_folder.__file__).parents[2])  # it may have been a relative one
         launch = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0", "--standalone"]
         subprocess.run([sys.executable, *launch, here, "rank", name, rounds], check=True)
 

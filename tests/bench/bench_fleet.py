@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfleet import events
-from trainfleet.beats import Beat, Beats, write_beats
-from trainfleet.engine.tree import FAN, levels
-from trainfleet.heartbeat import Instructions, NodeMemory
+from trainfleet.engine.tree_allreduce import FAN, levels
+from trainfleet.health.heartbeat import Instructions, NodeMemory
+from trainfleet.health.heartbeat_format import Beat, Beats, write_beats
+from trainfleet.health.watchdog import Watchdog
 from trainfleet.nodes.polling import MOST_NODES
 from trainfleet.report.summary import status
-from trainfleet.runs import Run
+from trainfleet.run import events
+from trainfleet.run.run_folder import Run
 from trainfleet.watch.diagnosis import diagnose, read_lines
-from trainfleet.watchdog import Watchdog
 
 LOCAL = 8  # ranks a node
 REPEATS = 5

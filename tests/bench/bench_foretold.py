@@ -37,8 +37,8 @@ def enter(verb: str, settings: str) -> None:
 def foretold(settings: str) -> float:
     """Tokens/s as `make plan` says now."""
     from trainfleet.config import Settings
-    from trainfleet.launch.experience import experience_of
-    from trainfleet.launch.settings import config_of
+    from trainfleet.launch.calibration import experience_of
+    from trainfleet.launch.command import config_of
     from trainfleet.plan.estimate import estimate
 
     config, _ = config_of(Settings(Path("config.yaml"), f"{PLAIN} {settings}"))

@@ -20,7 +20,7 @@ from goodput_simulation import simulate  # noqa: E402
 from trainfleet.config import Config, Settings, load  # noqa: E402
 from trainfleet.config.goodput import foresee  # noqa: E402
 from trainfleet.recipes import FOLDER  # noqa: E402
-from trainfleet.runs import Run  # noqa: E402
+from trainfleet.run.run_folder import Run  # noqa: E402
 
 STEP = 30.0  # seconds
 SIZES = (12, 125, 1000, 2048, 5000, 10_000)

@@ -29,7 +29,7 @@ import bench_train
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from trainfleet import devices, models, runs
+from trainfleet import devices, models
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.memory import memory_of
 from trainfleet.config.sizes import flops_per_token
@@ -37,6 +37,7 @@ from trainfleet.data.dataset import Dataset
 from trainfleet.engine import optimizer
 from trainfleet.engine.batches import split
 from trainfleet.engine.schedule import learning_rate
+from trainfleet.run import run_folder
 
 WARM_UP = 5  # steps of the bare loop that do not count: they compile
 
@@ -77,8 +78,8 @@ HEAD = ("shape", "who", "loss", "tokens/s", "MFU", "GiB", "where the time goes")
 def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
     """The figures of our job: its own results, and the shares of its steps' parts."""
     bench_train.ours(name, 1, steps, settings)
-    run = runs.run_of(name)
-    results, lines = run.read_results(), list(runs.read_lines(run.metrics))
+    run = run_folder.run_of(name)
+    results, lines = run.read_results(), list(run_folder.read_lines(run.metrics))
     parts = {key.removesuffix("_seconds") for line in lines for key in line if key.endswith("_seconds")}
     spent = {
         part: statistics.median(line[f"{part}_seconds"] for line in lines[1:] if f"{part}_seconds" in line) for part in parts
@@ -95,7 +96,7 @@ def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
 
 def bare(config: Config) -> dict[str, Any]:
     """The figures of a loop of torch alone, on the sequences and with the learning rates of our job."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(runs.COMPILED.absolute()))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(run_folder.COMPILED.absolute()))
     device, train = devices.nearest(), config.train
     place, format = device.torch_device, {"fp32": torch.float32, "bf16": torch.bfloat16}
     with place:
@@ -109,7 +110,7 @@ def bare(config: Config) -> dict[str, Any]:
     groups = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
     groups += [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": train.weight_decay}]
     update = torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), eps=train.epsilon, fused=True)
-    dataset, seconds = Dataset.open(runs.DATA / config.data.name, config.data), []
+    dataset, seconds = Dataset.open(run_folder.DATA / config.data.name, config.data), []
     for step in range(1, train.steps + 1):
         first = (step - 1) * train.global_batch
         batch = split(device.upload(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
@@ -166,7 +167,7 @@ def compare(shape: str, steps: int, extra: str) -> None:
             print(f"| {shape} | {who} | did not run: {error} |", flush=True)
             continue
         print(row(shape, who, found), flush=True)
-        runs.append_line(Path("results.jsonl"), {"shape": shape, "who": who, "settings": settings, "steps": steps, **found})
+        run_folder.append_line(Path("results.jsonl"), {"shape": shape, "who": who, "settings": settings, "steps": steps, **found})
     if told.aim:
         print(f"| {shape} | to reach, on one H200 | | {told.aim:,.0f} | | | published: {told.published} |", flush=True)
 

@@ -21,14 +21,14 @@ from trainfleet.config.vocabulary import FILE  # noqa: E402
 from trainfleet.data import manifest  # noqa: E402
 from trainfleet.data.dataset import Dataset  # noqa: E402
 from trainfleet.data.dataset_store import open_store  # noqa: E402
-from trainfleet.data.manifest import Preparation, Settings, UnitRecord  # noqa: E402
+from trainfleet.data.manifest import DatasetSettings, Preparation, UnitRecord  # noqa: E402
 from trainfleet.data.shards import ShardWriter  # noqa: E402
 
 SHARDS, TOKENS, LENGTH, COUNT = 8, 125_000_000, 2048, 8
 START = """
 import sys, time; began = time.perf_counter(); sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-import numpy, trainfleet.data.dataset, trainfleet.data.verify; imported = time.perf_counter()
+import numpy, trainfleet.data.dataset, trainfleet.data.dataset_check; imported = time.perf_counter()
 dataset = trainfleet.data.dataset.Dataset.open(Path(sys.argv[2])); opened = time.perf_counter()
 dataset.batch("train", 10**9, 8, 2048, 1); first = time.perf_counter()
 print(f"imports {imported - began:.3f} s, opening {opened - imported:.3f} s, the first batch, at sample 1e9, {first - opened:.3f} s")
@@ -41,7 +41,15 @@ def make(folder: Path) -> None:
     definition = b'{"model": {"vocab": {"a": 0}}}'
     store.write(FILE, definition)
     preparation = Preparation(
-        Settings((), "text", "none", 0.0), "", SHARDS, 1, 1, manifest.hashlib.sha256(definition).hexdigest(), 32000, 0, "uint16"
+        DatasetSettings((), "text", "none", 0.0),
+        "",
+        SHARDS,
+        1,
+        1,
+        manifest.hashlib.sha256(definition).hexdigest(),
+        32000,
+        0,
+        "uint16",
     )
     records = []
     for index in range(SHARDS):

@@ -17,11 +17,11 @@ from pathlib import Path
 from test_meeting import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from trainfleet import relay
 from trainfleet.devices import meeting
-from trainfleet.origin import python_path
-from trainfleet.plan.fabric import fabric_environment
-from trainfleet.seat import LOOPBACK, Seat, torchrun
+from trainfleet.host.install_paths import python_path
+from trainfleet.node import relay
+from trainfleet.node.placement import LOOPBACK, Seat, torchrun
+from trainfleet.plan.fabric_environment import fabric_environment
 
 ASKED, TURNS = 1000, 5
 FIRST = """

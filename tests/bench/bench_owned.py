@@ -20,8 +20,8 @@ from fit_planner import device_of, format_of, measured, work_of
 from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
 from trainfleet.config.presets import PRESETS
-from trainfleet.errors import ConfigError
 from trainfleet.plan.estimate import estimate
+from trainfleet.trust.errors import ConfigError
 
 HERE = Path(__file__).parent
 FILES = ("published.jsonl", "unseen.jsonl", "unseen_second.jsonl", "unseen_third.jsonl")

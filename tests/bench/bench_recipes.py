@@ -18,18 +18,18 @@ sys.path.append(str(Path(__file__).parent))
 
 import fit_planner
 
-from trainfleet import hardware
 from trainfleet.config import Config, Settings, load
-from trainfleet.config.pace import predict, work_of
+from trainfleet.config.speed_inputs import predict, work_of
+from trainfleet.hardware import accelerators, node_types
 from trainfleet.plan.published import ROWS
 from trainfleet.recipes import FOLDER
 
 KINDS = {"A100": "ampere", "H100": "hopper", "H200": "hopper", "B200": "blackwell", "NeuronCore-v2": "neuron"}
 
 
-def published(config: Config, device: hardware.Accelerator) -> Iterator[tuple[bool, int, float, str]]:
+def published(config: Config, device: node_types.Accelerator) -> Iterator[tuple[bool, int, float, str]]:
     """Whether its layout is another, devices, tokens/s of one, and the source: of runs of this model, length and kind of device."""
-    for row in ROWS if device is hardware.TRAINIUM1 else ():
+    for row in ROWS if device is accelerators.TRAINIUM1 else ():
         if (row.preset, row.length) == (config.model.preset, config.train.sequence_length):
             yield False, 32 * row.nodes, row.sequences * row.length / 32 / row.nodes, f"Neuron {row.sdk}, {row.layout}"
     kind, shape = KINDS.get(device.name.rpartition("-")[0] or device.name, ""), work_of(config)

@@ -22,12 +22,13 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from trainfleet import models, runs
+from trainfleet import models
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.data.dataset import Dataset
-from trainfleet.data.share import Share, tokenize
+from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.engine import __main__ as job
-from trainfleet.engine.stopping import Vote
+from trainfleet.engine.vote import Vote
+from trainfleet.run import run_folder
 
 WARM_UP = 3  # pairs that don't count
 
@@ -38,7 +39,7 @@ def bare_step(config: Config) -> Callable[[], None]:
     model = models.build(config.model)
     model.initialize(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    samples = Dataset.open(runs.DATA / config.data.name)
+    samples = Dataset.open(run_folder.DATA / config.data.name)
     tokens = torch.from_numpy(samples.batch("train", 0, train.global_batch, train.sequence_length, 1))
 
     def step() -> None:
@@ -79,8 +80,8 @@ def main(steps: int) -> None:
         )
         config, _ = load(Settings(Path("config.yaml")))
         tokenize(config.data, Share(0, 1, 1))
-        run = runs.run_of(config.name)
-        runs.write_atomic(run.config, dump_resolved(config))
+        run = run_folder.run_of(config.name)
+        run_folder.write_atomic(run.config, dump_resolved(config))
         Turnstile.bare, Turnstile.pairs = staticmethod(bare_step(config)), []
         job.Vote = Turnstile  # type: ignore[misc]
         job.main([str(run.folder)])

@@ -3,7 +3,7 @@
 A Llama of 16.9M parameters (vocabulary 8192, width 384, 6 layers), 8 sequences of 256 tokens per step, in turns; each figure is the
 median of its steps' tokens/s, then of its rounds. Ours is the whole job: data, guard, vote, metrics; compiled, as any run long enough
 is by itself, and in what `train.precision: auto` comes to here unless its name says fp32. It is one node of so many threads; in
-how many ranks, follows from the machine (cpu_speed.py), unless its name says `apart`: a rank for each. PYTHON is an interpreter with
+how many ranks, follows from the machine (hardware/cpu_speed.py), unless its name says `apart`: a rank for each. PYTHON is an interpreter with
 transformers, accelerate and litgpt.
 """
 
@@ -37,7 +37,7 @@ class Failed(Exception):
 def prepare(folder: Path) -> None:
     """The dataset, and a folder to run in."""
     from trainfleet.config import Settings, load
-    from trainfleet.data.share import Share, tokenize
+    from trainfleet.data.tokenize_worker import Share, tokenize
 
     os.chdir(folder)
     Path("config.yaml").write_text(CONFIG)
@@ -47,16 +47,16 @@ def prepare(folder: Path) -> None:
 
 def ours(name: str, threads: int, steps: int, settings: str) -> float:
     """Tokens/s of a job of our own on a node of so many threads, from its own results."""
-    from trainfleet import runs
     from trainfleet.config import Settings, dump_resolved, load
+    from trainfleet.run import run_folder
 
     sys.path.append(str(ROOT / "tests/distributed"))
     from ranks import free_port
 
     config, _ = load(Settings(Path("config.yaml"), f"name={name} train.steps={steps} {settings}"))
     ranks = config.world_size
-    run = runs.run_of(name)
-    runs.write_atomic(run.config, dump_resolved(config))
+    run = run_folder.run_of(name)
+    run_folder.write_atomic(run.config, dump_resolved(config))
     environment = os.environ | {"OMP_NUM_THREADS": str(threads // ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
                                 "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     started = [

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.batches import Batch
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.batches import MicroBatch
 from trainfleet.engine.parallel import arrange
+from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.world import World, join
 
 Step = Callable[[Tensor], None]
@@ -45,7 +45,7 @@ def ours(settings: str, world: World) -> Step:
     stays = torch.zeros(())
 
     def step(rows: Tensor) -> None:
-        parts.train(iter([(0, Batch(rows[:, :-1], rows[:, 1:], None))]), watch)
+        parts.train(iter([(0, MicroBatch(rows[:, :-1], rows[:, 1:], None))]), watch)
         parts.update(config.train.learning_rate, lambda norm: stays)
 
     return step

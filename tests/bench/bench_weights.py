@@ -20,12 +20,13 @@ from pathlib import Path
 
 import torch
 
-from trainfleet import models, runs
+from trainfleet import models
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.data.share import Share, tokenize
+from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import __main__ as job
 from trainfleet.engine import optimizer
+from trainfleet.run import run_folder
 
 CONFIG = """
 name: weights
@@ -64,8 +65,8 @@ def time_steps(config: Config) -> None:
 
 def train(name: str, settings: str) -> None:
     config = prepare(f"name={name} {settings}")
-    run = runs.run_of(name)
-    runs.write_atomic(run.config, dump_resolved(config))
+    run = run_folder.run_of(name)
+    run_folder.write_atomic(run.config, dump_resolved(config))
     assert job.main([str(run.folder)]) == 0
     losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
     print(

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from trainfleet import hardware
 from trainfleet.config import speed
 from trainfleet.config.speed import Constants
-from trainfleet.config.work import Device, Work
+from trainfleet.config.step_work import DeviceSpeed, Work
+from trainfleet.hardware import accelerators, node_types
 
 ROWS = Path(__file__).parent / "published.jsonl"
 GB = 1e9
@@ -31,9 +31,9 @@ KINDS = ("ampere", "hopper", "hopper500", "blackwell", "neuron")
 START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4), "blackwell": (0.54, 0.4), "neuron": (0.65, 0.5)}
 
 
-def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 0) -> Device:
+def _device(row: node_types.Accelerator, outside: float, node: int, domain: int = 0) -> DeviceSpeed:
     flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
-    return Device(
+    return DeviceSpeed(
         row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain, side=row.side
     )
 
@@ -41,7 +41,7 @@ def _device(row: hardware.Accelerator, outside: float, node: int, domain: int = 
 ROCE, INFINIBAND = 25 * GB, 50 * GB  # bytes/s of a rank's network, as the sources tell
 # Of a B200 in a GB200 NVL72 (1,200 W), as against one of HGX (1,000 W): NVIDIA's data sheet of both
 RACK: dict[str, Any] = {"flops": {"fp8": 5000e12, "bf16": 2500e12, "fp32": 1250e12}, "memory": 8e12}
-EXP = hardware.B300.attention / hardware.B200.attention  # of attention, over that of B200
+EXP = accelerators.B300.attention / accelerators.B200.attention  # of attention, over that of B200
 
 
 def _powered(times: float) -> float:
@@ -50,22 +50,22 @@ def _powered(times: float) -> float:
 
 
 DEVICES = [  # words in a row's hardware, family, device
-    ("A100-40GB", "ampere", _device(hardware.A100_40, ROCE, 8)),
-    ("A100", "ampere", _device(hardware.A100_80, ROCE, 8)),
-    ("H100-96GB", "hopper500", replace(_device(hardware.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
-    ("H100", "hopper", _device(hardware.H100, INFINIBAND, 8)),
-    ("H200", "hopper", _device(hardware.H200, INFINIBAND, 8)),
+    ("A100-40GB", "ampere", _device(accelerators.A100_40, ROCE, 8)),
+    ("A100", "ampere", _device(accelerators.A100_80, ROCE, 8)),
+    ("H100-96GB", "hopper500", replace(_device(accelerators.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
+    ("H100", "hopper", _device(accelerators.H100, INFINIBAND, 8)),
+    ("H200", "hopper", _device(accelerators.H200, INFINIBAND, 8)),
     (
         "GB300",
         "blackwell",
-        replace(_device(hardware.B300, INFINIBAND, 4, 72), **RACK, efficiency=_powered(1.4 / 1.2), attention=EXP),
+        replace(_device(accelerators.B300, INFINIBAND, 4, 72), **RACK, efficiency=_powered(1.4 / 1.2), attention=EXP),
     ),
-    ("B300", "blackwell", replace(_device(hardware.B300, INFINIBAND, 8), efficiency=_powered(1.1), attention=EXP)),
-    ("GB200", "blackwell", replace(_device(hardware.B200, INFINIBAND, 4, 72), **RACK)),
-    ("B200", "blackwell", _device(hardware.B200, INFINIBAND, 8)),
-    ("trn1", "neuron", _device(hardware.TRAINIUM1, 3.1 * GB, 32)),
-    ("trn2", "neuron", _device(hardware.TRAINIUM2, 6.25 * GB, 64)),
-    ("A10G", "ampere", _device(hardware.A10G, 1.6 * GB, 8)),
+    ("B300", "blackwell", replace(_device(accelerators.B300, INFINIBAND, 8), efficiency=_powered(1.1), attention=EXP)),
+    ("GB200", "blackwell", replace(_device(accelerators.B200, INFINIBAND, 4, 72), **RACK)),
+    ("B200", "blackwell", _device(accelerators.B200, INFINIBAND, 8)),
+    ("trn1", "neuron", _device(accelerators.TRAINIUM1, 3.1 * GB, 32)),
+    ("trn2", "neuron", _device(accelerators.TRAINIUM2, 6.25 * GB, 64)),
+    ("A10G", "ampere", _device(accelerators.A10G, 1.6 * GB, 8)),
 ]
 
 
@@ -83,7 +83,7 @@ SITES = {
 RATE = re.compile(r"(?:(\d+) ?x ?)?(\d+) ?Gb(?:ps|/s|it/s)?([^,;)]*)")
 
 
-def device_of(hardware: str | None, source: str = "") -> tuple[str, Device] | None:
+def device_of(hardware: str | None, source: str = "") -> tuple[str, DeviceSpeed] | None:
     """The device that a row tells of, with the ranks of a node and the network if it tells them too."""
     told = hardware or ""
     found = next(((kind, device) for words, kind, device in DEVICES if words in told), None)
@@ -96,7 +96,7 @@ def device_of(hardware: str | None, source: str = "") -> tuple[str, Device] | No
     return kind, replace(device, outside=_network(told, device, kind == "ampere") or known)
 
 
-def _network(told: str, device: Device, old: bool) -> float | None:
+def _network(told: str, device: DeviceSpeed, old: bool) -> float | None:
     """Bytes/s of a rank's network as a row's words have it: of a GPU, or of a node; where neither is said, A100s share it."""
     rate = RATE.search(told)
     if rate is None:
@@ -184,7 +184,7 @@ def measured(row: dict[str, Any], work: Work) -> float | None:
     return None
 
 
-def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device, float]]:
+def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, DeviceSpeed, float]]:
     """source, id, work, device family, device, tokens/s per device."""
     found = []
     for row in rows:
@@ -195,7 +195,7 @@ def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device
     return found
 
 
-def tune(device: Device, kind: str, efficiency: dict[str, float]) -> Device:
+def tune(device: DeviceSpeed, kind: str, efficiency: dict[str, float]) -> DeviceSpeed:
     products, attention = efficiency[kind], efficiency[f"{kind} attention"]
     return replace(device, efficiency=device.efficiency * products, attention=device.attention * attention)
 
@@ -208,7 +208,7 @@ class Model:
             [log(getattr(Constants(), name)) for name in FREE] + [log(START[kind][place]) for place in (0, 1) for kind in KINDS]
         )
 
-        rows = (hardware.A100_80, hardware.H100, hardware.H100, hardware.B200, hardware.TRAINIUM1)
+        rows = (accelerators.A100_80, accelerators.H100, accelerators.H100, accelerators.B200, accelerators.TRAINIUM1)
         self.given = self.start.copy()
         self.given[len(FREE) :] = [log(getattr(row, name)) for name in ("efficiency", "attention") for row in rows]
 

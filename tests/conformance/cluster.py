@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from s3server import Application, serve
-from trainfleet.processes import die_with_parent
+from trainfleet.host.processes import die_with_parent
 from verbs import PACKAGES
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ class Cluster:
 
 
 @contextmanager
-def site(folder: Path) -> Iterator[Cluster]:
+def site(folder: Path, most: int = 2) -> Iterator[Cluster]:
     """An engine and a local S3 server with a bucket, which the nodes reach by a door of their own."""
     from werkzeug.serving import make_server
 
@@ -164,7 +164,7 @@ def site(folder: Path) -> Iterator[Cluster]:
         applications.append(application)
         return application
 
-    with serve(keep) as address, Cluster(folder) as cluster:
+    with serve(keep) as address, Cluster(folder, most) as cluster:
         if cluster.isolated:
             door = cluster.inside(lambda: make_server(GATE, 0, applications[0], threaded=True))
             threading.Thread(target=door.serve_forever, daemon=True).start()

@@ -26,16 +26,18 @@ from aws.sagemaker import Job as TrainingJob
 from aws.world import aws
 from fleet.lab import Lab, lab
 from fleet.slurmlab import cluster
-from trainfleet import s3
-from trainfleet.backends import BACKENDS, Backend, backend_of, terms_of
+from trainfleet.backends import BACKENDS, OURS, Backend, backend_of, terms_of
 from trainfleet.backends.base import Can, Handle, Phase, Status, load_job, save_job
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.errors import BackendError
+from trainfleet.entrypoint import AGAIN
+from trainfleet.host import plugins
+from trainfleet.node.relay import LOOPBACK
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
-from trainfleet.relay import LOOPBACK
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
+from trainfleet.storage import s3
+from trainfleet.trust.errors import BackendError
 
 ROOT = Path(__file__).parents[2]
 HARD = (
@@ -67,6 +69,9 @@ match sys.argv[1]:
         if not os.fork():
             os.setsid()  # a grandchild that leaves the session
         time.sleep(300)
+    case "again":  # ends with the engine's own code for another attempt, once
+        first = os.environ.get("AWS_BATCH_JOB_ATTEMPT") == "1"
+        sys.exit(int(sys.argv[2]) if first and node == "0" else 0)
     case "tell":
         print("it has", len(os.environ[sys.argv[2]]), "letters:", os.environ[sys.argv[2]], flush=True)
     case "polite":
@@ -90,7 +95,7 @@ from pathlib import Path
 from trainfleet.backends import backend_of
 from trainfleet.config import load_resolved
 from trainfleet.plan.request import Request
-from trainfleet.relay import LOOPBACK
+from trainfleet.node.relay import LOOPBACK
 request = Request.of(json.loads(Path(sys.argv[2]).read_text()), sys.argv[2])
 print(json.dumps(asdict(backend_of(load_resolved(Path(sys.argv[1]))).submit(request))), flush=True)
 time.sleep(300)
@@ -189,10 +194,10 @@ def config_of(backend: str, folder: Path, more: Mapping[str, str] | None = None,
 
 
 @contextmanager
-def engine(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def engine(name: str, folder: Path, patch: pytest.MonkeyPatch, nodes: int = 2) -> Iterator[Bench]:
     """AWS Batch or SageMaker, pretended: nodes in namespaces that share no disk, containers that really run, all through S3."""
-    with site(folder / "engine") as place, patch.context() as inner:
-        inner.setattr("trainfleet.backends.hosted.PACE", 0.2)
+    with site(folder / "engine", nodes) as place, patch.context() as inner:
+        inner.setattr("trainfleet.backends.aws_managed.PACE", 0.2)
         for variable, value in place.environment.items():
             inner.setenv(variable, value)
         inner.chdir(folder)
@@ -239,6 +244,20 @@ elsewhere.attach()
                     prelude, names, (), config.fleet.image, hard, frozenset({0, 137, 143}), crowded, lost)  # fmt: skip
 
 
+def on_this_machine(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    patch.chdir(folder)
+    (folder / "probe.py").write_text(PROBE)
+
+    def given(request: Request) -> list[str]:
+        return [(folder / f"runs/probe/nodes/node-{node}.sh").read_text() for node in range(request.job.nodes)]
+
+    def typed(node: int, request: Request) -> None:
+        bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        subprocess.run(["sh"], input=request.artifacts[node].text, text=True, cwd="/", env=bare, check=True, timeout=60)
+
+    yield Bench("local", config_of("local", folder), folder, lambda: processes_of(folder), given, typed)
+
+
 def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """A real Slurm of two nodes; this process is typed on its head, in a folder that the nodes see."""
     folder = nodes.shared / "work"
@@ -247,7 +266,7 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
     (folder / "probe.py").write_text(PROBE)
 
     def running() -> list[str]:
-        return [f"node{node} {pid}" for node in range(2) for pid in nodes.processes(node, " -m probe")]
+        return [f"node{node} {pid}" for node in range(nodes.count) for pid in nodes.processes(node, " -m probe")]
 
     def given(request: Request) -> list[str]:
         number = (folder / f"runs/probe/nodes/{request.token}").read_text().strip()
@@ -311,11 +330,11 @@ def by_hand(place: Site, node: int, request: Request) -> None:
     assert container.process.wait(60) == 0
 
 
-def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch, count: int = 2) -> Iterator[Bench]:
     """sshd nodes, or instances that are such nodes; this process plays the head of the fleet."""
     patch.chdir(nodes.shared)
     (nodes.shared / "probe.py").write_text(PROBE)
-    fleet: dict[str, Any] = {"shared_folder": "/fsx", "python": sys.executable}
+    fleet: dict[str, Any] = {"shared_folder": "/fsx", "python": sys.executable, "nodes": count}
     if name == "ec2":
         config = instances(nodes, config_of(name, folder, **fleet, **on_metal(nodes)))
     else:
@@ -323,7 +342,7 @@ def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch) -> 
     patch.setenv("TRAINFLEET_HEAD", "1")
 
     def running() -> list[str]:
-        return [f"node{node} {pid}" for node in range(2) for pid in nodes.processes(node, " -m probe")]
+        return [f"node{node} {pid}" for node in range(nodes.count) for pid in nodes.processes(node, " -m probe")]
 
     def given(request: Request) -> list[str]:
         script = f"probe-{request.job.kind}.sh"
@@ -354,7 +373,7 @@ def instances(nodes: Lab, config: Config) -> Config:
         backend.cloud.make((), lambda *_: None, lambda _: None)
         backend.cloud.await_nodes()
         assert metal.free == []
-        return backend.located
+        return backend.head().located
 
 
 def of_each(backends: Iterable[str]) -> list[Any]:
@@ -372,21 +391,14 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 yield made
             return
         if request.param == "local":
-            patch.chdir(folder)
-            (folder / "probe.py").write_text(PROBE)
-
-            def given(request: Request) -> list[str]:
-                return [(folder / f"runs/probe/nodes/node-{node}.sh").read_text() for node in range(request.job.nodes)]
-
-            def typed(node: int, request: Request) -> None:
-                bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-                subprocess.run(["sh"], input=request.artifacts[node].text, text=True, cwd="/", env=bare, check=True, timeout=60)
-
-            yield Bench("local", config_of("local", folder), folder, lambda: processes_of(folder), given, typed)
+            yield from on_this_machine(folder, patch)
             return
         if request.param == "slurm":
             with lab(2) as nodes, cluster(nodes):
                 yield from on_slurm(nodes, patch)
+            return
+        if request.param not in OURS:  # of another package, which has brought a bench
+            yield from plugins.offered(plugins.OF_BENCHES, request.param)(folder, sys.modules[__name__])  # type: ignore[operator]
             return
         with lab(2) as nodes:
             yield from on_hosts(request.param, nodes, folder, patch)
@@ -703,3 +715,16 @@ def test_more_nodes_than_there_are_is_refused_before_anything_starts(bench: Benc
     said = r"3 nodes are wanted, (2 of 2 hosts|the queue has 2)|3 x ml\.\S+ are wanted, and your quota is 2"
     with pytest.raises(BackendError, match=said):  # an engine's own limits are asked for when it is to start
         bench.backend.submit(bench.plan("exit", "0", "0", nodes=3))
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(AGAIN, 2), (7, 1)])
+def test_an_engine_tries_again_by_itself_where_the_exit_code_is_worth_it(code: int, attempts: int, bench: Bench) -> None:
+    """Only AWS Batch looks at exit codes: SageMaker at machines, Slurm's script at the run (tests/drills/test_slurm.py)."""
+    if bench.name != "batch":
+        return
+    config = bench.config
+    again = replace(bench, config=replace(config, fleet=replace(config.fleet, batch=replace(config.fleet.batch, attempts=3))))
+    request = again.plan("again", str(code))
+    status = again.until_ended(again.backend.submit(request))
+    assert status.attempt == attempts and status.failed == (attempts == 1)
+    assert failing(status) == ({0: code} if status.failed else {})

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ from aws.engines import site as account_and_bucket
 from fleet.lab import lab
 from fleet.slurmlab import cluster
 from fleet.test_cloud import Place, account_on
-from trainfleet import s3
 from trainfleet.backends import BACKENDS
+from trainfleet.storage import s3
 from verbs import PACKAGES, ROOT, enter, finish, write_text
 
 CONFIG = {
@@ -142,3 +144,21 @@ def test_a_purge_leaves_a_text_of_the_user_s_in_the_folder_of_the_dataset(name: 
         said = desk.type("clean", "PURGE=1", "YES=1")
         assert [Path(path).name for path in desk.left() if not Path(path).is_dir()] in (["book.txt"], ["book.txt"] * 2), said
         assert "data/text/book.txt: this program did not write it" in said or "sets/text/book.txt: this program did not" in said
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", of_each(set(BACKENDS) - {"ec2"}))  # where another config has machines of its own
+def test_a_purge_beside_another_config_s_run_leaves_that_run_alone(name: str, tmp_path: Path) -> None:
+    theirs = "SET=name=stays data.name=theirs train.steps=30 train.schedule_steps=30"
+    with DESKS[name](tmp_path) as desk, ThreadPoolExecutor(1) as pool:
+        desk.type("train")
+        running = pool.submit(desk.type, "train", theirs)
+        while not any("/runs/stays/" in path for path in desk.left()) and not running.done():
+            time.sleep(0.1)
+        with suppress(AssertionError):  # it is refused where both run folders are on this machine: "still at work"
+            desk.type("clean", "PURGE=1", "YES=1")
+        running.result()
+        assert "finished" in desk.type("status", theirs)
+        said = desk.type("clean", "PURGE=1", "YES=1")
+        assert not [path for path in desk.left() if "gone" in Path(path).parts or "text" in Path(path).parts], said
+        assert {"stays", "theirs"} <= {part for path in desk.left() for part in path.split("/")}, said

@@ -16,9 +16,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
@@ -26,14 +28,15 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 
 from trainfleet import devices
-from trainfleet.checkpoints import catalogue
+from trainfleet.checkpoints import listing
+from trainfleet.checkpoints.marker import MARKER
+from trainfleet.checkpoints.store import FolderStore
 from trainfleet.config import Config, Settings, load
-from trainfleet.engine.checkpoint import Checkpoints, Progress
-from trainfleet.engine.checkpoint.files import Tally
-from trainfleet.engine.parallel.parts import Held
+from trainfleet.engine.checkpoint import Checkpoints, TrainingProgress
+from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.engine.world import World
-from trainfleet.errors import TrainfleetError
-from trainfleet.runs import Run, step_name
+from trainfleet.run.run_folder import Run, step_name
+from trainfleet.trust.errors import TrainfleetError
 
 CONFIG = """
 name: drill
@@ -81,9 +84,15 @@ class Fault:
         self.kind, self.at, self.names = kind, at, list[str]()
         self.active, self.most = True, 0
         sys.addaudithook(self.audit)
-        fsync, write = os.fsync, Tally.write
+        fsync, create = os.fsync, FolderStore.create
         os.fsync = lambda descriptor: (self.meet("fsync", descriptor), fsync(descriptor))[1]  # type: ignore[assignment, func-returns-value]
-        Tally.write = lambda tally, data: (self.meet("write", tally), write(tally, data))[1]  # type: ignore[method-assign, func-returns-value]
+
+        @contextmanager
+        def watched(store: FolderStore, step: int, file: str) -> Iterator[BinaryIO]:
+            with create(store, step, file) as stream:
+                yield stream if file == MARKER else cast(BinaryIO, Watched(stream, self))
+
+        FolderStore.create = watched  # type: ignore[method-assign]
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.active and event in OPERATIONS:
@@ -103,7 +112,7 @@ class Fault:
         if number == self.at and self.kind == "slow":
             time.sleep(SLOW)
         if number == self.at and self.kind == "kill":
-            if isinstance(what, Tally):
+            if isinstance(what, Watched):
                 what.stream.write(b"half")
                 what.stream.flush()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -113,6 +122,18 @@ class Fault:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@dataclass
+class Watched:
+    """A file of a checkpoint, each write of which is an operation."""
+
+    stream: BinaryIO
+    fault: Fault
+
+    def write(self, data: bytes) -> int:
+        self.fault.meet("write", self)
+        return self.stream.write(data)
+
+
 def join() -> World:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return World(0, 1, 0, devices.nearest())
@@ -120,7 +141,7 @@ def join() -> World:
 
 def save(checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     become(model, optimizer, step)
-    checkpoints.save(Held(model, optimizer), Progress(step), loss=1.0)
+    checkpoints.save(TorchParts(model, optimizer), TrainingProgress(step), loss=1.0)
     become(model, optimizer, -1)  # training goes on while it is written
 
 
@@ -135,7 +156,7 @@ def prepare(run: Run, config: Config) -> None:
 def strike(run: Run, config: Config, kind: str, at: int) -> None:
     """Saves step 12 with the fault, and step 16 without it when the process lives; says what happened in `said.json`."""
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
-    checkpoints.resume(Held(model, optimizer))
+    checkpoints.resume(TorchParts(model, optimizer))
     fault = Fault(kind, at)
     save(checkpoints, model, optimizer, 12)
     if kind == "slow":  # a save at every step: none waits for the one before but at the next save
@@ -159,8 +180,8 @@ def strike(run: Run, config: Config, kind: str, at: int) -> None:
 def judge(run: Run, config: Config) -> None:
     """Resumes; what it found goes to `found.json`."""
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
-    seen = {entry.step: entry.fault for entry in catalogue.look(checkpoints.store)}
-    progress = checkpoints.resume(Held(model, optimizer))
+    seen = {entry.step: entry.fault for entry in listing.look(checkpoints.store)}
+    progress = checkpoints.resume(TorchParts(model, optimizer))
     left = [path.name for path in run.checkpoints.iterdir() if path.name.startswith(".")]
     found = {"step": progress.step, "values": sorted(values(model, optimizer)), "seen": seen, "left": left}
     (run.folder / "found.json").write_text(json.dumps(found))

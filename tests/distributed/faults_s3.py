@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from faults import build, forked, join, save, values
 
-from trainfleet import s3
-from trainfleet.checkpoints import catalogue
-from trainfleet.checkpoints.bucket import Bucket
+from trainfleet.checkpoints import listing
+from trainfleet.checkpoints.s3_store import BucketStore
 from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
-from trainfleet.engine.parallel.parts import Held
-from trainfleet.errors import TrainfleetError
-from trainfleet.processes import die_with_parent
-from trainfleet.runs import Run
+from trainfleet.engine.parallel.rank_model import TorchParts
+from trainfleet.host.processes import die_with_parent
+from trainfleet.run.run_folder import Run
+from trainfleet.storage import s3
+from trainfleet.trust.errors import TrainfleetError
 
 CONFIG = """
 name: drill
@@ -122,15 +122,12 @@ def judge(run: Run, config: Config) -> None:
     order("none", 0)
     checkpoints, (model, optimizer) = Checkpoints(run, config, "tokens", join()), build()
     store = checkpoints.store
-    assert isinstance(store, Bucket)
-    seen = {step: catalogue.read(store, step).files for step in store.steps()}
+    assert isinstance(store, BucketStore)
+    seen = {step: listing.read(store, step).files for step in store.steps()}
     faults = [
-        text
-        for step, files in seen.items()
-        for name, file in files.items()
-        if (text := catalogue.damage(store, step, name, file))
+        text for step, files in seen.items() for name, file in files.items() if (text := listing.damage(store, step, name, file))
     ]
-    progress = checkpoints.resume(Held(model, optimizer))
+    progress = checkpoints.resume(TorchParts(model, optimizer))
     kept = {f"{NAME.search(found.address.split('/')[-2])[0]}" for found in s3.list_objects(store.prefix)}  # type: ignore[index]
     left = sorted(kept - {f"step-{step:08d}" for step in store.steps()}) + s3._pages(
         "list_multipart_uploads", "Uploads", store.prefix

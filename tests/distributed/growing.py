@@ -16,7 +16,7 @@ from torch import nn
 
 from trainfleet.config import Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 
 def memory() -> int:

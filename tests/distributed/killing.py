@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
 from trainfleet.engine.batches import Batches
-from trainfleet.engine.checkpoint import Checkpoints, Progress
+from trainfleet.engine.checkpoint import Checkpoints, TrainingProgress
 from trainfleet.engine.parallel import Parts
 
 
@@ -48,7 +48,7 @@ def witness_batches() -> None:
 def witness_states() -> None:
     resume = Checkpoints.resume
 
-    def witnessed(checkpoints: Checkpoints, parts: Parts) -> Progress:
+    def witnessed(checkpoints: Checkpoints, parts: Parts) -> TrainingProgress:
         progress = resume(checkpoints, parts)
         if progress.step:
             found = dict(ranks.leaves("", parts.state()))

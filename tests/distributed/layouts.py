@@ -24,10 +24,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from trainfleet import devices
 from trainfleet.config import Settings, load
-from trainfleet.engine.checkpoint import Checkpoints, Progress
-from trainfleet.engine.parallel.parts import Held
+from trainfleet.engine.checkpoint import Checkpoints, TrainingProgress
+from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.engine.world import World, join
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 CONFIG = """
 name: shapes
@@ -118,7 +118,7 @@ def work(folder: Path, layout: str, step: int, world: World) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, foreach=False)
     config, _ = load(Settings(folder / "config.yaml"))
     checkpoints = Checkpoints(Run(folder), config, "tokens", world)
-    progress = checkpoints.resume(parts := Held(net, optimizer))
+    progress = checkpoints.resume(parts := TorchParts(net, optimizer))
     assert progress.step == step
     if step == 0:
         torch.manual_seed(0)
@@ -126,7 +126,7 @@ def work(folder: Path, layout: str, step: int, world: World) -> None:
             nn.init.normal_(parameter)
         train(net, optimizer)
     drawn = draw()
-    checkpoints.save(parts, Progress(step + 1), loss=0.0)
+    checkpoints.save(parts, TrainingProgress(step + 1), loss=0.0)
     checkpoints.settle()
     (folder / f"draws-{step}-{world.rank}.json").write_text(json.dumps({"resumed": drawn, "next": draw()}))
 

@@ -17,26 +17,26 @@ from torch import Tensor
 import trainfleet.engine.__main__  # noqa: F401  imported once, before the forks
 from trainfleet.engine import loss_scale
 from trainfleet.engine.parallel.gradients import local
-from trainfleet.engine.parallel.parts import Held
+from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.engine.trainer import Trainer
 
 
 def plant(steps: set[int]) -> None:
     """Has the last rank's gradients be infinite in those steps."""
-    advance, update, now = Trainer.advance, Held.update, 0
+    advance, update, now = Trainer.advance, TorchParts.update, 0
 
     def told(self: Trainer, step: int) -> None:
         nonlocal now
         now = step
         advance(self, step)
 
-    def overflown(self: Held, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
+    def overflown(self: TorchParts, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
         if now in steps and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
             held = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
             local(held[-1]).fill_(torch.inf)  # no first one: a last stage's copy of tied weights has the first stage's gradient
         update(self, rate, skips)
 
-    Trainer.advance, Held.update = told, overflown  # type: ignore[method-assign]
+    Trainer.advance, TorchParts.update = told, overflown  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

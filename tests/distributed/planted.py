@@ -13,16 +13,16 @@ import ranks
 import torch
 from torch import Tensor
 
-from trainfleet.engine.batches import Batch
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.batches import MicroBatch
 from trainfleet.engine.parallel import Replicas
+from trainfleet.engine.timing import Stopwatch
 
 
 def plant(faults: set[str]) -> None:
     """Has a rank's gradients be NaN in the steps that are named."""
     train, step = Replicas.train, 0
 
-    def poisoned(self: Replicas, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
+    def poisoned(self: Replicas, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
         nonlocal step
         step += 1
         loss = train(self, batches, watch)

@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 ROOT = Path(__file__).parents[2]
 TEXT = sorted((Path(os.__file__).parent).glob("*.py"))[:40]
@@ -49,7 +49,7 @@ class Bench:
     def __init__(self, folder: Path, config: str = CONFIG, patience: float = 100) -> None:
         """`patience`: seconds that a run may take."""
         from trainfleet.config import Settings, load
-        from trainfleet.data.share import Share, tokenize
+        from trainfleet.data.tokenize_worker import Share, tokenize
 
         self.folder, self.patience = folder, patience
         (folder / "text").mkdir()
@@ -61,13 +61,13 @@ class Bench:
 
     def prepare(self, name: str, ranks: int, **values: object) -> Path:
         """The folder of a run with its resolved config in it, as `make train` leaves it."""
-        from trainfleet import runs
         from trainfleet.config import Settings, dump_resolved, load
+        from trainfleet.run import run_folder
 
         words = " ".join(f"{key}={value}" for key, value in {"name": name, "fleet.nodes": ranks, **values}.items())
         config, _ = load(Settings(self.folder / "config.yaml", words))
-        run = runs.run_of(name, self.folder / "runs")
-        runs.write_atomic(run.config, dump_resolved(config))
+        run = run_folder.run_of(name, self.folder / "runs")
+        run_folder.write_atomic(run.config, dump_resolved(config))
         return run.folder
 
     def start(self, run: Path, ranks: int, *program: str) -> subprocess.Popen[str]:
@@ -134,12 +134,15 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
-    """Every tensor of a checkpoint by name, put together by torch's own tool, and the text of every rank's random numbers."""
+    """Every tensor of a checkpoint by name, put together by torch's own reader of safetensors."""
     import torch
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-    dcp_to_torch_save(checkpoint, target := checkpoint.parent / "whole.pt")
-    return dict(leaves("", torch.load(target, weights_only=False)))
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    entries = reader.read_metadata().state_dict_metadata.items()
+    state: dict[str, Any] = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries}
+    load(state, storage_reader=reader, no_dist=True)
+    return state
 
 
 def leaves(prefix: str, value: object) -> Iterator[tuple[str, Any]]:

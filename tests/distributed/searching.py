@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from trainfleet.engine import micro_batch
-from trainfleet.engine.batches import Batch
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.batches import MicroBatch
 from trainfleet.engine.parallel import Replicas
+from trainfleet.engine.timing import Stopwatch
 
 ROOM = 2
 train = Replicas.train
 
 
-def hindered(self: Replicas, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
-    def measured() -> Iterator[tuple[int, Batch]]:
+def hindered(self: Replicas, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
+    def measured() -> Iterator[tuple[int, MicroBatch]]:
         for left, batch in batches:
             if os.environ["RANK"] == "1" and len(batch.inputs) > ROOM:
                 raise torch.OutOfMemoryError("out of memory, as planted")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.lease import EVERY, GLANCE, PATIENCE, is_held, is_renewed, newest_holder, newest_standby, read_holder
+from trainfleet.health.lease import EVERY, GLANCE, PATIENCE, is_held, is_renewed, newest_holder, newest_standby, read_holder
 
 ROOT = Path(__file__).parents[2]
-HOLD = "import sys; from pathlib import Path; from trainfleet.lease import Lease\nwith Lease(Path(sys.argv[1])) as held: sys.stdin.read(); held.code = 0"
+HOLD = "import sys; from pathlib import Path; from trainfleet.health.lease import Lease\nwith Lease(Path(sys.argv[1])) as held: sys.stdin.read(); held.code = 0"
 BUSY = "print('busy', flush=True)\nwhile True: pass"
 PROCESSES = 8
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -15,8 +14,8 @@ import ranks
 # Every file is on disk before the marker, the marker before the name, the name before anything old goes.
 PROTOCOL = [
     "os.mkdir .step-00000012",
-    "open __0_0.distcp", "write", "fsync",
-    "open .metadata", "write", "fsync",
+    "open rank-00000.safetensors", "write", "fsync",
+    "open index.json", "write", "fsync",
     "open .step-00000012", "fsync",
     "open committed.json", "fsync", "open .step-00000012", "fsync",
     "os.rename .step-00000012", "open checkpoints", "fsync",
@@ -24,7 +23,7 @@ PROTOCOL = [
 ]  # fmt: skip
 
 
-def run(folder: Path, kind: str, every: int = 20) -> dict[str, Any]:
+def run(folder: Path, kind: str, every: int = 1) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("faults.py")), str(folder), kind, str(every)]
     done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,7 +35,8 @@ def test_a_fault_at_any_operation_of_a_save_costs_that_save_at_most(tmp_path: Pa
     told = run(tmp_path, kind)
     assert told["wrong"] == []
     assert told["cases"] >= 35
-    assert [name for name, _ in itertools.groupby(told["operations"])][: len(PROTOCOL)] == PROTOCOL
+    left = iter(told["operations"])  # folders are opened on the way to a file, too (trust/untrusted_input.py)
+    assert all(operation in left for operation in PROTOCOL), told["operations"]
 
 
 def test_one_changed_byte_in_any_file_is_found_and_the_checkpoint_before_is_taken(tmp_path: Path) -> None:

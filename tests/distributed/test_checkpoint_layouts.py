@@ -41,10 +41,11 @@ def test_every_bit_comes_through(folder: Path, place: int) -> None:
 def test_each_rank_wrote_its_part_only(folder: Path) -> None:
     """A tensor that four ranks hold is written by one of them: the files together hold it once."""
     for step, count in ((1, 4), (9, 4)):
-        files = sorted((folder / "checkpoints" / f"step-{step:08d}").glob("*.distcp"))
-        assert [file.name for file in files] == [f"__{rank}_0.distcp" for rank in range(count)]
+        files = sorted((folder / "checkpoints" / f"step-{step:08d}").glob("*.safetensors"))
+        assert [file.name for file in files] == [f"rank-{rank:05d}.safetensors" for rank in range(count)]
     sizes = [
-        sum(file.stat().st_size for file in (folder / "checkpoints" / f"step-{step:08d}").glob("*.distcp")) for step in (1, 3)
+        sum(file.stat().st_size for file in (folder / "checkpoints" / f"step-{step:08d}").glob("*.safetensors"))
+        for step in (1, 3)
     ]
     assert sizes[0] < sizes[1] + 4 * 40_000  # four ranks' random numbers, and not four models
 

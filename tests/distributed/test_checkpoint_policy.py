@@ -10,8 +10,8 @@ import ranks
 from huggingface_hub import ModelCard
 from ranks import Bench
 
-from trainfleet import runs
-from trainfleet.engine import card, evaluate, export
+from trainfleet.engine import evaluate, export, model_card
+from trainfleet.run import run_folder
 from trainfleet.watch.diagnosis import diagnose, parse
 from trainfleet.watch.verdict import _faults
 
@@ -44,7 +44,10 @@ def test_a_full_disk_stops_saving_and_not_training(bench: Bench, unhindered: Pat
     assert saved(run) == [4, 16, 20] and there(run) == [16, 20] and not list((run / "checkpoints").glob(".*"))
     failures = ranks.events(run, "unsaved")
     assert [failure["step"] for failure in failures] == [8, 12] and "No space left" in failures[0]["why"]
-    assert "step 8 was not saved: No space left on device (__1_0.distcp) (can't write a checkpoint on rank 1); free" in output
+    assert (
+        "step 8 was not saved: No space left on device (rank-00001.safetensors) (can't write a checkpoint on rank 1); free"
+        in output
+    )
     assert diagnose(list(parse(output.splitlines(), 0))) is None, "a later failure would be laid to this one's charge"
 
 
@@ -87,7 +90,7 @@ def test_the_newest_stay_and_every_kth_for_good(bench: Bench) -> None:
 
 def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path) -> None:
     """From a run, one of its checkpoints, a Hugging Face folder, and NxD's: sharded over two ranks, at a rate that changes nothing."""
-    source = runs.Run(unhindered)
+    source = run_folder.Run(unhindered)
     export.export(source, folder := bench.folder / "exported")
     export.export(source, slices := bench.folder / "slices", "nxd-tp2-pp2")
     expected = evaluate.evaluate(source).loss
@@ -95,7 +98,7 @@ def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path
     for number, address in enumerate((unhindered, unhindered / "checkpoints" / "step-00000020", folder, slices)):
         run = bench.train(f"begun-{number}", 2, **values, train__init_from=str(address))
         assert ranks.events(run, "initialized")[0]["source"].startswith(str(address))
-        assert evaluate.evaluate(runs.Run(run)).loss == pytest.approx(expected, rel=1e-5)
+        assert evaluate.evaluate(run_folder.Run(run)).loss == pytest.approx(expected, rel=1e-5)
     bench.train("begun-0", 2, **(values | {"train__steps": 2}), train__init_from=str(unhindered))
     run = bench.folder / "runs" / "begun-0"
     assert [event["step"] for event in ranks.events(run, "resumed")] == [1] and len(ranks.events(run, "initialized")) == 1
@@ -103,27 +106,27 @@ def test_a_run_begins_with_the_weights_of_another(bench: Bench, unhindered: Path
 
 def test_the_card_of_a_continued_run_says_what_it_was_continued_from_and_the_next_one_too(bench: Bench, unhindered: Path) -> None:
     """A run, its folder, a run that begins from that folder, its folder, and so on: what each has learned from is in its card."""
-    export.export(runs.Run(unhindered), first := bench.folder / "grandparent")
-    assert "Trained from scratch with trainfleet, on `text`" in (first / card.CARD).read_text()
-    (first / card.CARD).write_text("---\nlicense: apache-2.0\n---\n")
+    export.export(run_folder.Run(unhindered), first := bench.folder / "grandparent")
+    assert "Trained from scratch with trainfleet, on `text`" in (first / model_card.CARD).read_text()
+    (first / model_card.CARD).write_text("---\nlicense: apache-2.0\n---\n")
     values = {"train__steps": 1, "train__learning_rate": 1e-9, "train__validate_every": 0}
     second = export_of(bench, "parent", **values, train__init_from=str(first))
     third = export_of(bench, "child", **values, train__init_from=str(second))
     sibling = export_of(bench, "sibling", **values, train__init_from=str(bench.folder / "runs" / "parent"))
     for folder, base, licence in ((second, first, True), (third, second, True), (sibling, None, False)):
-        read = ModelCard(text := (folder / card.CARD).read_text())
+        read = ModelCard(text := (folder / model_card.CARD).read_text())
         digest = base and hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
         from_ = f"`{base.name}` (sha256 of model.safetensors: {digest})" if base else "`step 1 of parent` (sha256 of its"
         assert f"Continued with trainfleet from {from_}" in text and "from scratch" not in text
         assert read.data.license == ("apache-2.0" if licence else None) and str(bench.folder) not in text, text
     tokens = ranks.results(bench.folder / "runs" / "parent")["tokens"]
-    assert f"after the {tokens:,} that step 1 of parent was trained on" in (sibling / card.CARD).read_text()
+    assert f"after the {tokens:,} that step 1 of parent was trained on" in (sibling / model_card.CARD).read_text()
 
 
 def export_of(bench: Bench, name: str, **values: object) -> Path:
     """The exported folder of a new run."""
     run = bench.train(name, 1, **values)
-    export.export(runs.Run(run), out := bench.folder / f"{name}-exported")
+    export.export(run_folder.Run(run), out := bench.folder / f"{name}-exported")
     return out
 
 

@@ -16,10 +16,10 @@ import pytest
 import ranks
 
 from s3server import Application, busy, serve
-from trainfleet import s3
-from trainfleet.checkpoints import catalogue
-from trainfleet.checkpoints.bucket import Bucket
-from trainfleet.s3 import PART
+from trainfleet.checkpoints import listing
+from trainfleet.checkpoints.s3_store import BucketStore
+from trainfleet.storage import s3
+from trainfleet.storage.s3 import PART
 
 
 class Server:
@@ -48,15 +48,15 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def bucket(server: Server) -> Bucket:
-    return Bucket("s3://bucket/some/run")
+def bucket(server: Server) -> BucketStore:
+    return BucketStore("s3://bucket/some/run")
 
 
-def uploads(bucket: Bucket) -> list[dict[str, Any]]:
+def uploads(bucket: BucketStore) -> list[dict[str, Any]]:
     return s3._pages("list_multipart_uploads", "Uploads", bucket.prefix)
 
 
-def test_large_files_go_in_parts_and_come_back(bucket: Bucket) -> None:
+def test_large_files_go_in_parts_and_come_back(bucket: BucketStore) -> None:
     content = random.Random(1).randbytes(2 * PART + 1000)
     with bucket.create(4, "large") as stream:
         for first in range(0, len(content), 5_000_000):
@@ -67,7 +67,7 @@ def test_large_files_go_in_parts_and_come_back(bucket: Bucket) -> None:
         assert bucket.steps() == [4] and bucket.marker(4) == "marker" and stream.read() == content
 
 
-def test_a_save_that_was_cut_off_leaves_nothing_that_costs_money(bucket: Bucket) -> None:
+def test_a_save_that_was_cut_off_leaves_nothing_that_costs_money(bucket: BucketStore) -> None:
     save = bucket.create(8, "large")
     save.__enter__().write(bytes(PART + 1))
     assert uploads(bucket)
@@ -75,14 +75,14 @@ def test_a_save_that_was_cut_off_leaves_nothing_that_costs_money(bucket: Bucket)
     assert not uploads(bucket) and not s3.list_objects(bucket.prefix)
 
 
-def test_a_failed_upload_is_taken_back(bucket: Bucket) -> None:
+def test_a_failed_upload_is_taken_back(bucket: BucketStore) -> None:
     with pytest.raises(ZeroDivisionError), bucket.create(8, "large") as stream:
         stream.write(bytes(PART + 1))
         raise ZeroDivisionError
     assert not uploads(bucket) and bucket.size(8, "large") is None
 
 
-def test_what_is_set_aside_is_kept_until_it_is_removed(bucket: Bucket) -> None:
+def test_what_is_set_aside_is_kept_until_it_is_removed(bucket: BucketStore) -> None:
     for step in (4, 8):
         with bucket.create(step, "part") as stream:
             stream.write(b"x")
@@ -98,7 +98,7 @@ def test_what_is_set_aside_is_kept_until_it_is_removed(bucket: Bucket) -> None:
 def test_a_refusal_for_good_names_the_object(server: Server) -> None:
     with (
         pytest.raises(OSError, match=r"(?s)s3://elsewhere/run/.*NoSuchBucket") as caught,
-        Bucket("s3://elsewhere/run").create(4, "part"),
+        BucketStore("s3://elsewhere/run").create(4, "part"),
     ):
         pass
     assert caught.value.errno == errno.EIO
@@ -113,7 +113,7 @@ def test_a_fault_at_any_request_of_a_save_costs_that_save_at_most(tmp_path: Path
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["wrong"] == [] and told["cases"] >= 60
     names = [name.split(" ")[1] for name in told["requests"]]
-    files = [at for at, name in enumerate(names) if name in ("__0_0.distcp", ".metadata")]
+    files = [at for at, name in enumerate(names) if name in ("rank-00000.safetensors", "index.json")]
     assert max(files) < told["requests"].index("PUT committed.json") < len(names) - 1, (
         "every file, then the marker, then what is old goes"
     )
@@ -123,7 +123,7 @@ def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(server: Se
     here = Path.cwd()
     bench = ranks.Bench(tmp_path)
     unbroken, far = bench.train("unbroken", 2), {"checkpoint.destination": "s3://bucket/far"}
-    store, server.busy = Bucket("s3://bucket/far/killed"), True
+    store, server.busy = BucketStore("s3://bucket/far/killed"), True
     process = bench.start(run := bench.prepare("killed", 2, **far), 2)
     ranks.await_that(lambda: bool(store.steps()), process)
     ranks.kill(process)
@@ -131,4 +131,4 @@ def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(server: Se
     os.chdir(here)
     assert server.refused > 10 and store.steps() == [16, 20] and not list(run.glob("checkpoints/*"))
     assert ranks.events(run, "resumed")[0]["step"] >= 4 and ranks.metrics(run) == ranks.metrics(unbroken)
-    assert all(not catalogue.damage(store, 20, name, file) for name, file in catalogue.read(store, 20).files.items())
+    assert all(not listing.damage(store, 20, name, file) for name, file in listing.read(store, 20).files.items())

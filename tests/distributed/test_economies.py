@@ -89,7 +89,7 @@ def kept(how: str | float) -> int:
     torch._dynamo.reset()
     model = models.build(Model("test", "llama", 2, 128, 4, 4, 344, 256, 256, 10_000.0, 1e-5, False))
     model.initialize(0)
-    blocks.compile(model, model.get_submodule(model.plan.blocks).children(), how, Cpu(), loss=False)
+    blocks.compile_blocks(model, model.get_submodule(model.plan.blocks).children(), how, Cpu(), loss=False)
     found = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
 
     def seen(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ranks import Bench, environment, metrics
 
 from aws.containers import ML, Container, Containers
 from conformance.cluster import Cluster
-from trainfleet.runs import Run, node_log
+from trainfleet.run.run_folder import Run, node_log
 from trainfleet.watch.lines import parse
 
 pytestmark = pytest.mark.timeout(600)

@@ -9,10 +9,10 @@ import pytest
 import ranks
 from ranks import Bench
 
-from trainfleet import fence, lease
-from trainfleet.beats import read_beats
-from trainfleet.heartbeat import FENCED
-from trainfleet.runs import Run
+from trainfleet.health import fence, lease
+from trainfleet.health.heartbeat import FENCED
+from trainfleet.health.heartbeat_format import read_beats
+from trainfleet.run.run_folder import Run
 
 LONG = {"train.steps": 100_000, "checkpoint.every": 5, "train.validate_every": 0}
 
@@ -41,7 +41,7 @@ def test_ranks_that_an_engine_starts_again_take_over_and_those_before_leave(
 
 
 QUICK = """import sys; sys.path.insert(0, {folder!r})
-import trainfleet.engine.__main__, ranks; from trainfleet import heartbeat
+import trainfleet.engine.__main__, ranks; from trainfleet.health import heartbeat
 heartbeat.LEASE_EVERY = 0.2
 ranks.run_all(sys.argv[1:])"""
 

@@ -11,8 +11,8 @@ import torch
 from ranks import Bench
 from safetensors.torch import load_file, save_file
 
-from trainfleet import runs
 from trainfleet.engine import export
+from trainfleet.run import run_folder
 
 PLANTED = str(Path(__file__).with_name("planted.py"))
 
@@ -23,11 +23,8 @@ def train(bench: Bench, faults: str, name: str, **values: object) -> tuple[Path,
 
 
 def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    dcp_to_torch_save(run / "checkpoints" / f"step-{step:08d}", target := run / "all.pt")
-    found: dict[str, torch.Tensor] = torch.load(target, weights_only=False)["model"]
-    return found
+    state = ranks.state_of(run / "checkpoints" / f"step-{step:08d}")
+    return {name: tensor for name, tensor in state.items() if name.startswith("model.")}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -52,7 +49,7 @@ def test_too_many_in_a_row_stop_the_run_and_say_where(bench: Bench) -> None:
 
 def test_weights_that_are_not_finite_are_named(bench: Bench) -> None:
     run = bench.train("first", 1, train__steps=1)
-    export.export(runs.Run(run), out := bench.folder / "broken")
+    export.export(run_folder.Run(run), out := bench.folder / "broken")
     tensors = load_file(out / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -6,9 +6,9 @@ import tarfile
 from pathlib import Path
 
 import verbs
-from trainfleet import fence
-from trainfleet.beats import read_beats
-from trainfleet.runs import Run
+from trainfleet.health import fence
+from trainfleet.health.heartbeat_format import read_beats
+from trainfleet.run.run_folder import Run
 
 
 def test_a_run_of_the_first_format_goes_on(tmp_path: Path) -> None:

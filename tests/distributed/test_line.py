@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import verbs
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 ROOT = Path(__file__).parents[2]
 KEYS = {

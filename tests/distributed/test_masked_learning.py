@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from ranks import Bench
 
-from trainfleet import runs
 from trainfleet.engine import evaluate
+from trainfleet.run import run_folder
 
 CONFIG = """
 name: masked
@@ -25,5 +25,5 @@ BENCH = {"config": CONFIG, "patience": 1500}
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("family", ["roberta", "bert"])
 def test_it_guesses_hidden_tokens_at_twice_the_baseline(bench: Bench, family: str) -> None:
-    scores = evaluate.evaluate(runs.Run(bench.train(family, 2, model__family=family)))
+    scores = evaluate.evaluate(run_folder.Run(bench.train(family, 2, model__family=family)))
     assert scores.accuracy > 2 * scores.baseline, scores

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.plan.measurement import TIMED
-from trainfleet.runs import read_lines
+from trainfleet.run.run_folder import read_lines
 from verbs import enter
 
 CONFIG = """

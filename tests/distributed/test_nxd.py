@@ -1,4 +1,4 @@
-"""engine/parallel/nxd.py, executed: on a stand-in for NxD Core that has its signatures, layout of slices and ZeRO-1 shards.
+"""trainfleet_nxd, executed: on a stand-in for NxD Core that has its signatures, layout of slices and ZeRO-1 shards.
 
 NxD's real source is executed by tests/nxd/check.py, in an environment of its own; this runs the same code of ours wherever the tests run.
 """

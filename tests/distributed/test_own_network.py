@@ -1,4 +1,4 @@
-"""A network and a callback of one's own, as docs/models.md has them, typed and trained as a user does: every process is real."""
+"""A network and a callback of one's own, as docs/how-to/own-model.md has them, typed and trained as a user does: every process is real."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 import verbs
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs" / "models.md").read_text(), re.DOTALL))
+EXAMPLES = dict(
+    re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / "docs" / "how-to" / "own-model.md").read_text(), re.DOTALL)
+)
 CONFIG = """
 name: own
 data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}

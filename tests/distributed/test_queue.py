@@ -19,9 +19,9 @@ from aws.batch import Job as BatchJob
 from aws.engines import Site as Account
 from aws.engines import site as account_and_bucket
 from aws.sagemaker import SageMaker
-from trainfleet import s3
-from trainfleet.backends.remote import VACANT
-from trainfleet.runs import Run
+from trainfleet.backends.s3_run import VACANT
+from trainfleet.run.run_folder import Run
+from trainfleet.storage import s3
 
 CONFIG = """
 name: line

@@ -9,10 +9,10 @@ import pytest
 from test_line import Desk
 
 from trainfleet.cli.rehearse import main
-from trainfleet.launch.rehearsal import Stage
+from trainfleet.launch.rehearsal import RehearsalStage
 from verbs import enter
 
-WITHOUT_RESTARTS = "import trainfleet.watch.attempts as attempts\nattempts.ATTEMPTS = 1\n"
+WITHOUT_RESTARTS = "import trainfleet.watch.retry_loop as attempts\nattempts.ATTEMPTS = 1\n"
 
 
 def test_a_killed_rank_and_numbers_that_are_none(tmp_path: Path) -> None:
@@ -34,12 +34,12 @@ def test_with_a_mechanism_taken_out_a_promise_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Desk(tmp_path)
-    begin = Stage.begin
+    begin = RehearsalStage.begin
 
-    def begin_without(self: Stage, name: str, words: str = "") -> Any:
+    def begin_without(self: RehearsalStage, name: str, words: str = "") -> Any:
         self.alter(name, WITHOUT_RESTARTS)
         return begin(self, name, words)
 
-    monkeypatch.setattr(Stage, "begin", begin_without)
+    monkeypatch.setattr(RehearsalStage, "begin", begin_without)
     assert main({"CONFIG": str(tmp_path / "config.yaml"), "FAULTS": "rank-killed"}, 0.0) == 1
     assert "BROKEN: the command ended with 1" in capsys.readouterr().out

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_line import Desk
 
-from trainfleet import fence
-from trainfleet.beats import read_beats
-from trainfleet.runs import Run, read_json
+from trainfleet.health import fence
+from trainfleet.health.heartbeat_format import read_beats
+from trainfleet.run.run_folder import Run, read_json
 
 STEPS = "train.steps=240 checkpoint.every=20 train.log_every=20"
 
@@ -41,7 +41,7 @@ def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, flo
     verdict, restarted = [next(event for event in Run(desk.run).read_events() if event["event"] == kind)
                           for kind in ("verdict", "restarted")]  # fmt: skip
     assert (verdict["cause"], verdict["rank"], verdict["node"]) == (cause, 1, 1), verdict
-    # Some 10 s in a step; a rank that is stopped while it writes a checkpoint has a minute (watchdog.py).
+    # Some 10 s in a step; a rank that is stopped while it writes a checkpoint has a minute (health/watchdog.py).
     assert verdict["time"] - began < 75 and restarted["time"] - began < 85
     assert desk.results()["restarts"] == 1 and desk.results()["status"] == "finished"
     assert desk.losses() == whole

@@ -17,7 +17,7 @@ import pytest
 import ranks
 from ranks import Bench
 
-from trainfleet.errors import ConfigError
+from trainfleet.trust.errors import ConfigError
 
 HERE = Path(__file__).parent
 PROGRAMS = {"cpu": ranks.__file__, "neuron": str(HERE / "neuron_ranks.py"), "neuron-xla": str(HERE / "nxd_ranks.py")}
@@ -80,7 +80,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     for number, text in enumerate(islice(ranks.TEXT[0].read_text().split("\n\n"), 200)):
         (folder / "short" / f"{number}.py").write_text(text)
     (folder / CALLBACK).write_text("def after_step(step, trainer):\n    assert trainer.parts\n")
-    page = (ranks.ROOT / "docs/models.md").read_text()
+    page = (ranks.ROOT / "docs/how-to/own-model.md").read_text()
     (folder / NETWORK).write_text(page.partition(f"```python\n# {NETWORK}\n")[2].partition("```")[0])
     yield Bench(folder, ranks.CONFIG.replace("[text]", "[short]"))
     os.chdir(here)

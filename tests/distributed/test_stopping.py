@@ -12,8 +12,8 @@ import ranks
 from ranks import Bench
 
 from metadata import Service
-from trainfleet.runs import node_log, scratch
-from trainfleet.seat import LOOPBACK, Seat, torchrun
+from trainfleet.node.placement import LOOPBACK, Seat, torchrun
+from trainfleet.run.run_folder import node_log, scratch
 
 
 @pytest.fixture(scope="module")

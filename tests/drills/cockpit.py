@@ -15,9 +15,9 @@ import yaml
 
 import verbs
 from fleet.lab import Lab
-from trainfleet import fence
-from trainfleet.beats import Beat, read_beats
-from trainfleet.runs import Run
+from trainfleet.health import fence
+from trainfleet.health.heartbeat_format import Beat, read_beats
+from trainfleet.run.run_folder import Run
 
 ROOT = Path(__file__).parents[2]
 NODES = 3  # of four hosts: one is spare

@@ -21,14 +21,14 @@ from cockpit import Cockpit, pin
 
 from fleet.lab import Lab
 from trainfleet.backends.base import load_job
-from trainfleet.errors import TrainfleetError
-from trainfleet.lease import newest_holder
+from trainfleet.health.lease import newest_holder
+from trainfleet.trust.errors import TrainfleetError
 
 STEPS = 600
-LONG = 3600  # of the undisturbed run, whose schedule all others have: of each it tells the losses
+LONG = 3600  # of the longest run, whose schedule all others have
 NODES = 2  # of the run; four hosts, so that each role has one
 BASE, EACH = 200.0, 120.0  # seconds that a run may take, and more for each fault: twice what the longest took
-STEP = 0.05  # seconds more for each step
+STEP = 0.15  # seconds more for each step: also where others share the cores
 GONE = 60.0  # seconds after the run in which all its processes are gone, also from hosts that were out of reach
 HEAD, STANDBY, WORKER, SPARE, ALL = "head", "standby", "worker", "spare", "all"
 

@@ -13,7 +13,7 @@ from cockpit import NODES, STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
 from trainfleet.backends.base import load_job
-from trainfleet.lease import PATIENCE
+from trainfleet.health.lease import PATIENCE
 
 FAULT_AT = 60  # the step
 

@@ -13,7 +13,7 @@ import pytest
 from cockpit import STEPS, Cockpit, pin, told
 
 from fleet.lab import Lab
-from trainfleet.lease import LEFT, newest_holder
+from trainfleet.health.lease import LEFT, newest_holder
 
 FAULT_AT = 60  # the step
 

@@ -19,13 +19,13 @@ from fleet.slurmlab import Slurm, cluster
 from trainfleet.backends import terms_of
 from trainfleet.backends.slurm import Slurm as Backend
 from trainfleet.config import Settings, load, load_resolved
-from trainfleet.lease import read_holder
+from trainfleet.health.lease import read_holder
 from trainfleet.plan.estimate import list_price
 from trainfleet.plan.job import tokenize_job
 from trainfleet.plan.request import Request
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 from trainfleet.watch.causes import Then
-from trainfleet.watch.follow import Outcome
+from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import judge, start_now
 from verbs import ROOT, begin, enter, finish, losses, write_text
 
@@ -197,10 +197,13 @@ def test_a_node_dies_without_any_launcher_and_slurm_goes_on_bit_for_bit(desk: Pa
 def test_what_waits_says_why_and_costs_nothing(desk: Path, slurm: Slurm) -> None:
     """First for nodes that others have, then for nodes that are drained."""
     blocker = slurm.run("sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300").stdout.strip()
-    run = write(desk, "waits", fleet={"instance_type": "c7i.8xlarge"}, train={"steps": 5})
+    own = {"notice": 10, "options": ["--nice=100", "--mail-type=NONE"]}  # as a site may demand
+    run = write(desk, "waits", fleet={"instance_type": "c7i.8xlarge", "slurm": own}, train={"steps": 5})
     first = begin(desk, "train")
     until(lambda: (run.folder / "handle.json").exists(), "a job")
     until(lambda: "queued: (Resources): it is the next one" in enter(desk, "status"), "the reason", 60)
+    assert re.search(r"\(noted [0-9.]+ s ago\)", enter(desk, "status"))
+    assert "Nice=100" in slurm.run("scontrol", "show", "job", job_of(run)).stdout
     slurm.run("scontrol", "update", "nodename=node[1-3]", "state=drain", "reason=test")
     try:
         slurm.run("scancel", blocker)
@@ -294,7 +297,7 @@ def test_a_job_that_is_to_follow_another_waits_for_it_and_ends_where_that_fails(
         until(lambda: backend.status(handle).ended, "its end")  # noqa: B023
         status = backend.status(handle)
         assert dict(status.exits) == {0: code, 1: code}, status
-    verdict = judge(second, Outcome(status, None), Run(Path("runs/probes")), start_now(second))
+    verdict = judge(second, AttemptOutcome(status, None), Run(Path("runs/probes")), start_now(second))
     assert (verdict.cause, verdict.then) == ("dependency", Then.STOP), verdict
 
 

@@ -11,7 +11,7 @@ import yaml
 from drills.test_slurm import config, job_of, steps, subprocess_of, until, write
 from fleet.lab import lab
 from fleet.slurmlab import cluster
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 from verbs import begin, enter, finish, losses, write_text
 
 

@@ -14,7 +14,7 @@ from aws.metal import on_metal
 from fleet.lab import lab
 from fleet.test_cloud import Place, account_on, running
 from trainfleet.recipes import recipe_named
-from trainfleet.runs import Run, read_lines
+from trainfleet.run.run_folder import Run, read_lines
 from verbs import enter, write_text
 
 TINY = {

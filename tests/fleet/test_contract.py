@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from fleet.lab import Lab, address_of
-from trainfleet import fence
 from trainfleet.backends.base import load_job
-from trainfleet.links import read_links
-from trainfleet.runs import Run
+from trainfleet.health import fence
+from trainfleet.health.tcp_stats import read_links
+from trainfleet.run.run_folder import Run
 from verbs import begin, enter, write_text
 
 STEPS = 400

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from fleet.lab import Lab, lab
-from trainfleet.lease import Holder, newest_holder
+from trainfleet.health.lease import Holder, newest_holder
 from verbs import begin, enter, finish, write_text
 
 

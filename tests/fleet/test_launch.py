@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from fleet.lab import Lab
-from trainfleet import relay
+from trainfleet.node import relay
 from verbs import begin, finish, losses, write_text
 
 CANARY = "canary-5d1f0c7e"

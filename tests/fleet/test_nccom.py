@@ -13,7 +13,7 @@ import pytest
 from fleet.lab import Lab, address_of
 from fleet.test_transport import transport
 from trainfleet.config import Config, Settings, load
-from trainfleet.launch.readiness import collectives
+from trainfleet.launch.provisioning import collectives
 from trainfleet.nodes import facts
 from trainfleet.nodes.collectives import TOOL
 from trainfleet.nodes.facts import Facts

@@ -13,11 +13,11 @@ from fleet.conftest import Run, lines
 from fleet.lab import Lab, address_of, lab
 from fleet.test_transport import transport
 from trainfleet.nodes import facts as reading
-from trainfleet.nodes import setup
-from trainfleet.nodes.board import Board
+from trainfleet.nodes import host_setup
 from trainfleet.nodes.facts import Facts
-from trainfleet.nodes.operations import Step, Wanted
-from trainfleet.nodes.setup import boot
+from trainfleet.nodes.host_setup import boot
+from trainfleet.nodes.host_table import Board
+from trainfleet.nodes.install_steps import InstallStep, Wanted
 from trainfleet.nodes.stack import load_stack
 
 
@@ -107,16 +107,16 @@ def test_what_counts_after_a_boot_is_done_after_one_and_never_on_two_hosts_at_on
         down.append((began, time.monotonic()))
         return back
 
-    monkeypatch.setattr(setup, "boot", timed)
-    monkeypatch.setattr(setup, "steps", lambda *facts, **head: ())  # when it looks again
-    monkeypatch.setattr(setup.Application, "send_scripts", lambda *hosts: "/")
+    monkeypatch.setattr(host_setup, "boot", timed)
+    monkeypatch.setattr(host_setup, "steps", lambda *facts, **head: ())  # when it looks again
+    monkeypatch.setattr(host_setup.Application, "send_scripts", lambda *hosts: "/")
     with transport(pair) as fleet:
         config = replace_fleet()
         config = replace(config, fleet=replace(config.fleet, shared_folder="/tmp"))  # which hosts have
         facts = {host: fact for host, fact in reading.read(fleet, config).items() if isinstance(fact, Facts)}
-        found = setup.Survey(facts, dict.fromkeys(facts, (Step("driver.sh", (), "there is none"),)), ())
+        found = host_setup.Survey(facts, dict.fromkeys(facts, (InstallStep("driver.sh", (), "there is none"),)), ())
         board = Board(fleet.hosts)
-        setup.Application(fleet, config, Wanted(config, load_stack("cpu")), found, board).run()
+        host_setup.Application(fleet, config, Wanted(config, load_stack("cpu")), found, board).run()
     assert [board.rows[host] for host in fleet.hosts] == [("changed", "booted; driver: loaded")] * 2
     assert len(down) == 2 and down[0][1] <= down[1][0]
 

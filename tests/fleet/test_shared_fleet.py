@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fleet.lab import Lab
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 from verbs import begin, enter, finish, write_text
 
 

@@ -208,7 +208,9 @@ def test_what_is_open_is_stale_after_a_remount_and_is_found_by_its_name(nodes: L
 
 def test_a_run_finds_its_folder_again_after_a_remount(nodes: Lab, pair: list[Process]) -> None:
     here, _ = pair
-    here("globals().update(door=__import__('trainfleet.door').door, Path=__import__('pathlib').Path)")
+    here(
+        "globals().update(door=__import__('trainfleet.trust.untrusted_input').trust.untrusted_input, Path=__import__('pathlib').Path)"
+    )
     here("[os.makedirs('runs/one', exist_ok=True), door.seal(Path('runs/one')), door.stay()][0]")
     append = "open('runs/one/metrics.jsonl', 'a', opener=door.opener).write('line')"
     assert here(append) == 4

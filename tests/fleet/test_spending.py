@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from fleet.lab import Lab
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 from verbs import enter, write_text
 
 

@@ -22,12 +22,12 @@ def test_a_host_that_has_lost_the_shared_folder_takes_no_other_attempt(
     Path("config.yaml").write_text(yaml.safe_dump({"name": "surveyed", "fleet": pair.fleet(nodes=2)}))
     backend = Ssh(load(Settings(Path("config.yaml")), terms_of)[0])
     (pair.shared / "trainfleet").mkdir()
-    with backend.transport as transport:
-        sound, unsound = backend.survey(transport.hosts)
+    with backend.head().transport as transport:
+        sound, unsound = backend.head().survey(transport.hosts)
         assert len(sound) == 2 and not unsound
         pair.server.fail(1, number)
-        sound, unsound = backend.survey(transport.hosts, again=True)
+        sound, unsound = backend.head().survey(transport.hosts, again=True)
         assert [host.name for host in sound] == ["node0"], unsound
         assert [host.name for host in unsound] == ["node1"] and "/fsx/trainfleet" in str(unsound), unsound
         pair.server.fail(1, 0)
-        assert len(backend.survey(transport.hosts, again=True)[0]) == 2
+        assert len(backend.head().survey(transport.hosts, again=True)[0]) == 2

@@ -15,13 +15,13 @@ import pytest
 
 from fleet.lab import Lab, address_of
 from trainfleet.cloud.region import through_agent
-from trainfleet.config.hosts import Host, parse_hosts
-from trainfleet.config.types import Ssh
-from trainfleet.nodes.answers import Result
+from trainfleet.config.host_list import Host, parse_hosts
+from trainfleet.config.types import SshConfig
+from trainfleet.nodes.host_results import Result
 from trainfleet.nodes.tar import code_files, content_hash
 from trainfleet.nodes.transport import Transport, _pulse
 
-SSH = Ssh(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=None)
+SSH = SshConfig(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=None)
 
 
 def transport(nodes: Lab, **changes: Any) -> Transport:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfleet.errors import ConfigError, InputError, TrainfleetError
+from trainfleet.trust.errors import ConfigError, InputError, TrainfleetError
 
 LIMIT = 2.0  # seconds of CPU for one input
 ASLEEP = 30.0  # seconds on the clock: what waits for ever uses none

@@ -9,10 +9,10 @@ from trainfleet.cli import VERBS
 from trainfleet.cli.variables import flag, number, read_variables
 from trainfleet.cli.verify import chosen
 from trainfleet.config import Settings
-from trainfleet.errors import ConfigError
-from trainfleet.launch.settings import config_of, run_named, settings_of
+from trainfleet.launch.command import config_of, run_named, settings_of
 from trainfleet.plan.measurement import counts_of
 from trainfleet.recipes import recipe_named
+from trainfleet.trust.errors import ConfigError
 
 from .cases import Case
 

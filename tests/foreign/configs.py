@@ -9,9 +9,9 @@ from pathlib import Path
 
 from trainfleet.cli import main
 from trainfleet.config import Settings
-from trainfleet.config.positions import dotted
 from trainfleet.config.schema import Schema, is_group, load_schema, walk
-from trainfleet.launch.settings import config_of
+from trainfleet.config.yaml_lines import dotted
+from trainfleet.launch.command import config_of
 
 from .cases import Case
 

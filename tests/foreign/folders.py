@@ -18,17 +18,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from report_runs import make_run
 
-from trainfleet.checkpoints.marker import Commit, File, render
+from trainfleet.checkpoints.marker import Commit, FileSum, render
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_asked, dump_resolved, load_resolved
 from trainfleet.data import __main__ as tokenizing
 from trainfleet.data import inspect
-from trainfleet.data.dataset_store import Folder
+from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.manifest import read_manifest, read_preparation, read_records
 from trainfleet.data.progress import clear, read_progress
-from trainfleet.launch.settings import config_of
-from trainfleet.report import profile
-from trainfleet.runs import Run
+from trainfleet.launch.command import config_of
+from trainfleet.report import profile_table
+from trainfleet.run.run_folder import Run
 
 from .cases import Case
 
@@ -131,7 +131,7 @@ def write_checkpoint(run: Run) -> None:
         "0" * 64,
         {"train.steps": 20},
         {"trainfleet": "0"},
-        {"a.bin": File(3, 891568578)},
+        {"a.bin": FileSum(3, 891568578)},
     )
     (folder / "committed.json").write_text(render(commit))
 
@@ -336,18 +336,18 @@ def manifests() -> Iterator[Case]:
         yield Case("dataset", f"progress of nobody {raw[:20]!r}", _progress("x-\u0664.json", raw), refused=False)
 
 
-def _read_unit(store: Folder) -> object:
+def _read_unit(store: FolderDataset) -> object:
     preparation = read_preparation(store)
     assert preparation is not None
     return read_records(store, [0], preparation)
 
 
-def _dataset(name: str, raw: bytes, read: Callable[[Folder], object]) -> Callable[[Path], object]:
+def _dataset(name: str, raw: bytes, read: Callable[[FolderDataset], object]) -> Callable[[Path], object]:
     def run(folder: Path) -> None:
         shutil.copytree(template() / "data", folder / "data")
         shutil.copy(template() / "runs" / NAME / "config.yaml", folder / "resolved.yaml")
         (folder / "data" / "small" / name).write_bytes(raw)
-        read(Folder(folder / "data" / "small"))
+        read(FolderDataset(folder / "data" / "small"))
         inspect.inspect(load_resolved(folder / "resolved.yaml"), 0, False)
         list(inspect.inspect(load_resolved(folder / "resolved.yaml"), 0, True))
 
@@ -360,7 +360,7 @@ def _progress(name: str, raw: bytes) -> Callable[[Path], object]:
         (folder / "data" / "small" / "progress").mkdir(exist_ok=True)
         (folder / "data" / "small" / "progress" / name).write_bytes(raw)
         read_progress(folder / "data" / "small")
-        clear(Folder(folder / "data" / "small"), 0, 1)
+        clear(FolderDataset(folder / "data" / "small"), 0, 1)
 
     return run
 
@@ -373,7 +373,7 @@ def summaries() -> Iterator[Case]:
             def run(folder: Path, path: tuple[str, ...] = path, value: Any = value) -> None:
                 (folder / "profile").mkdir()
                 (folder / "profile" / "summary.json").write_bytes(encoded(SUMMARY, path, value, 1))
-                list(profile.describe(Run(folder)))
+                list(profile_table.describe(Run(folder)))
 
             yield Case("profile", f"{'.'.join(path)}: {str(value)[:30]!r}", run, refused=False)
 

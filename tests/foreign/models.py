@@ -15,7 +15,7 @@ from trainfleet.config import Settings
 from trainfleet.config.types import Data
 from trainfleet.data.tokenizer import load as load_tokenizer
 from trainfleet.data.tokenizer import require_use
-from trainfleet.launch.settings import config_of
+from trainfleet.launch.command import config_of
 
 from . import folders
 from .cases import Case

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from trainfleet.config import Settings
-from trainfleet.config.positions import dotted
 from trainfleet.config.schema import load_schema, walk
-from trainfleet.errors import ConfigError
-from trainfleet.launch.settings import config_of
+from trainfleet.config.yaml_lines import dotted
+from trainfleet.launch.command import config_of
+from trainfleet.trust.errors import ConfigError
 
 from .configs import written
 

@@ -23,11 +23,11 @@ import torch
 from trainfleet import cli, models
 from trainfleet.checkpoints import changes
 from trainfleet.checkpoints.marker import MARKER, Commit, render
-from trainfleet.checkpoints.store import Folder
+from trainfleet.checkpoints.store import FolderStore
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.checkpoint.snapshot import Snapshot
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 from . import folders
 from .cases import Case
@@ -37,7 +37,7 @@ CHECKPOINT = f"runs/{NAME}/checkpoints/step-{STEP:08d}"
 MODEL = "model: {layers: 1, hidden_size: 16, heads: 2, kv_heads: 1, intermediate_size: 16, max_sequence_length: 32}\n"
 VERBS = {"sample": ("PROMPT=Document 1", ), "eval": (), "export": ("OUT=out",), "inspect": ("VERIFY=1",), "verify": (), "checkpoints": (), "report": (), "status": (), "logs": ()}  # fmt: skip
 RUN, DATA = f"runs/{NAME}/", "data/small/"
-READ = [f"{CHECKPOINT}/{name}" for name in (MARKER, ".metadata", "__0_0.distcp")]  # of a checkpoint, by who loads it
+READ = [f"{CHECKPOINT}/{name}" for name in (MARKER, "index.json", "rank-00000.safetensors")]  # of a checkpoint, by who loads it
 TOKENS = [f"{DATA}{name}" for name in ("manifest.json", "tokenizer.json")]
 # file → the verbs that can do nothing sensible without it; others pass, or say what they lack
 NEEDED = {
@@ -69,12 +69,12 @@ def template() -> Path:
 def write_checkpoint(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """A checkpoint of the run in this folder whose weights are `change` of a new model's."""
     config = load_resolved(Path(RUN) / "config.yaml")
-    store = Folder(Path(RUN) / "checkpoints")
+    store = FolderStore(Path(RUN) / "checkpoints")
     store.begin(STEP)
     torch.manual_seed(1)
     weights = {name: change(tensor) for name, tensor in models.build(config.model).state_dict().items()}
     peers: Any = SimpleNamespace(
-        first=True, gather=lambda plan: [plan], tell=lambda failure: failure, scatter=lambda shares: shares[0]
+        rank=0, first=True, gather=lambda plan: [plan], tell=lambda failure: failure, scatter=lambda shares: shares[0]
     )
     snapshot = Snapshot(peers, {"model": weights})
     snapshot.take({"model": weights}, Cpu())
@@ -92,7 +92,7 @@ def typed(verb: str, *words: str) -> tuple[int, str]:
             return int(importlib.import_module(module).main(list(arguments)))
 
     with contextlib.ExitStack() as stack:
-        for name in ("cli.sample", "cli.eval", "cli.inspect", "cli.verify", "launch.whereabouts"):
+        for name in ("cli.sample", "cli.eval", "cli.inspect", "cli.verify", "launch.run_location"):
             stack.enter_context(mock.patch.object(importlib.import_module(f"trainfleet.{name}"), "run_module", in_process))
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(said))

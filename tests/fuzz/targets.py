@@ -22,18 +22,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainfleet import door, records
-from trainfleet.backends.slurm import engine as slurm
-from trainfleet.backends.slurm import starts
-from trainfleet.backends.slurm.engine import Engine, Said
-from trainfleet.checkpoints import index, pickled
+from trainfleet.backends import job_starts
+from trainfleet.backends.slurm import client as slurm
+from trainfleet.backends.slurm.client import Said, SlurmClient
+from trainfleet.checkpoints.torch_saved import index, pickled
 from trainfleet.config import Settings, load, weight_files
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.errors import TrainfleetError
-from trainfleet.nodes import answers, facts
-from trainfleet.shapes import fit
+from trainfleet.nodes import facts, host_results
+from trainfleet.run import records
+from trainfleet.trust import untrusted_input
+from trainfleet.trust.errors import TrainfleetError
+from trainfleet.trust.validation import fit
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
 KINDS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet", ".arrow", ".tar", ".tar.gz", ".txt.gz")
@@ -75,22 +76,22 @@ def refused(*kinds: type[Exception]) -> Iterator[None]:
 def checked_door(content: bytes) -> None:
     """Text, JSON and lines of it come in through the door; what it shows is printable and short."""
     with refused():
-        text = door.decode(content, "it")
-        shown = door.printable(text)
-        assert door.unprintable(shown) is None
-        assert len(door.show(text)) <= door.SHOWN
-        value = door.parse_json(text, "it")
+        text = untrusted_input.decode(content, "it")
+        shown = untrusted_input.printable(text)
+        assert untrusted_input.unprintable(shown) is None
+        assert len(untrusted_input.show(text)) <= untrusted_input.SHOWN
+        value = untrusted_input.parse_json(text, "it")
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    for line in door.lines_of(io.BytesIO(content)):
+    for line in untrusted_input.lines_of(io.BytesIO(content)):
         with refused():
-            json.dumps(door.parse_line(line, "it"), ensure_ascii=False).encode()
+            json.dumps(untrusted_input.parse_line(line, "it"), ensure_ascii=False).encode()
 
 
 def shaped_records(content: bytes) -> None:
     """Any JSON is a record of the run folder's, or none."""
     value: Any = None
     with refused():
-        value = door.parse_json(door.decode(content, "it"), "it")
+        value = untrusted_input.parse_json(untrusted_input.decode(content, "it"), "it")
     for kind in RECORDS:
         with refused():
             fit(kind, value)
@@ -102,15 +103,15 @@ def shaped_records(content: bytes) -> None:
 def answers_of_nodes(content: bytes) -> None:
     """What facts.sh is said to have printed; each value that goes on into commands has its form."""
     text = content.decode(errors="replace")
-    with refused(answers.Implausible):
+    with refused(host_results.Implausible):
         found = facts.parse(text, 0.1, 1000.0)
         for name in ("hostname", "user", "boot_id", "memlock"):
             value = getattr(found, name)
             assert not value or re.fullmatch(facts.FORMS[name], value)
         assert all(re.fullmatch(facts.FORMS["card"], card) for card in (*found.mtu, *found.addresses.values()))
         assert abs(found.clock_offset) < 1e12
-    with refused(answers.Implausible):
-        answers.number(answers.parse_json(text), 0, 10)
+    with refused(host_results.Implausible):
+        host_results.number(host_results.parse_json(text), 0, 10)
 
 
 def slurms_answers(content: bytes) -> None:
@@ -129,7 +130,7 @@ def slurms_answers(content: bytes) -> None:
     with refused():
         slurm.minutes(text)
     with refused():
-        engine = Engine(ask)
+        engine = SlurmClient(ask)
         engine.unavailable("a")
         engine.look("7")
     _starts(content)
@@ -137,13 +138,13 @@ def slurms_answers(content: bytes) -> None:
 
 def _starts(content: bytes) -> None:
     folder = scratch() / "job"
-    start = starts.claim(folder, "t").parent / "slurm-7-0"
+    start = job_starts.claim(folder, "t").parent / "slurm-7-0"
     start.mkdir(parents=True, exist_ok=True)
-    for path in (start / "logs", start / "node-0.exit", starts.claim(folder, "t")):
+    for path in (start / "logs", start / "node-0.exit", job_starts.claim(folder, "t")):
         path.write_bytes(content)
     with refused():
-        starts.number(folder, "t"), starts.exits(folder, "7"), starts.lengths(start)
-        starts.why_cancelled(folder, "7", 0), starts.ends(folder, "7", 0, 4)
+        job_starts.number(folder, "t"), job_starts.exits(folder, "7"), job_starts.lengths(start)
+        job_starts.why_cancelled(folder, "7", 0), job_starts.ends(folder, "7", 0, 4)
 
 
 def pickles(content: bytes) -> None:

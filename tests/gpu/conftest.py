@@ -1,6 +1,6 @@
 """What only a GPU can show: `python -m pytest tests/gpu`, on a machine that has one. No other command runs it, so CI needs none.
 
-Beside pytest it takes torch (2.11 or newer), numpy, PyYAML, jsonschema, tokenizers, safetensors and tensorboard. Tests of several
+Beside pytest it takes torch (2.11 or newer), numpy, PyYAML, tokenizers, safetensors and tensorboard. Tests of several
 ranks need as many GPUs, and those of fp8 need torchao; they skip and say so.
 
 `GPU_TESTS_ON=cpu python -m pytest tests/gpu` has the CPU play the GPU: so the tests themselves are tried where there is none.

@@ -19,9 +19,9 @@ from trainfleet.config.types import Model
 from trainfleet.devices import Device
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer, rounding
-from trainfleet.engine.guard import Guard
 from trainfleet.engine.parallel import blocks, fp8
-from trainfleet.engine.parallel.parts import Held
+from trainfleet.engine.parallel.rank_model import TorchParts
+from trainfleet.engine.step_guard import StepGuard
 from trainfleet.engine.world import World, join
 from trainfleet.models import Network
 from unit.test_engine_parts import TRAIN
@@ -88,7 +88,7 @@ def test_economies_of_blocks_change_no_gradient(device: Device, exact: None, how
     inside = list(model.get_submodule(model.plan.blocks).children())
     blocks.recompute(inside, how, device)
     if compiled:
-        blocks.compile(model, inside, how, device)
+        blocks.compile_blocks(model, inside, how, device)
     ours = gradients(model)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5) and off(ours[1], theirs[1]) < 1e-4
 
@@ -184,7 +184,7 @@ def world(device: Device) -> Iterator[World]:
 
 
 def test_the_guard_leaves_out_what_is_not_finite(world: World) -> None:
-    guard, place = Guard(TRAIN, world), world.device.torch_device
+    guard, place = StepGuard(TRAIN, world), world.device.torch_device
     model = model_of().to(place)
     losses = [3.0, float("nan"), 2.9, float("inf")]
     answers = [
@@ -192,7 +192,7 @@ def test_the_guard_leaves_out_what_is_not_finite(world: World) -> None:
         for step, loss in enumerate(losses, 1)
     ]
     assert [answer.item() for answer in answers] == [0.0, 1.0, 0.0, 1.0] and guard.check(
-        Held(model, optimizer.build(model, TRAIN, world.device)), "run"
+        TorchParts(model, optimizer.build(model, TRAIN, world.device)), "run"
     ) == 2
 
 

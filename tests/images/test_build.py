@@ -15,7 +15,7 @@ import pytest
 import yaml
 from checkouts import CANARY, ROOT, Checkout, Tell, buildah, layers, reference_in
 
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 LINE = "# a changed line\n"
 pytestmark = pytest.mark.timeout(1800)
@@ -34,7 +34,7 @@ def test_the_same_again_makes_nothing_again(built: tuple[str, str], checkout: Ch
 
 def test_a_changed_line_of_python_is_one_small_layer(built: tuple[str, str], checkout: Checkout, base: str, tell: Tell) -> None:
     before = layers(checkout.outside, built[0])
-    file = checkout.folder / "python" / "trainfleet" / "seat.py"
+    file = checkout.folder / "python" / "trainfleet" / "node/placement.py"
     text = file.read_text()
     file.write_text(text + LINE)
     said, seconds = checkout.build(base)

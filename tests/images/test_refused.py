@@ -19,11 +19,11 @@ from registry import DENIED, TAKEN, TOKEN, USER, Registry, serving
 from requirement import missing, need_program
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
-from trainfleet.errors import ImageError
 from trainfleet.images import ecr
 from trainfleet.images.builders import Builder
-from trainfleet.images.recipe import Recipe, recipe_of
+from trainfleet.images.image_recipe import ImageRecipe, recipe_of
 from trainfleet.nodes.stack import load_stack
+from trainfleet.trust.errors import ImageError
 
 BASE = "localhost/small:1"
 
@@ -87,7 +87,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Registry, Recipe]]:
+def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Registry, ImageRecipe]]:
     """A registry, and the recipe of an image that is here under its name; ECR's requests are answered of that registry."""
     recipe = recipe_of(load_stack("cpu"))
     outside = own_store(tmp_path, monkeypatch)
@@ -114,13 +114,13 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
         yield registry, recipe
 
 
-def push(registry: Registry, recipe: Recipe, said: list[str]) -> str:
+def push(registry: Registry, recipe: ImageRecipe, said: list[str]) -> str:
     theirs = ecr.Registry(Calls("us-east-1"), "1" * 12)
     theirs.host = registry.host
     return theirs.push(recipe, Builder("buildah"), said.append, {}, "mine")
 
 
-def test_a_push_sends_the_image_once(pushed: tuple[Registry, Recipe], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_push_sends_the_image_once(pushed: tuple[Registry, ImageRecipe], capfd: pytest.CaptureFixture[str]) -> None:
     registry, recipe = pushed
     said: list[str] = []
     assert push(registry, recipe, said) == f"{registry.host}/trainfleet:mine.{recipe.tag}"
@@ -140,7 +140,7 @@ def test_a_push_sends_the_image_once(pushed: tuple[Registry, Recipe], capfd: pyt
         (("PUT", "/manifests/", 400, "TAG_INVALID", TAKEN), "the tag is there with other content, and tags are immutable"),
     ],
 )
-def test_a_push_that_is_refused(pushed: tuple[Registry, Recipe], refused: tuple[str, str, int, str, str], why: str) -> None:
+def test_a_push_that_is_refused(pushed: tuple[Registry, ImageRecipe], refused: tuple[str, str, int, str, str], why: str) -> None:
     registry, recipe = pushed
     method, path, status, code, message = refused
     registry.refuses[method, path] = (status, code, message)
@@ -150,7 +150,7 @@ def test_a_push_that_is_refused(pushed: tuple[Registry, Recipe], refused: tuple[
     assert not registry.manifests, "nothing has its tag"
 
 
-def test_a_login_that_is_refused(pushed: tuple[Registry, Recipe]) -> None:
+def test_a_login_that_is_refused(pushed: tuple[Registry, ImageRecipe]) -> None:
     registry, recipe = pushed
     registry.refuses["GET", "/v2/"] = (403, "DENIED", "Your authorization token has expired. Reauthenticate and try again.")
     with pytest.raises(ImageError, match="the registry takes no login") as caught:

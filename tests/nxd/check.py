@@ -1,7 +1,7 @@
 """Trains on NxD's real source, and compares with one process: `python check.py NXD_SOURCE [CASE ...]`, in an environment of its own.
 
 The environment: Python 3.11 with torch 2.9.1, torch_xla 2.9.0, and boto3 requests tenacity safetensors transformers==4.51.* tensorboard
-matplotlib zstandard pyyaml jsonschema tokenizers. NXD_SOURCE: `src` of github.com/aws-neuron/neuronx-distributed (fbac349, 0.18.0).
+matplotlib zstandard pyyaml tokenizers. NXD_SOURCE: `src` of github.com/aws-neuron/neuronx-distributed (fbac349, 0.18.0).
 What is executed and what stands in for what: rank.py, closed.py, bridge.py. The output goes to tests/bench/LOG.md.
 """
 
@@ -155,31 +155,33 @@ class Check:
     def formats(self, name: str) -> None:
         """Our checkpoint → NxD's → ours and Hugging Face's: the same bytes, and NxD makes of it what transformers does."""
         from trainfleet import models
-        from trainfleet.checkpoints import nxd_folder
-        from trainfleet.config import huggingface as shapes
+        from trainfleet.config import huggingface_config as shapes
         from trainfleet.config import load_resolved
-        from trainfleet.engine.checkpoint import nxd_files
-        from trainfleet.models import huggingface
-        from trainfleet.models.nxd import Degrees
+        from trainfleet.models import huggingface_weights
+        from trainfleet_nxd import files as nxd_files
+        from trainfleet_nxd import folder as nxd_folder
+        from trainfleet_nxd.weights import Degrees
 
         keys, tensor, stages = FORMATS[name]
         shape = replace(load_resolved(self.bench.prepare(f"{name}-shape", 1) / "config.yaml").model, **{"layers": 3, **keys})
         folder = self.bench.folder / name
         (folder / "hf").mkdir(parents=True)
-        huggingface.save(model := models.build(shape), shape.family, folder / "hf")
+        huggingface_weights.save(model := models.build(shape), shape.family, folder / "hf")
         (folder / "hf/config.json").write_text(json.dumps(shapes.write(shape)))
-        whole = huggingface.outgoing(model, shape.family)
+        whole = huggingface_weights.outgoing(model, shape.family)
         nxd_files.save(whole, shape, Degrees(tensor, 1), folder / "ours")
         found = last_object(name, self.finish(name, self.start(folder, tensor, True, "formats.py"))[0])
         self.say(f"{name}, TP {tensor}: what NxD makes of ours", abs(found["NxD"] / found["transformers"] - 1) < NEAR, str(found))
         for saved in ("plain", "apart"):
             back, tag = models.build(shape), nxd_folder.tag_of(str(folder / saved))
             assert tag
-            back.load_state_dict(nxd_files.load(tag, shape, huggingface.sizes_of(back.named_parameters())), strict=False)
+            back.load_state_dict(nxd_files.load(tag, shape, huggingface_weights.sizes_of(back.named_parameters())), strict=False)
             again = folder / f"{saved}-hf"
             again.mkdir()
-            huggingface.save(back, shape.family, again)
-            same = (again / huggingface.WEIGHTS).read_bytes() == (folder / "hf" / huggingface.WEIGHTS).read_bytes()
+            huggingface_weights.save(back, shape.family, again)
+            same = (again / huggingface_weights.WEIGHTS).read_bytes() == (
+                folder / "hf" / huggingface_weights.WEIGHTS
+            ).read_bytes()
             self.say(
                 f"{name}, TP {tensor}: saved by NxD ({saved}), read by us, as Hugging Face's",
                 same,
@@ -194,8 +196,8 @@ class Check:
 
         import torch
 
-        from trainfleet.checkpoints import nxd_folder
-        from trainfleet.engine.checkpoint import nxd_files
+        from trainfleet_nxd import files as nxd_files
+        from trainfleet_nxd import folder as nxd_folder
 
         shutil.rmtree(folder / "ours")
         nxd_files.save(whole, shape, degrees, folder / "ours")

@@ -28,7 +28,7 @@ def held(config: Path, rank: int) -> dict[str, Any]:
     make = dist.new_group
     dist.new_group = lambda ranks, backend="": make(ranks)  # gloo would look for the others
     standin.install()
-    from trainfleet.engine.parallel.nxd import Nxd
+    from trainfleet_nxd.parts import Nxd
 
     device: Device = devices.KINDS["neuron_xla"](0)
     device.start()

@@ -23,7 +23,7 @@ def install() -> None:
     if not os.environ.get("APART"):  # else the ranks stay strangers, as PJRT's CPU client leaves them
         bridge.install()
     closed.install()
-    from trainfleet.devices import neuron_xla
+    from trainfleet_nxd import device as neuron_xla
 
     installed = neuron_xla.version
     neuron_xla.version = lambda name: VERSIONS.get(name) or installed(name)

@@ -19,10 +19,9 @@ from cfnlint.decode.decode import decode_str
 from cfnlint.runner import Runner
 
 from aws.fleets import ELSEWHERE, INPUTS, every, fleet
-from trainfleet import hardware
 from trainfleet.cloud import engine_template
-from trainfleet.cloud.machines import MACHINES
 from trainfleet.cloud.template import render
+from trainfleet.hardware import node_types
 
 CASES = {name: (config, inputs) for name, config, inputs in every()}
 # The image is a plain string in the stack's parameters, so that an update keeps it.
@@ -63,7 +62,7 @@ def test_the_network_of_a_cluster_is_sound_to_cfn_lint(kept: bool) -> None:
     assert ("Nat" in json.loads(text)["Resources"]) is not kept
 
 
-@pytest.mark.parametrize("name", all_of(MACHINES))
+@pytest.mark.parametrize("name", all_of(node_types.INSTANCE_TYPES))
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
     """Its environment and queue are Batch's; the launch template has every EFA interface, and no subnet, which Batch sets."""
@@ -74,7 +73,7 @@ def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
     if engine == "batch":
         data = made["Template"]["Properties"]["LaunchTemplateData"]
         kinds = [one["InterfaceType"] for one in data["NetworkInterfaces"]]
-        assert sum(kind.startswith("efa") for kind in kinds) == hardware.INSTANCE_TYPES[name].efa
+        assert sum(kind.startswith("efa") for kind in kinds) == node_types.INSTANCE_TYPES[name].efa
         assert not any("SubnetId" in one for one in data["NetworkInterfaces"])
         parts = email.message_from_bytes(base64.b64decode(data["UserData"]))
         assert parts.is_multipart() and [part.get_content_type() for part in parts.get_payload()] == ["text/x-shellscript"]

@@ -90,7 +90,7 @@ def test_fast_encoders_on_every_code_point(name: str) -> None:
     from trainfleet.data import bpe
     from trainfleet.data.sources import plan_units
 
-    data = Data("set", (str(Path(__file__).parents[2] / "python"),), "text", "bpe", 1000, 0.1)
+    data = Data("set", (str(Path(__file__).parents[2] / "python" / "trainfleet" / "data"),), "text", "bpe", 1000, 0.1)
     tokenizer = Tokenizer(bpe.train(data, plan_units(data)), "trained")
     encoder = encoders.ENCODERS[name](tokenizer.definition)
     points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import origin
-from trainfleet.loggers import SERVICES
+from trainfleet.host import install_paths
+from trainfleet.run.loggers import SERVICES
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("package", ["boto3", "pyarrow", "zstandard", *SERVICES])
 def test_a_hint_installs_the_package(package: str) -> None:
-    command = origin.installing_package(package)
+    command = install_paths.installing_package(package)
     assert command == f"{sys.executable} -m pip install {package}"
     done = subprocess.run(
         f"{command} --dry-run --no-deps --quiet", shell=True, capture_output=True, text=True, check=False, timeout=120
@@ -29,7 +29,7 @@ def test_a_hint_installs_the_package(package: str) -> None:
 
 def test_to_name_the_command_spoils_no_later_import() -> None:
     """torch.compile loads setuptools, which fails in a process that has looked for pip as a module."""
-    code = "from trainfleet import origin; origin.installing_package('wandb'); import setuptools"
+    code = "from trainfleet.host import install_paths as origin; origin.installing_package('wandb'); import setuptools"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -40,7 +40,7 @@ def test_every_extra_that_a_message_names_is_one_and_is_in_the_lock_that_the_com
     code = "".join(path.read_text() for path in (ROOT / "python").rglob("*.py"))
     named = set(re.findall(r"""installing\(["'](\w+)["']\)""", code))
     assert named == {"data", "eval", "fp8"} and named <= set(extras)
-    words = origin.installing("data").split()
+    words = install_paths.installing("data").split()
     assert words[:2] == ["scripts/venv.sh", "apply"] and (ROOT / words[0]).exists()
     locked = (ROOT / words[2]).read_text().lower()
     for extra in named:

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from aws.fleets import INPUTS
-from requirement import missing, need_program
+from oracles.iam_judge import Asked, judged, judged_each, policy_of
 from trainfleet.backends import terms_of
 from trainfleet.cloud import engine_template, template
-from trainfleet.cloud.calls import Calls
-from trainfleet.cloud.inputs import Inputs, bucket_of
-from trainfleet.cloud.permissions import LINK, LOOKS, _services, denied, policy
+from trainfleet.cloud.permissions import CLUSTER, policy
+from trainfleet.cloud.template_inputs import Inputs, bucket_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.recipes import FOLDER
 
-ROOT, JUDGE = Path(__file__).parents[2], Path(__file__).parent / "iam"
+ROOT = Path(__file__).parents[2]
 HOME, CORPUS = "arn:aws:{}:us-east-1:123456789012:", "corpus-of-mine"
 KEY = "0123abcd-0123-0123-0123-0123456789ab"
 ROOT_MAY = {  # the policy that AWS gives a new key: the account's own policies decide
@@ -34,31 +32,6 @@ ROOT_MAY = {  # the policy that AWS gives a new key: the account's own policies 
         {"Effect": "Allow", "Principal": {"AWS": "arn:aws:iam::123456789012:root"}, "Action": "kms:*", "Resource": "*"}
     ],
 }
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request of a run, as the service sees it."""
-
-    action: str
-    resource: str
-    context: dict[str, Any] = field(default_factory=dict)
-    key: dict[str, Any] | None = None
-
-
-def judged(policy: dict[str, Any], asked: list[Asked]) -> list[str]:
-    """Allowed, ImplicitlyDenied or ExplicitlyDenied, for each request."""
-    node = need_program("node", "apt-get install nodejs npm")
-    if not (JUDGE / "node_modules").is_dir():
-        missing("the judge of IAM policies is not there; install it: cd tests/oracles/iam && npm ci --ignore-scripts")
-    questions = [
-        {"policy": policy, "action": one.action, "resource": one.resource, "context": one.context, "key": one.key}
-        for one in asked
-    ]
-    said = subprocess.run([node, "judge.mjs"], cwd=JUDGE, input=json.dumps(questions), text=True, capture_output=True, check=True)
-    answers = json.loads(said.stdout)
-    assert not [(one, answer) for one, answer in zip(asked, answers, strict=True) if answer["result"] == "error"], answers
-    return [answer["result"] for answer in answers]
 
 
 def buckets(own: str) -> Iterator[Asked]:
@@ -110,7 +83,8 @@ def config_of(recipe: str) -> Config:
         vpc = {"subnets": ("subnet-0123456789abcdef0",), "security_groups": ("sg-0123456789abcdef0",)}
         fleet = replace(fleet, sagemaker=replace(fleet.sagemaker, kms_key="alias/training", remote_debug=True, **vpc))  # type: ignore[arg-type]
     config = replace(config, fleet=fleet, train=replace(config.train, init_from=f"s3://{CORPUS}/model"))
-    return replace(config, fleet=replace(config.fleet, image="build"))
+    image = "none" if fleet.backend == "slurm" else "build"
+    return replace(config, fleet=replace(config.fleet, image=image))
 
 
 def roles(config: Config) -> dict[str, list[dict[str, Any]]]:
@@ -143,10 +117,6 @@ CASES = [("roberta-large-p3dn-ec2", "NodeRole"), ("llama-2-7b-trn1-batch", "JobR
          ("llama-2-7b-p4d-sagemaker", "JobRole")]  # fmt: skip
 
 
-def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": statements}
-
-
 @pytest.mark.parametrize("recipe, role", CASES)
 def test_a_role_may_do_what_a_run_does_by_it(recipe: str, role: str) -> None:
     config = config_of(recipe)
@@ -159,8 +129,8 @@ def test_a_role_may_do_what_a_run_does_by_it(recipe: str, role: str) -> None:
 def test_no_statement_of_a_role_is_for_nothing(recipe: str, role: str) -> None:
     config = config_of(recipe)
     statements, asked = roles(config)[role], done_by(config, role)
-    for number, statement in enumerate(statements):
-        said = judged(policy_of(statements[:number] + statements[number + 1 :]), asked)
+    cases = [(policy_of(statements[:number] + statements[number + 1 :]), asked) for number in range(len(statements))]
+    for statement, said in zip(statements, judged_each(cases), strict=True):
         assert "ImplicitlyDenied" in said, f"nothing needs {statement}"
 
 
@@ -187,11 +157,15 @@ def test_a_role_may_do_nothing_to_what_is_another_s(recipe: str, role: str) -> N
 ACTIONS = {  # what IAM calls an operation by another name, or checks as several
     "s3:ListBuckets": ["s3:ListAllMyBuckets"], "s3:HeadBucket": ["s3:ListBucket"], "s3:ListObjectVersions": ["s3:ListBucketVersions"],
     "s3:DeleteObjects": ["s3:DeleteObject", "s3:DeleteObjectVersion"], "s3:ListMultipartUploads": ["s3:ListBucketMultipartUploads"],
-    "resourcegroupstaggingapi:GetResources": ["tag:GetResources"], "service-quotas:ListServiceQuotas": ["servicequotas:ListServiceQuotas"],
+    "resourcegroupstaggingapi:GetResources": ["tag:GetResources"], 
+    **{f"service-quotas:{name}": [f"servicequotas:{name}"] for name in ("ListServiceQuotas", "GetServiceQuota", "GetAWSDefaultServiceQuota")},
 }  # fmt: skip
 NOT_NEEDED = {"ssm:SendCommand", "ssm:GetCommandInvocation",  # where no console tells a host key
               "sts:GetCallerIdentity"}  # fmt: skip  # which anybody may
-ARTICLES = ("roberta-large-p3dn-ec2", "llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker")
+ARTICLES = (
+    "roberta-large-p3dn-ec2", "trn1-single-node", "llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker",
+    "bert-large-trn1-parallelcluster",
+)  # fmt: skip
 SOME = [ARTICLES[0], *(pytest.param(name, marks=[pytest.mark.thorough]) for name in ARTICLES[1:])]
 
 
@@ -199,7 +173,29 @@ def operations() -> set[str]:
     """Every operation of AWS that our code names, as `service:Operation`."""
     pattern = re.compile(r"(?:calls|pages)\(\s*\"([a-z0-9-]+)\", \"([A-Z]\w+)\"")
     texts = [path.read_text() for path in (ROOT / "python/trainfleet").rglob("*.py")]
-    return {f"{service}:{name}" for text in texts for service, name in pattern.findall(text)}
+    said = [f"{service}:{name}" for text in texts for service, name in pattern.findall(text)]
+    return {*said, *(one for names in of_kinds().values() for one in names)}
+
+
+def of_kinds() -> dict[str, set[str]]:
+    """kind of resource → what `make clean` asks to find and to remove it, where a helper of kinds.py is handed the names."""
+    helper = re.compile(r"_(ec2|fsx)\(\"([^\"]+)\", \"(Describe\w+)\", .*?\"((?:Delete|Release)\w+)\"")
+    text = (ROOT / "python/trainfleet/cloud/resource_types.py").read_text()
+    found = {kind: {f"{service}:{find}", f"{service}:{removal}"} for service, kind, find, removal in helper.findall(text)}
+    return found | {kind: {f"ec2:{find}"} for kind, find in re.findall(r"Kind\(\"([^\"]+)\", _found\(\"(\w+)\"", text)}
+
+
+@pytest.mark.parametrize("recipe", ARTICLES)
+def test_clean_may_find_everything_and_remove_what_a_setup_may_have_left(recipe: str) -> None:
+    """What no setup of the recipe makes is looked for alone."""
+    named = {action for statement in written_for(recipe)["Statement"] for action in statement["Action"]}
+    kinds = of_kinds()
+    assert len(kinds) > 15
+    unmade = set(kinds) if "ec2:RunInstances" not in named else set()
+    unmade |= set() if "fsx:CreateFileSystem" in named else {"file system", "association", "backup"}
+    unmade |= set() if "ec2:CreateImage" in named else {"snapshot"}
+    wanted = {one for kind, asked in kinds.items() for one in asked if ":Describe" in one or kind not in unmade}
+    assert not wanted - named
 
 
 def test_the_policies_that_a_plan_writes_name_every_operation_that_we_send() -> None:
@@ -217,55 +213,24 @@ def written_for(recipe: str) -> dict[str, Any]:
 def asked_by(recipe: str) -> tuple[Config, Inputs]:
     config = config_of(recipe)
     ahead = replace(config.fleet.aws, block_hours=20.0 if config.fleet.backend == "ec2" else None)
-    config = replace(config, fleet=replace(config.fleet, secrets=("HF_TOKEN",), aws=ahead))
-    return config, replace(INPUTS, engine="" if config.fleet.backend == "ec2" else config.fleet.backend)
-
-
-@pytest.mark.parametrize("recipe", SOME)
-def test_without_any_statement_of_the_caller_s_policy_a_plan_names_what_is_missing(recipe: str) -> None:
-    """IAM's simulator is the judge's; nothing that a service makes for itself is in the account yet."""
-    config, inputs, whole = *asked_by(recipe), written_for(recipe)["Statement"]
-
-    class Account:
-        may: Callable[[Asked], bool]
-
-        def __call__(self, service: str, operation: str, **_: Any) -> dict[str, Any]:
-            return {"Arn": "arn:aws:iam::123456789012:user/me"}
-
-        def pages(self, service: str, operation: str, rows: str, **request: Any) -> list[dict[str, Any]]:
-            if operation == "ListRoles":
-                return []
-            context = {entry["ContextKeyName"]: entry["ContextKeyValues"][0] for entry in request.get("ContextEntries", ())}
-            (resource,) = request.get("ResourceArns", ["*"])
-            asked = [Asked(action, resource, context) for action in request["ActionNames"]]
-            return [
-                {"EvalActionName": one.action, "EvalDecision": "allowed" if self.may(one) else "implicitDeny"} for one in asked
-            ]
-
-    account, asked = Account(), list[Asked]()
-    account.may = lambda one: bool(asked.append(one)) or True
-    denied(config, cast(Calls, account), inputs)
-    unneeded = not any(_services(config, inputs))
-    for left_out in (None, *whole):
-        rest = policy_of([statement for statement in whole if statement is not left_out])
-        answers = {repr(one): answer == "Allowed" for one, answer in zip(asked, judged(rest, asked), strict=True)}
-        account.may = lambda one, answers=answers: answers[repr(one)]
-        missing = {name.partition(" ")[0] for name in denied(config, cast(Calls, account), inputs)}
-        names = set(left_out["Action"]) if left_out else set()
-        assert missing == (set() if names == set(LOOKS) or (names == {LINK} and unneeded) else names)
+    plans = replace(config.fleet.sagemaker, plan_hours=20.0 if config.fleet.backend == "sagemaker" else None)
+    config = replace(config, fleet=replace(config.fleet, secrets=("HF_TOKEN",), aws=ahead, sagemaker=plans))
+    return config, replace(INPUTS, engine={"ec2": "", "slurm": CLUSTER}.get(config.fleet.backend, config.fleet.backend))
 
 
 @pytest.mark.parametrize("recipe", SOME)
 def test_the_policy_that_a_plan_writes_is_one_that_iam_takes_and_each_statement_counts(recipe: str) -> None:
-    whole = written_for(recipe)
-    assert len(json.dumps(whole, separators=(",", ":"))) < 6144, "as a managed policy holds"
-    for number, statement in enumerate(whole["Statement"]):
-        context = {"iam:AWSServiceName": "fsx.amazonaws.com"} if "Condition" in statement else {}
-        resource = statement["Resource"][0]
-        asked = [
-            Asked(action, resource if resource == "*" else resource.replace("*", "x"), context) for action in statement["Action"]
-        ]
-        assert set(judged(whole, asked)) == {"Allowed"}, statement
-        rest = policy_of(whole["Statement"][:number] + whole["Statement"][number + 1 :])
-        twice = [one.action for one, answer in zip(asked, judged(rest, asked), strict=True) if answer == "Allowed"]
-        assert not twice
+    whole = written_for(recipe)["Statement"]
+    asked = [of_statement(statement) for statement in whole]
+    without = [(policy_of(whole[:number] + whole[number + 1 :]), one) for number, one in enumerate(asked)]
+    with_all, with_less = (judged_each(cases) for cases in ([(policy_of(whole), one) for one in asked], without))
+    assert not [statement for statement, said in zip(whole, with_all, strict=True) if set(said) != {"Allowed"}]
+    assert not [statement for statement, said in zip(whole, with_less, strict=True) if "Allowed" in said], "it is there twice"
+
+
+def of_statement(statement: dict[str, Any]) -> list[Asked]:
+    """What a statement allows, on the first of its resources."""
+    resource = statement["Resource"][0]
+    context = {"iam:AWSServiceName": resource.split("/")[2]} if "Condition" in statement else {}
+    where = resource if resource == "*" else resource.replace("*", "x")
+    return [Asked(action, where, context) for action in statement["Action"]]

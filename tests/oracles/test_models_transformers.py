@@ -15,12 +15,13 @@ from torch import Tensor
 
 from requirement import need
 from trainfleet import models
-from trainfleet.config import huggingface as shapes
+from trainfleet.config import huggingface_config as shapes
+from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Model
 from trainfleet.config.weight_files import BIASES
 from trainfleet.engine import generate
-from trainfleet.errors import RunError
-from trainfleet.models import huggingface
+from trainfleet.models import huggingface_weights
+from trainfleet.trust.errors import RunError
 
 LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
 PLAIN = replace(LLAMA, kv_heads=6, tie_embeddings=True, dropout=0.1)
@@ -56,20 +57,20 @@ def make(shape: Model) -> models.Network:
 def export(model: models.Network, folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(shapes.write(model.shape), sort_keys=True))
-    huggingface.save(model, model.shape.family, folder)
+    huggingface_weights.save(model, model.shape.family, folder)
     return folder
 
 
 def load(folder: Path, shape: Model) -> models.Network:
     model = models.build(shape)
-    tensors = huggingface.load(folder, shape, huggingface.sizes_of(model.named_parameters()))
+    tensors = huggingface_weights.load(folder, shape, huggingface_weights.sizes_of(model.named_parameters()))
     model.load_state_dict(tensors, strict=False)
     return model.eval()
 
 
 def theirs_of(folder: Path, shape: Model) -> Any:
     transformers = need("transformers")
-    kind = getattr(transformers, shapes.FORMATS[shape.family].architecture)
+    kind = getattr(transformers, FAMILIES[shape.family].folder.architecture)
     model, told = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(told.values()), told
     return model.eval()
@@ -96,7 +97,7 @@ def test_an_exported_folder_gives_the_same_logits_and_gradients(shape: Model, tm
     other.square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in ours.named_parameters():
-        there = huggingface.counterpart_of(shape.family, name)
+        there = huggingface_weights.counterpart_of(shape.family, name)
         if there.third is None and parameter.grad is not None:
             gradient = parameter.grad.T if there.turned else parameter.grad
             expected = gradients.get(there.name) if gradients.get(there.name) is not None else gradients[BIASES[there.name]]
@@ -106,7 +107,7 @@ def test_an_exported_folder_gives_the_same_logits_and_gradients(shape: Model, tm
 @EVERY
 def test_out_in_and_out_again_are_the_same_bytes(shape: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for case, limit in (("one", 10**9), ("several", 20_000)):
-        monkeypatch.setattr(huggingface, "SHARD_BYTES", limit)
+        monkeypatch.setattr(huggingface_weights, "SHARD_BYTES", limit)
         first = export(make(shape), tmp_path / f"{case}-first")
         found = shapes.read(first)
         assert all(getattr(found, key) in (None, getattr(shape, key)) for key in vars(found)), found

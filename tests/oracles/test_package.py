@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from trainfleet.trust.errors import RunError
+
 ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("release", ROOT / "scripts/release.py")
+assert SPEC and SPEC.loader
+release = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(release)
 SMALL = (
     "name=small train.steps=4 train.compile=false model.layers=1 model.hidden_size=32 model.heads=2 model.kv_heads=2 "
     "model.intermediate_size=64 data.vocabulary_size=300 train.validate_every=0"
@@ -77,3 +86,27 @@ def test_the_files_that_hosts_receive_are_those_of_the_checkout(command: Path) -
         check=True,
     ).stdout
     assert installed == here
+
+
+def test_a_release_is_built_and_checked_and_an_unready_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel of the sdist is the wheel of the checkout. Packages are those of this environment."""
+    wheel, sdist = release.build(tmp_path / "dist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.setattr(release, "ROOT", tmp_path / sdist.name.removesuffix(".tar.gz"))
+    again, _ = release.build(tmp_path / "again")
+    assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    with pytest.raises(RunError, match="changes that no commit has"):
+        release.refuse_unready("0.2.0")
+    (tmp_path / ".gitignore").write_text("*\n")
+    (tmp_path / "CHANGELOG.md").write_text("## 0.2.0 (unreleased)\n")
+    with pytest.raises(RunError, match="does not date this version"):
+        release.refuse_unready("0.2.0")
+    (tmp_path / "CHANGELOG.md").write_text("## 0.2.0 (2026-12-01)\n")
+    release.refuse_unready("0.2.0")
+    venv.create(tmp_path / "place/env", with_pip=False)
+    site = next((tmp_path / "place/env").glob("lib/python*/site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    release.check(wheel, tmp_path / "place", [])

@@ -18,8 +18,8 @@ from requirement import missing
 from trainfleet.backends import terms_of
 from trainfleet.backends.slurm import cluster_file
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import ConfigError
 from trainfleet.recipes import all_recipes
+from trainfleet.trust.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = int(os.environ.get("PCLUSTER_CONFIGS", "200"))

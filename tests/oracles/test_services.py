@@ -1,4 +1,4 @@
-"""W&B, MLflow and Trackio themselves, each in its offline mode, read back what loggers.py has sent."""
+"""W&B, MLflow and Trackio themselves, each in its offline mode, read back what run/loggers.py has sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFFLINE = {
 SEND = """
 import sys
 from pathlib import Path
-from trainfleet.loggers import Loggers
+from trainfleet.run.loggers import Loggers
 kind, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 one = Loggers([kind], "x", "x-1", {"train.steps": 4}, Path.cwd(), lambda kind, why: print(kind, "has failed:", why))
 for step in range(first, last + 1):

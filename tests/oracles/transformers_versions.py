@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 
 from requirement import missing, need
 from trainfleet import models
-from trainfleet.config import huggingface as shapes
+from trainfleet.config import huggingface_config as shapes
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.presets import Preset
 from trainfleet.config.types import Model
-from trainfleet.errors import InputError
-from trainfleet.models import huggingface
+from trainfleet.models import huggingface_weights
+from trainfleet.trust.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 OLDER = Path(os.environ.get("TRANSFORMERS4", ROOT / ".venv-transformers4"))
@@ -82,7 +82,9 @@ def imported(version: str, count: int, folder: Path) -> list[str]:
     for case in sorted(folder.iterdir()):
         shape = shape_of(shapes.read(case))
         model = models.build(shape)
-        model.load_state_dict(huggingface.load(case, shape, huggingface.sizes_of(model.named_parameters())), strict=False)
+        model.load_state_dict(
+            huggingface_weights.load(case, shape, huggingface_weights.sizes_of(model.named_parameters())), strict=False
+        )
         with torch.no_grad():
             logits = model.eval()(load_file(case / "inputs.safetensors")["tokens"])
         if (apart := far(logits, load_file(case / "theirs.safetensors")["logits"])) > NEAR:
@@ -148,7 +150,7 @@ def write(model: models.Network, folder: Path) -> torch.Tensor:
     folder.mkdir(parents=True)
     shape = model.shape
     (folder / "config.json").write_text(json.dumps(shapes.write(shape)))
-    huggingface.save(model, shape.family, folder)
+    huggingface_weights.save(model, shape.family, folder)
     count = LONG if shape.rope_scaling != 1 else SHORT
     tokens = torch.randint(3, shape.vocabulary_size, (1, count), generator=torch.Generator().manual_seed(count))
     tokens = torch.stack((tokens, torch.arange(count)[None] % 2), -1) if shape.family == "bert" else tokens

@@ -655,3 +655,44 @@ deadman() { # a node of our own: what it waits for, asks and shuts down is seen 
   [ "$(cat "$root/asked")" = asked ]
   grep -q 'shutdown -h now trainfleet: its 1.5 hours are over' "$FAKE_LOG"
 }
+
+@test "seal: keys, tokens and histories leave the disk overwritten, and come back as they were" {
+  mkdir -p "$root/run" "$root/root/.ssh" "$root/home/you/.ssh" "$root/home/you/.cache" "$root/home/you/mine" "$root/etc/skel" "$root/var/lib/trainfleet"
+  echo host > "$root/etc/ssh/ssh_host_ed25519_key"; echo pub > "$root/etc/ssh/ssh_host_ed25519_key.pub"; echo conf > "$root/etc/ssh/sshd_config"
+  echo key > "$root/home/you/.ssh/authorized_keys"; chmod 600 "$root/home/you/.ssh/authorized_keys"; echo token > "$root/home/you/.cache/token"
+  echo same | tee "$root/etc/skel/.bashrc" > "$root/home/you/.bashrc"; echo 'export HF_TOKEN=x' > "$root/root/.bashrc"; echo word > "$root/home/you/mine/file"
+  echo 0123 > "$root/etc/machine-id"; touch "$root/var/lib/trainfleet/begun"
+  printf 'LABEL=root / ext4 defaults 0 1\nfs-1@tcp:/ab /fsx lustre noatime 0 0\n' > "$root/etc/fstab"
+  ln "$root/home/you/.ssh/authorized_keys" "$root/block" # what stands in the file's blocks
+  before=$(cd "$root" && find etc root home var -type f -exec sha256sum {} + | sort)
+  run "$scripts/seal.sh" check /fsx/trainfleet
+  [ "$status" -eq 1 ]
+  run "$scripts/seal.sh" apply /fsx/trainfleet
+  [ "$status" -eq 0 ] || { echo "$output"; false; }
+  [[ ${lines[-1]} == "seal: "*" files wait in memory" ]]
+  [ "$(cd "$root" && find etc root home var -type f | sort | paste -sd' ')" = \
+    "etc/fstab etc/machine-id etc/skel/.bashrc etc/ssh/sshd_config home/you/.bashrc home/you/mine/file" ]
+  [ ! -s "$root/etc/machine-id" ] && ! grep -q lustre "$root/etc/fstab" && grep -q LABEL=root "$root/etc/fstab"
+  ! grep -q key "$root/block"
+  [ "$(stat -c %a "$root/run/trainfleet-sealed.tar")" = 600 ]
+  run "$scripts/seal.sh" apply /fsx/trainfleet
+  [ "$status" -eq 1 ]
+  [[ $output == *"is being made already"* ]]
+  run bash "$root/run/trainfleet-seal.sh" undo /fsx/trainfleet
+  [ "$output" = "seal: open" ]
+  [ "$(cd "$root" && find etc root home var -type f -exec sha256sum {} + | sort)" = "$before" ]
+  [ "$(stat -c %a "$root/home/you/.ssh/authorized_keys")" = 600 ] && [ ! -e "$root/run/trainfleet-sealed.tar" ]
+}
+
+@test "seal: it opens by itself, and what runs wrote to the disk is refused" {
+  mkdir -p "$root/run" "$root/home/you" "$root/home/fleet/runs/a"
+  echo key > "$root/home/you/.key"
+  run "$scripts/seal.sh" apply /home/fleet
+  [ "$status" -eq 1 ]
+  [[ $output == *"/home/fleet/runs is on this node's own disk"* ]] && [ -e "$root/home/you/.key" ]
+  TRAINFLEET_SEALED=1 "$scripts/seal.sh" apply /fsx/trainfleet || true # it may be open again by the time that it is verified
+  for _ in $(seq 400); do [ ! -e "$root/home/you/.key" ] || break; sleep 0.1; done
+  [ "$(cat "$root/home/you/.key")" = key ]
+  run "$scripts/seal.sh" verify /fsx/trainfleet
+  [ "$status" -eq 1 ]
+}

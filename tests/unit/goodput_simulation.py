@@ -1,7 +1,7 @@
 """Weeks of training on a clock that is not waited for: machines fail at random, and the real watch, attempts, verdict and ledger go on.
 
 What is played: the clock, and a backend whose hosts take part in steps, save, and fall silent. What is real: all of watch/ and
-watchdog.py. Four ranks stand for all: that more can be watched is measured elsewhere (tests/bench/bench_fleet.py).
+health/watchdog.py. Four ranks stand for all: that more can be watched is measured elsewhere (tests/bench/bench_fleet.py).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from trainfleet import fence
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.place import Here
-from trainfleet.beats import Beat, write_beats
+from trainfleet.backends.run_storage import Here
 from trainfleet.config import Config
 from trainfleet.config.goodput import NOTICED, foresee, stall_of
-from trainfleet.errors import BackendError
+from trainfleet.health import fence
+from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
-from trainfleet.runs import Run
-from trainfleet.watch.attempts import persevere
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import BackendError
 from trainfleet.watch.budget import Budget
-from trainfleet.watch.follow import Follower
-from trainfleet.watch.interrupts import Interrupts
-from trainfleet.watch.ledger import goodput, ledger
+from trainfleet.watch.monitor import Watch
+from trainfleet.watch.retry_loop import persevere
+from trainfleet.watch.signals import Interrupts
+from trainfleet.watch.time_accounting import goodput, ledger
 
 NODES = 4
 TICK = 1.0  # seconds that a wait takes at least
@@ -118,6 +118,9 @@ class Weeks:
             self._keep(saves * self.interval, self.trains + saves * (self.interval + self.stall), saves)
             self.lost = [{"step": 1, "time": self.fails, "span": worked - saves * (self.interval + self.stall)}]
 
+    def cut_off(self, handle: Handle) -> str:
+        return ""
+
     def _keep(self, useful: float, until: float, saves: int | None = None) -> None:
         saves = int(useful // self.interval) if saves is None else saves
         if useful <= 0:
@@ -163,10 +166,8 @@ def simulate(config: Config, step: float, days: float, run: Run, seed: int = 1) 
         while weeks.kept < weeks.work:
             commands += 1
             run.record("launched", nodes=NODES, ranks_per_node=1, started=weeks.now)
-            follower = Follower(
-                weeks, Here(run), run, Interrupts(), lambda waits: None, lambda words: None, Budget(run, config, None)
-            )  # type: ignore[arg-type]
-            persevere(follower, weeks.plan(job, {}), [job], lambda job: None)
+            watch = Watch(weeks, Here(run), run, Interrupts(), lambda waits: None, lambda words: None, Budget(run, config, None))  # type: ignore[arg-type]
+            persevere(watch, weeks.plan(job, {}), [job], lambda job: None)
         spent = ledger(run.read_events(), run.read_metrics())
     restarts = sum(event["event"] == "restarted" for event in run.read_events())
     return Result(goodput(spent) or 0.0, weeks.kept / (weeks.now - BEGAN), restarts, commands)

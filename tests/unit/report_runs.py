@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 START = 1_760_000_000.0
 CONFIG = """\

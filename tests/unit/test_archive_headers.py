@@ -16,7 +16,7 @@ import pytest
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.errors import DataError
+from trainfleet.trust.errors import DataError
 
 MIB = 2**20
 LARGE = 160 * MIB  # bytes of a header that claims 4 GB
@@ -28,7 +28,7 @@ from pathlib import Path
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.errors import DataError
+from trainfleet.trust.errors import DataError
 def peak(): return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 import trainfleet.data.archives
 before = peak()

@@ -10,12 +10,12 @@ import pytest
 from trainfleet.backends import terms_of
 from trainfleet.cli.variables import typed
 from trainfleet.config import Config, Settings, dump_asked, dump_resolved, load
-from trainfleet.errors import ConfigError
 from trainfleet.launch import training
-from trainfleet.launch.settings import config_of, plan_of, settings_of
+from trainfleet.launch.command import config_of, plan_of, settings_of
 from trainfleet.recipes import recipe_named
 from trainfleet.report import history, provenance
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import ConfigError
 
 MINE = "name: mine\ndata: {sources: [text]}\ntrain: {steps: 4, sequence_length: 32}\n"
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trainfleet import fence, runs
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.place import Here
+from trainfleet.backends.run_storage import Here
 from trainfleet.config import Settings, load
-from trainfleet.errors import BackendError, RunError
+from trainfleet.health import fence
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
-from trainfleet.runs import Run
-from trainfleet.watch import attempts, follow
-from trainfleet.watch.attempts import persevere
+from trainfleet.run import run_folder
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import BackendError, RunError
+from trainfleet.watch import monitor, retry_loop
 from trainfleet.watch.budget import Budget
-from trainfleet.watch.follow import Follower
-from trainfleet.watch.interrupts import Interrupts
+from trainfleet.watch.monitor import MonitoredAttempt, Watch
+from trainfleet.watch.retry_loop import persevere
+from trainfleet.watch.signals import Interrupts
 from trainfleet.watch.verdict import Verdict
 
 
@@ -33,6 +34,7 @@ class Script:
         self.used: list[tuple[str, ...]] = []
         self.attempts: list[str] = []
         self.tokens: list[str] = []
+        self.unreached = ""  # the name of this machine, once it reaches no other
         self.saves: set[int] = set()  # attempts that commit a checkpoint
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
@@ -60,13 +62,19 @@ class Script:
 
     def stop(self, handle: Handle, at_once: bool) -> None: ...
 
+    def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
+        return {}
+
+    def cut_off(self, handle: Handle) -> str:
+        return self.unreached
+
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(attempts, "BACK_OFF", (0.0,))
-    monkeypatch.setattr(attempts, "ASK_AGAIN", 0.01)
-    monkeypatch.setattr(follow, "POLL", 0.0)
-    monkeypatch.setattr(follow, "SILENT_GRACE", 0.5)
+    monkeypatch.setattr(retry_loop, "BACK_OFF", (0.0,))
+    monkeypatch.setattr(retry_loop, "ASK_AGAIN", 0.01)
+    monkeypatch.setattr(monitor, "POLL", 0.0)
+    monkeypatch.setattr(monitor, "SILENT_GRACE", 0.5)
     return Run(tmp_path)
 
 
@@ -76,15 +84,14 @@ def job(run: Run, nodes: int = 2) -> Job:
 
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
-    follower = followed(run, backend, said)
     jobs = jobs or [job(run)]
-    return persevere(follower, backend.plan(jobs[0], {}), jobs, lambda job: None), said
+    return persevere(watch_of(run, backend, said), backend.plan(jobs[0], {}), jobs, lambda job: None).verdict, said
 
 
-def followed(run: Run, backend: Script, said: list[str] | None = None) -> Follower:
+def watch_of(run: Run, backend: Script, said: list[str] | None = None) -> Watch:
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
     say = [] if said is None else said
-    return Follower(backend, Here(run), run, Interrupts(), lambda waits: None, say.append, Budget(run, config, None))  # type: ignore[arg-type]
+    return Watch(backend, Here(run), run, Interrupts(), lambda waits: None, say.append, Budget(run, config, None))  # type: ignore[arg-type]
 
 
 ENDED = Phase.ENDED
@@ -165,12 +172,12 @@ def test_lost_nodes_are_waited_for(run: Run) -> None:
             return super().plan(job, without)
 
     backend = Returning(run, [Status(Phase.RUNNING, lost={1: "no answer over SSH for 8 s"}), OK])
-    follow_grace = follow.FAILED_GRACE
+    follow_grace = monitor.FAILED_GRACE
     try:
-        follow.FAILED_GRACE = 0.0
+        monitor.FAILED_GRACE = 0.0
         verdict, said = play(run, backend)
     finally:
-        follow.FAILED_GRACE = follow_grace
+        monitor.FAILED_GRACE = follow_grace
     assert verdict is None and backend.asked == 5
     assert "lost-node" in said[0] and sum("waiting for nodes" in text for text in said) == 1
 
@@ -185,9 +192,9 @@ def test_a_verdict_is_told_also_where_there_is_no_room_to_keep_it(tmp_path: Path
     def full(*_: object) -> None:
         raise RunError("can't write", why="No space left on device")
 
-    monkeypatch.setattr(runs, "append_line", full)
-    monkeypatch.setattr(runs, "write_atomic", full)
-    told = attempts.conclude(Run(tmp_path), Verdict("disk", "w", 0, None, "a", (), "df -h"), "stopped all nodes")
+    monkeypatch.setattr(run_folder, "append_line", full)
+    monkeypatch.setattr(run_folder, "write_atomic", full)
+    told = retry_loop.conclude(Run(tmp_path), Verdict("disk", "w", 0, None, "a", (), "df -h"), "stopped all nodes")
     assert told.done == "stopped all nodes" and "(disk)" in str(told)
 
 
@@ -203,7 +210,7 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
             if 3 <= len(looks) <= 6:
                 raise BackendError("S3 gives no good answer")
 
-    class Watch:
+    class Sentry:
         def __init__(self, *_: object) -> None:
             looked.append(f"anew at {len(looks)}")
 
@@ -220,11 +227,11 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
 
     backend = Script(run, [])
     monkeypatch.setattr(backend, "status", lambda handle: Status(Phase.RUNNING) if len(looks) < 9 else OK)
-    monkeypatch.setattr(follow, "Sentry", Watch)
+    monkeypatch.setattr(monitor, "Sentry", Sentry)
     said: list[str] = []
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    follower = Follower(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, None))  # type: ignore[arg-type]
-    assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
+    watch = Watch(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, None))  # type: ignore[arg-type]
+    assert persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).verdict is None
     assert said == ["lost sight of the nodes: S3 gives no good answer"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
 
@@ -239,12 +246,11 @@ class Beating:
         return self.nodes
 
 
-def follower_of(run: Run, *alive: int) -> Follower:
-    config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    follower = Follower(Script(run, [OK]), Here(run), run, Interrupts(), lambda waits: None, lambda text: None,  # type: ignore[arg-type]
-                        Budget(run, config, None))  # fmt: skip
-    follower.sentry = Beating(*alive)  # type: ignore[assignment]
-    return follower
+def attempt_of(run: Run, job: Job, *alive: int, progress: Callable[[], object] = lambda: None) -> MonitoredAttempt:
+    backend = Script(run, [OK])
+    attempt = MonitoredAttempt(replace(watch_of(run, backend), progress=progress), backend.plan(job, {}))
+    attempt.sentry = Beating(*alive)  # type: ignore[assignment]
+    return attempt
 
 
 @pytest.mark.parametrize("status, alive, broken", [
@@ -255,9 +261,8 @@ def follower_of(run: Run, *alive: int) -> Follower:
     (Status(Phase.RUNNING, exits={0: 1}, lost={1: "silence"}, silent=frozenset({1})), (1,), True),
 ])  # fmt: skip
 def test_only_what_is_silent_on_every_channel_is_lost(run: Run, status: Status, alive: tuple[int, ...], broken: bool) -> None:
-    request = Script(run, [OK]).plan(job(run), {})
-    follower = follower_of(run, *alive)
-    assert follower._is_broken(status, request) is broken and follower._is_broken(status, request) is broken
+    attempt = attempt_of(run, job(run), *alive)
+    assert attempt._is_broken(status) is broken and attempt._is_broken(status) is broken
     told = [event["node"] for event in run.read_events() if event["event"] == "unreachable"]
     assert told == list(status.silent & set(alive)), "each node once"
 
@@ -283,20 +288,19 @@ def test_all_lost_nodes_are_named(run: Run) -> None:
 def test_a_job_without_beats_that_gets_no_further_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a tokenizer that is stopped: nobody but the launcher can tell."""
     clock, done = [0.0], [0]
-    monkeypatch.setattr(follow.time, "monotonic", lambda: clock[0])
-    follower = follower_of(run)
-    follower.sentry, follower.progress = None, lambda: done[0]
-    tokenizing, running = replace(job(run), torchrun=False), Status(Phase.RUNNING)
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: clock[0])
+    attempt = attempt_of(run, replace(job(run), torchrun=False), progress=lambda: done[0])
+    attempt.sentry, running = None, Status(Phase.RUNNING)
     for _ in range(10):
         clock[0] += 1000.0
         done[0] += 1
-        assert follower._still(running, tokenizing) is None
+        assert attempt._still(running) is None
     clock[0] += 1700.0
-    assert follower._still(running, tokenizing) is None
+    assert attempt._still(running) is None
     clock[0] += 200.0
-    assert follower._still(Status(Phase.QUEUED), tokenizing) is None, "in a queue nothing is expected of it"
+    assert attempt._still(Status(Phase.QUEUED)) is None, "in a queue nothing is expected of it"
     clock[0] += 1900.0
-    alarm = follower._still(running, tokenizing)
+    alarm = attempt._still(running)
     assert alarm and alarm.words.startswith("no rank has moved for 1900 s")
 
 
@@ -305,10 +309,10 @@ LOST = Status(Phase.RUNNING, exits={0: 1}, lost={1: "no answer over SSH"}, silen
 
 def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_host_that_stands_by(run: Run) -> None:
     backend = Script(run, [LOST])
-    follower = followed(run, backend)
-    follower.cut_off, follower.standby = lambda handle: "a", lambda: "b"
-    with pytest.raises(follow.CutOff, match="reaches no other host over SSH, while b can be seen at work"):
-        persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None)
+    backend.unreached = "a"
+    watch = replace(watch_of(run, backend), standby=lambda: "b")
+    with pytest.raises(monitor.CutOff, match="reaches no other host over SSH, while b can be seen at work"):
+        persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None)
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("lost-node", "a", 0)
     assert verdict["done"] == "left the run to b" and len(backend.used) == 1
@@ -317,9 +321,8 @@ def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_
 def test_a_launcher_that_reaches_nobody_and_sees_nobody_alive_goes_by_what_it_knows(run: Run) -> None:
     """Of two hosts the other one has lost its power: its ranks beat no more, and nothing stands by."""
     backend = Script(run, [LOST, OK])
-    follower = followed(run, backend)
-    follower.cut_off = lambda handle: "a"
-    assert persevere(follower, backend.plan(job(run), {}), [job(run)], lambda job: None) is None
+    backend.unreached = "a"
+    assert play(run, backend)[0] is None
     assert next(event for event in run.read_events() if event["event"] == "verdict")["host"] == "b" and backend.used == [
         ("a", "b"),
         ("a", "c"),
@@ -334,9 +337,8 @@ def test_a_launcher_that_was_taken_for_dead_begins_and_ends_nothing(run: Run) ->
         raise Over
 
     backend = Script(run, [OK])
-    follower = followed(run, backend)
     request = backend.plan(job(run), {})
-    follower.confirm = leave
+    watch = replace(watch_of(run, backend), confirm=leave)
     with pytest.raises(Over):
-        persevere(follower, request, [job(run)], lambda job: None)
+        persevere(watch, request, [job(run)], lambda job: None)
     assert fence.current(run.folder).number == 0 and not backend.used

@@ -17,8 +17,8 @@ from trainfleet.config.types import Data
 from trainfleet.data import manifest, sources
 from trainfleet.data.dataset import find
 from trainfleet.data.dataset_store import open_store
-from trainfleet.data.share import Share, tokenize
-from trainfleet.errors import DataError
+from trainfleet.data.tokenize_worker import Share, tokenize
+from trainfleet.trust.errors import DataError
 from unit.test_data_share import content
 
 GOOD = [f"document {number}: " + " ".join(f"word{(number * step) % 89}" for step in range(60)) for number in range(99)]

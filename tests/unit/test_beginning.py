@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 
 import verbs
 from s3server import serve
-from trainfleet import models, s3
-from trainfleet.checkpoints.beginning import faults, require_distant
-from trainfleet.config import Config, Settings, huggingface, load, load_resolved, weight_files
+from trainfleet import models
+from trainfleet.checkpoints.init_from import faults, require_distant
+from trainfleet.config import Config, Settings, huggingface_config, load, load_resolved, weight_files
 from trainfleet.config.types import Model
-from trainfleet.errors import RunError
-from trainfleet.models import huggingface as weights
+from trainfleet.models import huggingface_weights as weights
+from trainfleet.storage import s3
+from trainfleet.trust.errors import RunError
 
 OLD, NAME = Path(__file__).parent / "old_checkpoint", "step-00000004"
 SHAPE: Model = load_resolved(OLD / "config.yaml").model
@@ -51,7 +52,7 @@ def told(address: object, shape: Model = SHAPE) -> str:
 
 def hugging_face(folder: Path, shape: Model = SHAPE) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(huggingface.write(shape)))
+    (folder / "config.json").write_text(json.dumps(huggingface_config.write(shape)))
     weights.save(models.build(shape), shape.family, folder)
     return folder
 
@@ -180,7 +181,7 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
         assert f"{second.name}: can't be read as torch.save writes it" in told("nxd")
     second.write_bytes(whole)
     assert not told("nxd")
-    (tag.parents[1] / "config.json").write_text(json.dumps(huggingface.write(SHAPE) | {"hidden_size": 64}))
+    (tag.parents[1] / "config.json").write_text(json.dumps(huggingface_config.write(SHAPE) | {"hidden_size": 64}))
     assert "model.hidden_size is 64 there, 16 here" in told("nxd")
 
 

@@ -13,20 +13,20 @@ from trainfleet.backends.slurm import cluster_file
 from trainfleet.cloud import engine_spending, spending, stages
 from trainfleet.cloud.prices import by_table
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import ConfigError
-from trainfleet.plan.bill import Bill, Stage
+from trainfleet.plan.bill import Bill, BillStage
 from trainfleet.plan.estimate import estimate
 from trainfleet.plan.plan import make_plan
-from trainfleet.plan.wishes import Wish, answer, sizes
+from trainfleet.plan.sizing import Wish, answer, sizes
 from trainfleet.recipes import FOLDER
-from trainfleet.runs import Run, append_line
+from trainfleet.run.run_folder import Run, append_line
+from trainfleet.trust.errors import ConfigError
 from trainfleet.watch import budget
 from trainfleet.watch.budget import Budget
 
 HOUR = 3600.0
 # Two nodes of $10 an hour beside a head of $1: half an hour of set-up of which events cover a tenth, and half an hour of idling.
-BILL = Bill(10.0, 1.0, (Stage("stack", 15, "x", nodes=False), Stage("driver", 12, "x"), Stage("start", 3, "x", counted=True)),
-            (Stage("idle", 30, "x"),), lingers=0.5)  # fmt: skip
+BILL = Bill(10.0, 1.0, (BillStage("stack", 15, "x", nodes=False), BillStage("driver", 12, "x"), BillStage("start", 3, "x", counted=True)),
+            (BillStage("idle", 30, "x"),), lingers=0.5)  # fmt: skip
 
 
 def config_of(recipe: str, settings: str = "") -> Config:
@@ -168,7 +168,7 @@ def test_both_tables_agree_and_every_stage_says_where_its_minutes_come_from() ->
 
 
 def test_dollars_that_are_wished_for_pay_for_set_up_too() -> None:
-    config, bill = config_of("llama-3-8b-p5"), Bill(55.04, 0.0, (Stage("s", 30, "x"),), (Stage("i", 30, "x"),))
+    config, bill = config_of("llama-3-8b-p5"), Bill(55.04, 0.0, (BillStage("s", 30, "x"),), (BillStage("i", 30, "x"),))
     wish = Wish(days=1, usd=5000)
     chosen = answer(sizes(config, wish, bill), wish)
     assert chosen.usd and chosen.usd <= 5000.5

@@ -18,10 +18,11 @@ import pytest
 
 import trainfleet
 from s3server import Application, busy, serve
-from trainfleet import folder_sync, runs, s3, uplink
-from trainfleet.backends.remote import Bucket
-from trainfleet.errors import BackendError, RunError, S3Error
-from trainfleet.folder_sync import PART, STATE, FolderSync, travels
+from trainfleet.backends.s3_run import BucketPlace
+from trainfleet.run import run_folder
+from trainfleet.storage import folder_sync, s3, s3_sync_agent
+from trainfleet.storage.folder_sync import PART, STATE, FolderSync, travels
+from trainfleet.trust.errors import BackendError, RunError, S3Error
 
 ROOT = "s3://bucket/some"
 RUN = f"{ROOT}/runs/demo"
@@ -78,8 +79,8 @@ def node(tmp_path: Path) -> Path:
     return folder
 
 
-def place() -> Bucket:
-    return Bucket(runs.run_of("demo"), ROOT, "set")
+def place() -> BucketPlace:
+    return BucketPlace(run_folder.run_of("demo"), ROOT, "set")
 
 
 def write(folder: Path, name: str, content: str | bytes, mode: str = "w") -> None:
@@ -89,7 +90,7 @@ def write(folder: Path, name: str, content: str | bytes, mode: str = "w") -> Non
 
 
 def push(folder: Path) -> None:
-    FolderSync(folder, RUN).push(uplink.is_node_s)
+    FolderSync(folder, RUN).push(s3_sync_agent.is_node_s)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -134,7 +135,7 @@ def test_a_file_that_is_cut_back_is_cut_back_elsewhere(server: Counting, here: P
     write(node, "metrics.jsonl", b"x" * 2 * PART)
     push(node)
     place().refresh()
-    runs.write_atomic(node / "metrics.jsonl", '{"step": 1}\n')
+    run_folder.write_atomic(node / "metrics.jsonl", '{"step": 1}\n')
     push(node)
     place().refresh()
     assert (here / "runs/demo/metrics.jsonl").read_text() == '{"step": 1}\n'
@@ -143,7 +144,7 @@ def test_a_file_that_is_cut_back_is_cut_back_elsewhere(server: Counting, here: P
     place().refresh()
     assert (here / "runs/demo/metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
     assert len(s3.list_objects(f"{RUN}/metrics.jsonl/")) == 1, "what was cut off is not kept"
-    runs.write_atomic(node / "metrics.jsonl", "")
+    run_folder.write_atomic(node / "metrics.jsonl", "")
     push(node)
     place().refresh()
     assert (here / "runs/demo/metrics.jsonl").read_text() == ""
@@ -213,15 +214,15 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
                 write(node, name, draw.randbytes(size), "a")
             case "replace":
                 (node / name).parent.mkdir(parents=True, exist_ok=True)
-                runs.write_atomic(node / name, "x" * size)
+                run_folder.write_atomic(node / name, "x" * size)
             case "push":
                 cut_off(node_s)
             case "look":
                 cut_off(lambda: place().refresh())
     link = FolderSync(node, RUN)
-    link.push(uplink.is_node_s)
-    while link.waits(uplink.is_node_s):
-        link.push(uplink.is_node_s)
+    link.push(s3_sync_agent.is_node_s)
+    while link.waits(s3_sync_agent.is_node_s):
+        link.push(s3_sync_agent.is_node_s)
     place().refresh()
     assert files(here / "runs/demo") == files(node)
 
@@ -230,28 +231,28 @@ def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Count
     link = FolderSync(node, RUN)
     for ask in (place().ask_to_stop, *[lambda: s3.write(f"{RUN}/asked/stop", b"")] * 2):  # by a person, and by launchers
         ask()
-        link.pull(uplink.is_asked, "asked/")
+        link.pull(s3_sync_agent.is_asked, "asked/")
         assert (node / "stop").exists()
-        link.push(uplink.is_node_s, uplink.is_obeyed)
+        link.push(s3_sync_agent.is_node_s, s3_sync_agent.is_obeyed)
         (node / "stop").unlink()  # as rank 0 does
-        link.pull(uplink.is_asked, "asked/")
+        link.pull(s3_sync_agent.is_asked, "asked/")
         assert not (node / "stop").exists(), "it was obeyed"
-        link.push(uplink.is_node_s, uplink.is_obeyed)
+        link.push(s3_sync_agent.is_node_s, s3_sync_agent.is_obeyed)
         assert s3.read(f"{RUN}/asked/stop") is None
-        link.pull(uplink.is_asked, "asked/")
+        link.pull(s3_sync_agent.is_asked, "asked/")
 
 
 def test_what_sigterm_leaves_on_a_node_stays_there(server: Counting, here: Path, node: Path) -> None:
     """An engine that ends an attempt sends it, and the next attempt must not be asked to stop."""
     link = FolderSync(node, RUN)
     write(node, "stop", "")
-    link.push(uplink.is_node_s, uplink.is_obeyed)
+    link.push(s3_sync_agent.is_node_s, s3_sync_agent.is_obeyed)
     assert s3.read(f"{RUN}/asked/stop") is None
 
 
 def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counting, here: Path, node: Path) -> None:
     s3.write(f"{RUN}/asked/stop", b"of an earlier launch")
-    mine, launcher = runs.run_of("demo"), place()
+    mine, launcher = run_folder.run_of("demo"), place()
     launcher.refresh()
     launcher.lead()
     mine.stop.unlink()
@@ -260,12 +261,12 @@ def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counti
         write(mine.folder, name, text)
     launcher.refresh()
     there = FolderSync(node, RUN)
-    there.pull(uplink.is_asked, "asked/")
-    there.pull(lambda name: bool(uplink.RESTORED.fullmatch(name)))
+    there.pull(s3_sync_agent.is_asked, "asked/")
+    there.pull(lambda name: bool(s3_sync_agent.RESTORED.fullmatch(name)))
     assert sorted(files(node)) == ["config.yaml", "heartbeats/attempts/3", "heartbeats/dump", "results.json"]
-    runs.write_atomic(node / "results.json", '{"restarts": 1, "steps": 4}')
+    run_folder.write_atomic(node / "results.json", '{"restarts": 1, "steps": 4}')
     write(node, "heartbeats/attempts/4", "{}")
-    there.push(uplink.is_node_s)
+    there.push(s3_sync_agent.is_node_s)
     launcher.refresh()
     assert mine.read_results() == {"restarts": 1, "steps": 4} and (mine.folder / "heartbeats/attempts/4").exists()
     mine.update_results(status="finished")
@@ -276,9 +277,9 @@ def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counti
 def test_a_look_leaves_the_launcher_of_this_machine_and_the_config_here_alone(server: Counting, here: Path, node: Path) -> None:
     s3.write(f"{RUN}/asked/config.yaml", b"name: other\n")
     s3.write(f"{RUN}/results.json", b"{}")
-    run = runs.run_of("demo")
+    run = run_folder.run_of("demo")
     write(run.folder, "config.yaml", "name: demo\n")
-    with runs.take_lock(run.folder) or pytest.fail("locked"):
+    with run_folder.take_lock(run.folder) or pytest.fail("locked"):
         place().refresh()
         assert not run.results.exists()
     place().refresh()
@@ -302,7 +303,7 @@ def test_what_lies_in_the_bucket_is_listed_and_removed_and_nothing_else(server: 
         "runs/demo2/results.json",
     ):
         s3.write(f"{ROOT}/{name}", b"four")
-    bucket = Bucket(runs.run_of("demo"), ROOT, "set", others=[f"{ROOT}/checkpoints/demo"])
+    bucket = BucketPlace(run_folder.run_of("demo"), ROOT, "set", others=[f"{ROOT}/checkpoints/demo"])
     assert bucket.folders() == {RUN: 8, f"{ROOT}/checkpoints/demo": 4}
     bucket.remove(bucket.folders())
     assert [found.address for found in s3.list_objects(ROOT)] == [f"{ROOT}/runs/demo2/results.json"]
@@ -373,8 +374,8 @@ sys.exit(3)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts node 0 of a job, which prints lines until the file `end` is there."""
     monkeypatch.setenv("PYTHONPATH", str(Path(trainfleet.__file__).parents[1]))
-    monkeypatch.setenv(uplink.BUCKET, ROOT)
-    monkeypatch.setenv(uplink.RUN, "demo")
+    monkeypatch.setenv(s3_sync_agent.BUCKET, ROOT)
+    monkeypatch.setenv(s3_sync_agent.RUN, "demo")
     (tmp_path / "machine").mkdir()
     started: list[subprocess.Popen[bytes]] = []
 
@@ -398,7 +399,7 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 def uplinks(supervisor: subprocess.Popen[bytes]) -> list[int]:
     words = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
-    return [int(pid) for pid in words if b"trainfleet.uplink" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in words if b"trainfleet.storage.s3_sync_agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def seen(here: Path, text: str, name: str = "logs/node-0.log") -> Callable[[], bool]:
@@ -481,8 +482,8 @@ def test_another_launcher_is_refused_while_one_renews_its_lease(
 def test_a_node_that_gets_nothing_from_s3_says_so_and_ends(
     server: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(uplink.BUCKET, "s3://nowhere/some")
-    monkeypatch.setenv(uplink.RUN, "demo")
-    monkeypatch.setattr(uplink, "TO_BEGIN", 0.0)
+    monkeypatch.setenv(s3_sync_agent.BUCKET, "s3://nowhere/some")
+    monkeypatch.setenv(s3_sync_agent.RUN, "demo")
+    monkeypatch.setattr(s3_sync_agent, "TO_BEGIN", 0.0)
     monkeypatch.chdir(tmp_path)
-    assert uplink.main(["restore", "runs/demo/logs/node-0.log", "runs/demo"]) == 1
+    assert s3_sync_agent.main(["restore", "runs/demo/logs/node-0.log", "runs/demo"]) == 1

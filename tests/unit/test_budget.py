@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.place import Here
+from trainfleet.backends.run_storage import Here
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import ConfigError
 from trainfleet.plan.bill import Bill
 from trainfleet.plan.estimate import estimate
 from trainfleet.plan.job import Job
 from trainfleet.plan.plan import make_plan
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
-from trainfleet.runs import Run, append_line
+from trainfleet.run.run_folder import Run, append_line
+from trainfleet.trust.errors import ConfigError
 from trainfleet.watch import budget
 from trainfleet.watch.budget import Budget, node_hours
-from trainfleet.watch.follow import Follower
-from trainfleet.watch.interrupts import Interrupts
+from trainfleet.watch.monitor import MonitoredAttempt, Watch
+from trainfleet.watch.signals import Interrupts
 
 HOUR = 3600.0
 P5 = Bill(55.04)
@@ -100,7 +100,8 @@ def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypa
     costs = Budget(run, config, P5)
     assert not costs.is_spent(), "it has just begun"
     costs.bill = Bill(1e9)
-    Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs).run_attempt(request)  # type: ignore[arg-type]
+    watch = Watch(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, costs)  # type: ignore[arg-type]
+    MonitoredAttempt(watch, request).follow()
     assert run.stop.exists() and said[0] == "the run has cost $55.00, its budget.max_usd"
 
 
@@ -148,7 +149,7 @@ def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Pat
     run, config = Run(tmp_path), config_of("llama-3-8b-p5", "")
     run.record("launched", nodes=8)
     request, said = Request(Job("train", "x", run.folder, 1, 1, "m", (), True), (Artifact("node-0.sh", "x"),)), list[str]()
-    follower = Follower(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, P5))  # type: ignore[arg-type]
-    follower.ends = time.time() + 301.0  # a second from the moment at which it has to save
-    follower.run_attempt(request)
-    assert run.stop.exists() and said[0].startswith("the capacity block ends; next: make setup") and follower.backend.looks > 2  # type: ignore[attr-defined]
+    ends = time.time() + 301.0  # a second from the moment at which it has to save
+    watch = Watch(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, P5), ends=ends)  # type: ignore[arg-type]
+    MonitoredAttempt(watch, request).follow()
+    assert run.stop.exists() and said[0].startswith("the capacity block ends; next: make setup") and watch.backend.looks > 2  # type: ignore[attr-defined]

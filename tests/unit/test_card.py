@@ -11,11 +11,11 @@ import pytest
 from huggingface_hub import ModelCard
 
 from trainfleet.checkpoints.marker import MARKER
-from trainfleet.config import Config, Settings, hub, load
-from trainfleet.config.hub import pinned
+from trainfleet.config import Config, Settings, hub_addresses, load
+from trainfleet.config.hub_addresses import pinned
 from trainfleet.config.types import Source
-from trainfleet.engine.card import card, name_of
-from trainfleet.runs import Run
+from trainfleet.engine.model_card import card, name_of
+from trainfleet.run.run_folder import Run
 from unit.report_runs import make_run
 
 COMMIT = "1a2b" * 10
@@ -83,7 +83,7 @@ def test_one_of_the_hub_is_linked_by_its_name_and_revision(
     run: Run, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = folder(tmp_path / "snapshots" / COMMIT)
-    monkeypatch.setattr(hub, "_fetched", lambda address, weights: snapshot)
+    monkeypatch.setattr(hub_addresses, "_fetched", lambda address, weights: snapshot)
     assert pinned("hf://me/small") == f"hf://me/small@{COMMIT}" and pinned("hf://me/small@main") == "hf://me/small@main"
     read = ModelCard(text := card(begun(run, pinned("hf://me/small")), config))
     assert (read.data.base_model, read.data.license) == ("me/small", "apache-2.0")

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from requirement import need
-from trainfleet import runs
-from trainfleet.checkpoints import catalogue, changes
-from trainfleet.checkpoints.marker import MARKER, Broken, Commit, File, parse, render
-from trainfleet.checkpoints.store import Folder, store_of
+from trainfleet.checkpoints import changes, listing
+from trainfleet.checkpoints.marker import MARKER, Broken, Commit, FileSum, parse, render
+from trainfleet.checkpoints.store import FolderStore, store_of
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.errors import ConfigError, RunError
-from trainfleet.runs import Run
+from trainfleet.run import run_folder
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import ConfigError, RunError
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "name: line\ndata: {sources: [text]}\n"
@@ -36,11 +36,11 @@ def commit_of(config: Config, step: int, **files: bytes) -> Commit:
     return Commit(
         step=step, samples=16 * step, tokens=4096 * step, seconds_trained=1.5, loss=2.5, time=1795205086.0, world_size=2,
         layout={"dp": 2, "fsdp": 1, "tp": 1, "pp": 1, "cp": 1}, dataset="0123456789abcdef", config=changes.flatten(config),
-        versions={"trainfleet": "0", "torch": "2"}, files={name: File(len(data), zlib.crc32(data)) for name, data in files.items()},
+        versions={"trainfleet": "0", "torch": "2"}, files={name: FileSum(len(data), zlib.crc32(data)) for name, data in files.items()},
     )  # fmt: skip
 
 
-def put(store: Folder, config: Config, step: int, **files: bytes) -> None:
+def put(store: FolderStore, config: Config, step: int, **files: bytes) -> None:
     """A checkpoint, as a save makes it."""
     files = files or {"part": b"%d" % step * 1000}
     store.begin(step)
@@ -56,8 +56,8 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Folder:
-    return Folder(tmp_path / "checkpoints")
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "checkpoints")
 
 
 # the marker
@@ -85,37 +85,37 @@ def test_a_marker_of_another_format_is_not_called_damaged(config: Config) -> Non
 # what is in sight
 
 
-def test_only_what_is_committed_is_in_sight(store: Folder, config: Config) -> None:
+def test_only_what_is_committed_is_in_sight(store: FolderStore, config: Config) -> None:
     store.begin(4)
     with store.create(4, "part") as stream:
         stream.write(b"x")
-    assert store.steps() == [] and list(catalogue.look(store)) == []
+    assert store.steps() == [] and list(listing.look(store)) == []
     store.abandon(4)
     put(store, config, 8)
     put(store, config, 12)
     (store.path / "step-00000016").mkdir()  # without a marker
-    assert [(entry.step, entry.fault) for entry in catalogue.look(store)] == [(8, ""), (12, ""), (16, f"has no {MARKER}")]
+    assert [(entry.step, entry.fault) for entry in listing.look(store)] == [(8, ""), (12, ""), (16, f"has no {MARKER}")]
 
 
-def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(store: Folder, config: Config) -> None:
+def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(store: FolderStore, config: Config) -> None:
     put(store, config, 4, a=b"aaaa", b=b"bbbb", c=b"cccc")
-    commit, folder = catalogue.read(store, 4), store.path / "step-00000004"
+    commit, folder = listing.read(store, 4), store.path / "step-00000004"
     (folder / "a").unlink()
     (folder / "b").write_bytes(b"bbb")
     (folder / "c").write_bytes(b"cxcc")
-    assert [entry.fault for entry in catalogue.look(store)] == ["a is missing; b has 3 bytes, not 4"]
-    assert "c has other bytes than were written" in catalogue.damage(store, 4, "c", commit.files["c"])
+    assert [entry.fault for entry in listing.look(store)] == ["a is missing; b has 3 bytes, not 4"]
+    assert "c has other bytes than were written" in listing.damage(store, 4, "c", commit.files["c"])
 
 
-def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(store: Folder, config: Config) -> None:
+def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(store: FolderStore, config: Config) -> None:
     put(store, config, 4)
     put(store, config, 4, part=b"new")
     assert store.open(4, "part").read() == b"new" and store.broken() == [4]
-    catalogue.retain(store, 4, keep=1, keep_every=None)
+    listing.retain(store, 4, keep=1, keep_every=None)
     assert store.steps() == [4] and store.broken() == []
 
 
-def test_a_sweep_takes_only_what_was_left_behind(store: Folder, config: Config) -> None:
+def test_a_sweep_takes_only_what_was_left_behind(store: FolderStore, config: Config) -> None:
     put(store, config, 4)
     store.begin(8)
     store.sweep()
@@ -137,7 +137,7 @@ def test_a_sweep_takes_only_what_was_left_behind(store: Folder, config: Config) 
     ],
 )
 def test_the_newest_stay_and_every_kth_for_good(steps: list[int], keep: int, keep_every: int | None, left: list[int]) -> None:
-    assert sorted(catalogue.stays(steps, keep, keep_every)) == left
+    assert sorted(listing.stays(steps, keep, keep_every)) == left
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
@@ -145,7 +145,7 @@ def test_the_newest_stay_and_every_kth_for_good(steps: list[int], keep: int, kee
 def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(new: set[int], keep: int, keep_every: int | None) -> None:
     kept: Sequence[int] = []
     for step in sorted(new):
-        stay = catalogue.stays([*kept, step], keep, keep_every)
+        stay = listing.stays([*kept, step], keep, keep_every)
         assert step in stay and len(stay) >= min(keep, len(kept) + 1)
         kept = sorted(stay)
     if keep_every:
@@ -153,10 +153,10 @@ def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(new: set
         assert set(first.values()) <= set(kept)
 
 
-def test_retention_leaves_alone_what_is_newer_than_the_commit(store: Folder, config: Config) -> None:
+def test_retention_leaves_alone_what_is_newer_than_the_commit(store: FolderStore, config: Config) -> None:
     for step in (4, 8, 12, 100):
         put(store, config, step)
-    catalogue.retain(store, 12, keep=1, keep_every=None)
+    listing.retain(store, 12, keep=1, keep_every=None)
     assert store.steps() == [12, 100]
 
 
@@ -234,10 +234,10 @@ def shell(folder: Path, verb: str, *words: str, **environment: str) -> tuple[int
 
 def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config: Config) -> None:
     assert shell(tmp_path, "checkpoints") == (1, "error: runs/line: was never started\n  next: make train\n")
-    run = runs.run_of("line", tmp_path / "runs")
-    runs.write_atomic(run.config, dump_resolved(config))
+    run = run_folder.run_of("line", tmp_path / "runs")
+    run_folder.write_atomic(run.config, dump_resolved(config))
     assert "has no checkpoint yet" in shell(tmp_path, "checkpoints")[1]
-    store = Folder(run.checkpoints)
+    store = FolderStore(run.checkpoints)
     for step in (100, 200, 1200):
         put(store, config, step)
     code, text = shell(tmp_path, "checkpoints")
@@ -249,9 +249,9 @@ def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config
 
 
 def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Path, config: Config) -> None:
-    run = runs.run_of("line", tmp_path / "runs")
-    runs.write_atomic(run.config, before := dump_resolved(config))
-    store = Folder(run.checkpoints)
+    run = run_folder.run_of("line", tmp_path / "runs")
+    run_folder.write_atomic(run.config, before := dump_resolved(config))
+    store = FolderStore(run.checkpoints)
     put(store, config, 100)
     (store.path / "step-00000200").mkdir()  # a damaged one is not asked
     (tmp_path / "text").mkdir()
@@ -263,8 +263,8 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Pa
 
 def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(tmp_path: Path, config: Config) -> None:
     need("boto3")
-    run = runs.run_of("line", tmp_path / "runs")
-    runs.write_atomic(run.config, dump_resolved(config_of(tmp_path, "checkpoint.destination=s3://bucket/far")))
+    run = run_folder.run_of("line", tmp_path / "runs")
+    run_folder.write_atomic(run.config, dump_resolved(config_of(tmp_path, "checkpoint.destination=s3://bucket/far")))
     closed = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
         "AWS_MAX_ATTEMPTS": "1",
@@ -277,9 +277,9 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(tmp_path: Pat
 
 
 def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
-    run = runs.run_of("line", tmp_path / "runs")
-    runs.write_atomic(run.config, dump_resolved(config))
-    store = Folder(run.checkpoints)
+    run = run_folder.run_of("line", tmp_path / "runs")
+    run_folder.write_atomic(run.config, dump_resolved(config))
+    store = FolderStore(run.checkpoints)
     put(store, config, 100)
     put(store, config, 200, part=b"x" * 3_000_000)
     assert "every byte is as it was written" in shell(tmp_path, "verify", "STEP=100")[1]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trainfleet.cli import clean, plan
-from trainfleet.errors import ConfigError, TrainfleetError
+from trainfleet.trust.errors import ConfigError, TrainfleetError
 
 PARTS = ("report.html", "plots/loss.png", "stop", "lock", "logs/node-0.parts/a", "logs/node-0.log", "checkpoints/.step-00000002/w",
          "checkpoints/step-00000001/w", "metrics.jsonl")  # fmt: skip

@@ -15,7 +15,7 @@ from botocore.exceptions import EndpointConnectionError
 
 import trainfleet
 from s3server import serve
-from trainfleet.cloudwatch import BESIDE, LOGS, LONGEST, MOST_LINES, Forwarder
+from trainfleet.storage.cloudwatch import BESIDE, LOGS, LONGEST, MOST_LINES, Forwarder
 from trainfleet.watch.lines import parse
 
 GROUP, STREAM = "/trainfleet/cloudy", "runs/x/node-0"

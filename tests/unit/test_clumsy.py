@@ -12,12 +12,12 @@ import pytest
 
 import verbs
 from trainfleet.cli.variables import read_variables
-from trainfleet.config import Settings, dump_resolved, exports, load
-from trainfleet.config.positions import read
-from trainfleet.errors import ConfigError, InputError, RunError
+from trainfleet.config import Settings, dump_resolved, export_formats, load
+from trainfleet.config.yaml_lines import read
 from trainfleet.report import plots
 from trainfleet.report.proposal import require_own
-from trainfleet.runs import unwritable
+from trainfleet.run.run_folder import unwritable
+from trainfleet.trust.errors import ConfigError, InputError, RunError
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_folder_that_can_t_be_made_is_refused_before_all_work(
     with pytest.raises(ConfigError, match="OUT: "):
         require_own(Path(out))
     with pytest.raises(RunError, match=r"can't be made|is there already"):
-        exports.require_new(Path(out))
+        export_formats.require_new(Path(out))
     require_own(Path("new/plan"))
-    exports.require_new(Path("runs/x/model"))
+    export_formats.require_new(Path("runs/x/model"))
 
 
 def refused(folder: Path, set: str) -> str:

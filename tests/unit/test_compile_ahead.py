@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import ahead, entrypoint
+from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import ConfigError
 from trainfleet.launch import compiling
-from trainfleet.plan import neuron
+from trainfleet.node import precompile
+from trainfleet.node.placement import Seat
+from trainfleet.plan import neuron_environment
 from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
 from trainfleet.report import compilation
-from trainfleet.seat import Seat
+from trainfleet.trust.errors import ConfigError
 from trainium import CONFIG
 
 TOOLS = Path(__file__).parents[1] / "neuron_tools"
@@ -82,14 +83,14 @@ def test_a_job_that_compiles_is_the_same_job_recorded(tmp_path: Path) -> None:
 )
 def test_the_cache_is_where_all_nodes_see_it(tmp_path: Path, settings: str, kind: str, cache: str) -> None:
     config = read(tmp_path, settings, kind)
-    assert cache in neuron.environment(config).values()
-    assert neuron.compiles_ahead(config)
+    assert cache in neuron_environment.environment(config).values()
+    assert neuron_environment.compiles_ahead(config)
 
 
 def test_stochastic_rounding_goes_with_bf16(tmp_path: Path) -> None:
     name = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
-    assert neuron.environment(read(tmp_path, "train.precision=bf16"))[name] == "1"
-    assert neuron.environment(read(tmp_path, "train.precision=fp32"))[name] == "0"
+    assert neuron_environment.environment(read(tmp_path, "train.precision=bf16"))[name] == "1"
+    assert neuron_environment.environment(read(tmp_path, "train.precision=fp32"))[name] == "0"
 
 
 def test_what_compiles_nothing_is_told_so(tmp_path: Path) -> None:
@@ -105,7 +106,10 @@ def test_a_node_starts_its_ranks_through_the_tool(monkeypatch: pytest.MonkeyPatc
         ["--on", "fleet", "--folder", "runs/c", "--ranks", "2", "--ahead", "--", "trainfleet.engine", "runs/c"]
     )
     command = entrypoint.command_of(order, Seat(0, 1, "127.0.0.1"))
-    assert command[1:5] == ["-m", "trainfleet.ahead", sys.executable, "-m"] and command[-2:] == ["trainfleet.engine", "runs/c"]
+    assert command[1:5] == ["-m", "trainfleet.node.precompile", sys.executable, "-m"] and command[-2:] == [
+        "trainfleet.engine",
+        "runs/c",
+    ]
 
 
 @pytest.mark.parametrize(("node", "busy", "clears"), [(0, False, True), (1, False, False), (0, True, False)])
@@ -118,12 +122,12 @@ def test_locks_are_cleared_by_the_first_node_and_while_nobody_compiles(
     told = tmp_path / "told"
     environment = os.environ | {
         "PATH": f"{TOOLS}:{os.environ['PATH']}", "TOLD": str(told), "NEURON_COMPILE_CACHE_URL": str(tmp_path / "cache"),
-        "PYTHONPATH": str(Path(ahead.__file__).parents[1]),
+        "PYTHONPATH": str(Path(precompile.__file__).parents[2]),
     }  # fmt: skip
     line = [
         sys.executable,
         "-m",
-        "trainfleet.ahead",
+        "trainfleet.node.precompile",
         "sh",
         "-c",
         'echo "extracts: $NEURON_EXTRACT_GRAPHS_ONLY"',
@@ -139,8 +143,8 @@ def test_locks_are_cleared_by_the_first_node_and_while_nobody_compiles(
 
 def test_a_missing_tool_is_told_of_with_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    answer = subprocess.run([sys.executable, "-m", "trainfleet.ahead", "x"], capture_output=True, text=True, timeout=60,
-                            env=os.environ | {"PYTHONPATH": str(Path(ahead.__file__).parents[1])})  # fmt: skip
+    answer = subprocess.run([sys.executable, "-m", "trainfleet.node.precompile", "x"], capture_output=True, text=True, timeout=60,
+                            env=os.environ | {"PYTHONPATH": str(Path(precompile.__file__).parents[2])})  # fmt: skip
     assert answer.returncode == 1 and "there is no neuron_parallel_compile" in answer.stderr and "Traceback" not in answer.stderr
 
 

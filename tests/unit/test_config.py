@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import subprocess
 import sys
-import types
-import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import yaml
@@ -15,10 +16,13 @@ from jsonschema import Draft202012Validator
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, dump_resolved, load, load_resolved
+from trainfleet.config.dump import LATE
+from trainfleet.config.families import FAMILIES
+from trainfleet.config.key import Key, schema_of
 from trainfleet.config.presets import PRESETS
-from trainfleet.config.reference import render
-from trainfleet.config.schema import PATH, is_group, load_schema, walk
-from trainfleet.errors import ConfigError
+from trainfleet.config.reference import FOLDER, files
+from trainfleet.config.schema import faults, load_schema, walk
+from trainfleet.trust.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,10 +45,21 @@ def test_a_merge_key_is_told_what_to_write_instead(tmp_path: Path) -> None:
     assert told[0].endswith("checkpoint.<<: unknown key; YAML's merge keys are not taken: write the keys out")
 
 
+WRITTEN = json.loads((FOLDER / "config.schema.json").read_text())
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 1.0, 1.5, 3, 7, 1e-9, 1e30, 2**63, "", "a", "auto", "none", "local", "a" * 5000, "s3://bucket/x", "/fsx", "a\n", "1-2", "15 min", "tiny", "a/b", "h100",
+    [], ["a"], ["a", "a"], [""], ["wandb", "wandb"], [None], [1], [{"path": "a"}], [{"path": 1, "x": 2}], [{"name": "a"}], {}, {"x": 1}, {"path": "a"}, {"shard": 0}, {"name": 3},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", files())
+def test_what_schema_holds_is_what_the_dataclasses_make(name: str) -> None:
+    assert (ROOT / "schema" / name).read_text() == files()[name], "python -m trainfleet.config.reference writes it"
+
+
 def test_the_schema_is_valid_and_every_key_is_described() -> None:
-    schema = load_schema()
-    Draft202012Validator.check_schema(schema)
-    for key, part in walk(schema):
+    Draft202012Validator.check_schema(WRITTEN)
+    for key, part in walk(WRITTEN):
         assert part.get("description"), key
         assert "default" in part or key == ("name",), key
 
@@ -55,26 +70,58 @@ def test_defaults_obey_the_schema() -> None:
             Draft202012Validator(part).validate(part["default"]), key
 
 
-def test_dataclasses_and_schema_have_the_same_keys() -> None:
-    def keys(cls: type) -> dict[str, typing.Any]:
-        hints = {
-            name: typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
-            for name, hint in typing.get_type_hints(cls).items()
-        }
-        return {f.name: keys(hints[f.name]) if dataclasses.is_dataclass(hints[f.name]) else None for f in dataclasses.fields(cls)}
+def test_what_is_checked_is_the_schema_that_editors_read() -> None:
+    def bare(part: Any) -> Any:
+        return (
+            {name: bare(inner) for name, inner in part.items() if name != "description" or isinstance(inner, dict)}
+            if isinstance(part, dict)
+            else part
+        )
 
-    def schema_keys(part: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        return {name: schema_keys(sub) if is_group(sub) else None for name, sub in part["properties"].items()}
-
-    assert keys(Config) == schema_keys(load_schema())
+    assert bare({name: part for name, part in WRITTEN.items() if name not in ("$schema", "title")}) == load_schema()
 
 
-def test_presets_and_schema_have_the_same_names() -> None:
-    assert [*PRESETS, None] == load_schema()["properties"]["model"]["properties"]["preset"]["anyOf"][0]["enum"]
+def test_a_check_finds_what_the_jsonschema_package_finds() -> None:
+    """Every key with values of every kind: the same rules of the same keys are broken. Patterns differ by design (whole_pattern)."""
+
+    def theirs(value: Any, part: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+        for error in Draft202012Validator(part).iter_errors(value):
+            yield tuple(error.absolute_path), error.validator
+
+    for key, part in walk(load_schema()):
+        for value in VALUES:
+            ours = {fault[:2] for fault in faults(value, part)}
+            assert ours - {((), "pattern")} == set(theirs(value, part)) - {((), "pattern")}, (key, value)
+            assert ours == set(theirs(value, part)) or str(value).endswith("\n"), (key, value)
 
 
-def test_the_reference_page_is_current() -> None:
-    assert (ROOT / "schema" / "README.md").read_text() == render(load_schema())
+def test_a_table_is_the_list_of_what_may_be_written() -> None:
+    model = load_schema()["properties"]["model"]["properties"]
+    assert model["preset"]["anyOf"][0]["enum"] == [*PRESETS, None] and model["family"]["enum"] == [*FAMILIES, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    must: str
+    plain: bool = False
+    derived: Annotated[int, Key(default=None, minimum=1)]
+    words: Annotated[tuple[str, ...], Key(items={"maxLength": 3}, backends=("ssh",))] = ("a",)
+    either: Annotated[int | str | None, Key(enum={"a": 0, 1: 0})] = 1
+
+
+def test_a_field_makes_its_part_of_the_schema() -> None:
+    assert schema_of(Part) == {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "must": {"type": "string"},
+            "plain": {"type": "boolean", "default": False},
+            "derived": {"type": ["integer", "null"], "minimum": 1, "default": None},
+            "words": {"type": "array", "items": {"type": "string", "maxLength": 3}, "backends": ["ssh"], "default": ["a"]},
+            "either": {"type": ["integer", "string", "null"], "enum": ["a", 1, None], "default": 1},
+        },
+        "required": ["must"],
+    }
 
 
 def test_config_yaml_is_complete_and_points_editors_to_the_schema() -> None:
@@ -189,6 +236,12 @@ def test_a_resolved_config_reads_back_as_it_was(tmp_path: Path) -> None:
     assert load(Settings(tmp_path / "resolved.yaml"))[0] == config  # CONFIG=runs/<name>/config.yaml works too
 
 
+def test_keys_that_came_late_stand_last_in_a_resolved_config(tmp_path: Path) -> None:
+    values = yaml.safe_load(dump_resolved(load_text(tmp_path, "name: a\n")))
+    for group, late in LATE.items():
+        assert [*values[group]][-len(late) :] == [*late]
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 4, 8, 16])
 def test_the_micro_batch_divides_for_every_world(tmp_path: Path, nodes: int) -> None:
     config = load_text(tmp_path, "name: a\n", NODES=("fleet.nodes", str(nodes)))
@@ -197,7 +250,9 @@ def test_the_micro_batch_divides_for_every_world(tmp_path: Path, nodes: int) -> 
 
 def test_editors_find_the_schema() -> None:
     first = (ROOT / "config.yaml").read_text().splitlines()[0]
-    assert ROOT / first.partition("$schema=")[2] == PATH, "yaml-language-server reads it from the first line"
+    assert ROOT / first.partition("$schema=")[2] == FOLDER / "config.schema.json", (
+        "yaml-language-server reads it from the first line"
+    )
 
 
 def test_loading_a_config_is_light() -> None:

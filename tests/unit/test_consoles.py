@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from s3server import serve
-from trainfleet import s3
-from trainfleet.backends.consoles import PATIENCE, Console, Consoles
+from trainfleet.backends.container_logs import PATIENCE, Console, Consoles
 from trainfleet.cloud import calls, log_streams
 from trainfleet.cloud.calls import Calls
-from trainfleet.errors import CloudError
+from trainfleet.storage import s3
+from trainfleet.trust.errors import CloudError
 
 ROOT = "s3://bucket/some/runs/x"
 FOLDER = Path("runs/x")

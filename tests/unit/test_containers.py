@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from trainfleet.backends.node import node_script
-from trainfleet.backends.pulling import misfit, pull_words
+from trainfleet.backends.image_pull import misfit, pull_words
+from trainfleet.backends.node_script import node_script
+from trainfleet.node.placement import Seat
 from trainfleet.plan.job import Job
-from trainfleet.seat import Seat
 from trainfleet.supervisor import EXIT
 
 ROOT = Path(__file__).parents[2]

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import contents
-from trainfleet.backends.slurm import starts
+from trainfleet.backends import job_starts
 from trainfleet.data.manifest import MANIFEST, PLAN, shard_path, unit_name
-from trainfleet.folder_sync import STATE, file_of
-from trainfleet.nodes import removal
-from trainfleet.nodes.answers import Implausible
-from trainfleet.runs import engine_log, job_log, node_log, scratch
+from trainfleet.nodes import removal_commands
+from trainfleet.nodes.host_results import Implausible
+from trainfleet.run import contents
+from trainfleet.run.run_folder import engine_log, job_log, node_log, scratch
+from trainfleet.storage.folder_sync import STATE, file_of
 
 HERE = Path()
 DATASET = [
     PLAN, MANIFEST, "tokenizer.json", "lock", STATE, "lengths.png", unit_name(7), f"{shard_path('train', 12)}.bin", "train/00000.idx",
     "train/00001.77.partial", "train/00001.bin.77.partial", "validation/123456.bin", "progress/0-12.json", "progress/3-1.partial",
     str(node_log(HERE, 0)), str(engine_log(HERE, 12)), str(job_log(HERE)), f"{scratch(node_log(HERE, 3))}/0/stdout.log",
-    "nodes/node-3", "nodes/node-3.sh", "nodes/node-3.exit", "nodes/node-3.said", str(starts.claim(HERE, "0123456789abcdef")),
-    str(starts.claim(HERE, "")), "nodes/by-hand-7", "nodes/slurm-7-0/node-1.exit", "nodes/slurm-7-0/gate/logs/node-0.log",
+    "nodes/node-3", "nodes/node-3.sh", "nodes/node-3.exit", "nodes/node-3.said", str(job_starts.claim(HERE, "0123456789abcdef")),
+    str(job_starts.claim(HERE, "")), "nodes/by-hand-7", "nodes/slurm-7-0/node-1.exit", "nodes/slurm-7-0/gate/logs/node-0.log",
     "cache/0123456789abcdef-3", "cache/0123456789abcdef-3.7.partial", ".plan.json.4711", "units/.00000.json.4711", "nodes/.node-3.0a1b2c3d",
 ]  # fmt: skip
 OTHERS = [
@@ -52,10 +52,10 @@ def test_a_host_removes_the_same_files_and_names_the_same_others(tmp_path: Path)
     (folder / "logs/node-9.parts").symlink_to(tmp_path)
     (tmp_path / "data/a_b").mkdir()
     (tmp_path / "data/a_b/plan.json").write_text("another's")
-    command = removal.remove(str(tmp_path), ["data/a.b", "runs/gone"])
+    command = removal_commands.remove(str(tmp_path), ["data/a.b", "runs/gone"])
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     left = {f"data/a.b/{name}" for name in (*OTHERS, "train/00009.bin")}
-    assert set(removal.read_left(said.stdout, ["data/a.b"])) == left and not said.stderr
+    assert set(removal_commands.read_left(said.stdout, ["data/a.b"])) == left and not said.stderr
     assert (tmp_path / "data/a_b/plan.json").exists()
     shutil.rmtree(folder)
     assert not subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
@@ -64,7 +64,7 @@ def test_a_host_removes_the_same_files_and_names_the_same_others(tmp_path: Path)
 @pytest.mark.parametrize("text", ["/etc/passwd\n", "data/other/x\n", "data/text/a\x1b[2J\n", "data/text/x\n" * 300])
 def test_what_a_host_says_that_it_left_is_not_believed_blindly(text: str) -> None:
     with pytest.raises(Implausible):
-        removal.read_left(text, ["data/text"])
+        removal_commands.read_left(text, ["data/text"])
 
 
 def test_the_objects_of_a_file_in_s3_are_known_by_its_name() -> None:

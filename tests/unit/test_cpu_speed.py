@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainfleet import cpu_speed, hardware
 from trainfleet.config import Settings, load
 from trainfleet.config.precision import format_of
-from trainfleet.cpu_speed import CpuSpeed
-from trainfleet.devices import products
+from trainfleet.devices import matrix_products
 from trainfleet.devices.cpu import Cpu
+from trainfleet.hardware import cpu_speed, node_types
+from trainfleet.hardware.cpu_speed import CpuSpeed
 from trainfleet.recipes import FOLDER
 
 AMD = CpuSpeed("AMD EPYC", "2.13.0+cpu", 2, fp32=95e9, onednn=205e9, bf16=405e9, together=810e9, apart=800e9)
@@ -32,7 +32,7 @@ def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
         Path(tmp_path / f"{told.cpu}.json").write_text(json.dumps(asdict(told)))
 
     yield use
-    products.by_onednn(False)
+    matrix_products.by_onednn(False)
 
 
 def test_a_trial_takes_what_is_clearly_faster() -> None:
@@ -49,14 +49,14 @@ def test_the_trial_of_this_machine_is_of_this_machine() -> None:
 
 
 def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = products.is_exact()
-    products.by_onednn(True)
-    x, weight, _ = products.batch(torch.float32)[0]
+    exact = matrix_products.is_exact()
+    matrix_products.by_onednn(True)
+    x, weight, _ = matrix_products.batch(torch.float32)[0]
     error = float((x @ weight.T - x.double() @ weight.double().T).norm() / (x @ weight.T).norm())
-    products.by_onednn(False)
+    matrix_products.by_onednn(False)
     assert (error < 1e-5) == exact
-    monkeypatch.setattr(products, "error_of", lambda *given: 1e-3)
-    assert not products.is_exact()
+    monkeypatch.setattr(matrix_products, "error_of", lambda *given: 1e-3)
+    assert not matrix_products.is_exact()
 
 
 def test_it_is_taken_once_for_a_cpu_and_a_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_format_and_ranks_follow_from_it_and_are_shown(
     use: Use, monkeypatch: pytest.MonkeyPatch, told: CpuSpeed, format: str, ranks: int
 ) -> None:
     use(told)
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
-    monkeypatch.setattr(hardware, "local_cores", lambda: 2)
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(node_types, "local_cores", lambda: 2)
     from trainfleet.backends import terms_of
 
     config, derived = load(Settings(FOLDER / "first-run.yaml", "fleet.nodes=1"), terms_of)

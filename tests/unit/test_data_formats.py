@@ -17,7 +17,7 @@ from requirement import need
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.errors import DataError
+from trainfleet.trust.errors import DataError
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
 TEXTS = [f"{number} " + "".join(random.Random(number).choices('ab é日😀\n\t",;\\', k=60)) for number in range(40)]

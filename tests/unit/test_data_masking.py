@@ -17,12 +17,12 @@ from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Data, Train
 from trainfleet.data.dataset import Dataset
 from trainfleet.data.masking import IGNORED, Masked, Specials, specials_of
-from trainfleet.data.share import Share, tokenize
+from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.data.tokenizer import load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.batches import Batches
-from trainfleet.errors import DataError
-from trainfleet.shapes import fit
+from trainfleet.trust.errors import DataError
+from trainfleet.trust.validation import fit
 
 DOCUMENTS = 300
 CHOSEN = {

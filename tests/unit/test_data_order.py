@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainfleet.data.order import Order, apportion, fold, mix, permuted, windowed
+from trainfleet.data.shuffling import Order, apportion, fold, mix, permuted, windowed
 
 FULL = Order(1, (1000,))
 WINDOWED = Order(1, (1000,), None, 8, 5)

@@ -20,21 +20,22 @@ import pytest
 
 from s3server import Application, serve
 from s3server import busy as refuse
-from trainfleet import entrypoint, s3, streams
+from trainfleet import entrypoint
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
-from trainfleet.data import lock, manifest, replica, source_files, sources
+from trainfleet.data import dataset_lock, local_copy, manifest, source_files, sources
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.dataset_store import Folder
-from trainfleet.data.lock import Claim
+from trainfleet.data.dataset_check import verify
+from trainfleet.data.dataset_lock import Claim
+from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.progress import read_progress
-from trainfleet.data.share import Share, tokenize
 from trainfleet.data.sources import plan_units
-from trainfleet.data.verify import verify
-from trainfleet.errors import DataError, S3Error
-from trainfleet.node_log import Log
+from trainfleet.data.tokenize_worker import Share, tokenize
+from trainfleet.host.node_log import Log
 from trainfleet.report.live import TokenizeLive
-from trainfleet.runs import COPY, MOUNTED, Run, write_atomic
+from trainfleet.run.run_folder import COPY, MOUNTED, Run, write_atomic
+from trainfleet.storage import s3, s3_streams
+from trainfleet.trust.errors import DataError, S3Error
 
 ALONE = Share(0, 1, 1)
 CONDITIONS = ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH")
@@ -77,7 +78,7 @@ def server() -> Iterator[Busy]:
 def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     server.always = ""
     monkeypatch.setattr(sources, "GRID", 2**16)
-    monkeypatch.setattr(streams, "RANGE", 2**14)
+    monkeypatch.setattr(s3_streams, "RANGE", 2**14)
     words = Path(source_files.__file__).read_text().splitlines()
     lines = [json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)]
     folder = tmp_path / "text"
@@ -144,28 +145,28 @@ def run(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = replica.copy(run, tmp_path)
+    folder = local_copy.copy(run, tmp_path)
     streamed = Dataset.open(Path("data") / run.data.name, run.data)
     monkeypatch.setenv(MOUNTED, str(folder))
     copied = Dataset.open(Path("data") / run.data.name, run.data)
-    assert copied.identity == streamed.identity and isinstance(copied.store, Folder)
+    assert copied.identity == streamed.identity and isinstance(copied.store, FolderDataset)
     assert len(list(verify(copied.store, copied.manifest))) == 2 * len(copied.manifest.shards)
     for first in range(0, 200, 20):
         assert np.array_equal(copied.batch("train", first, 20, 64, 1), streamed.batch("train", first, 20, 64, 1))
     read, asked = s3.read_range, list[str]()
     monkeypatch.setattr(s3, "read_range", lambda address, *where: (asked.append(address), read(address, *where))[1])
-    assert replica.copy(run, tmp_path) == folder and not asked, "it is there already"
+    assert local_copy.copy(run, tmp_path) == folder and not asked, "it is there already"
     (folder / "manifest.json").unlink()
-    assert replica.copy(run, tmp_path) == folder
+    assert local_copy.copy(run, tmp_path) == folder
     assert asked and not [name for name in asked if name.endswith(".bin")], "tokens that came before are not fetched again"
 
 
 def test_a_copy_that_is_damaged_or_not_worth_it_is_none(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="of which this run reads"):
-        replica.copy(replace(run, train=replace(run.train, steps=1)), tmp_path)
+        local_copy.copy(replace(run, train=replace(run.train, steps=1)), tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(DataError, match="are free"):
-        replica.copy(run, tmp_path)
+        local_copy.copy(run, tmp_path)
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     found = s3.list_objects(f"s3://bucket/copied/{run.data.name}/train/")
@@ -174,7 +175,7 @@ def test_a_copy_that_is_damaged_or_not_worth_it_is_none(run: Config, tmp_path: P
     content[7] ^= 1
     s3.write(name, bytes(content))
     with pytest.raises(DataError, match="is damaged"):
-        replica.copy(run, tmp_path)
+        local_copy.copy(run, tmp_path)
     assert not list(tmp_path.glob("trainfleet/*/*/manifest.json"))
 
 
@@ -197,11 +198,11 @@ def test_a_node_says_where_its_dataset_is(run: Config, tmp_path: Path, monkeypat
 def test_of_two_jobs_on_two_machines_one_is_refused(
     data: Data, server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lock, "RENEW", 0.05)
-    monkeypatch.setattr(lock, "POLL", 0.1)
+    monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
+    monkeypatch.setattr(dataset_lock, "POLL", 0.1)
     remote = replace(data, name="contested", store="s3://bucket/sets")
     store, other = manifest.store_of(remote, tmp_path / "here"), tmp_path / "there"
-    with lock.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
+    with dataset_lock.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
         tokenize(remote, ALONE, other)
     assert f"(process {os.getpid()}, claim" in capsys.readouterr().out
     assert server.conditions == set(CONDITIONS), "who comes second is decided by the server"
@@ -212,18 +213,18 @@ def test_of_two_jobs_on_two_machines_one_is_refused(
 def test_the_claim_of_a_job_that_died_lapses(server: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "s3://bucket/died/lock"
     assert s3.write_if(address, b"0123 host (process 1, claim 1)", "")
-    monkeypatch.setattr(lock, "LAPSE", 3600.0)
+    monkeypatch.setattr(dataset_lock, "LAPSE", 3600.0)
     with Claim(address, "0123"):  # whoever wrote that had the lock that is held now
         pass
     assert s3.write_if(address, b"0123 host (process 1, claim 1)", "")
-    monkeypatch.setattr(lock, "LAPSE", 0.2)
-    monkeypatch.setattr(lock, "POLL", 0.05)
+    monkeypatch.setattr(dataset_lock, "LAPSE", 0.2)
+    monkeypatch.setattr(dataset_lock, "POLL", 0.05)
     with Claim(address, "4567"):
         assert s3.read(address).startswith(b"4567 ")  # type: ignore[union-attr]
 
 
 def test_a_claim_whose_answer_was_lost_is_known_again(server: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "LAPSE", 3600.0)
+    monkeypatch.setattr(dataset_lock, "LAPSE", 3600.0)
     server.lost = "/lost/lock"
     with Claim("s3://bucket/lost/lock", "0123"):
         assert not server.lost
@@ -234,7 +235,7 @@ def test_a_job_that_was_taken_for_dead_stops(
 ) -> None:
     stopped = threading.Event()
     before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    monkeypatch.setattr(lock, "RENEW", 0.05)
+    monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
     try:
         with Claim("s3://bucket/slow/lock", "0123"):
             s3.write("s3://bucket/slow/lock", b"4567 another")

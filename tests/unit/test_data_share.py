@@ -17,16 +17,16 @@ import pytest
 
 from requirement import need
 from trainfleet.config.types import Data, Source
-from trainfleet.data import encoders, manifest, share, sources, units
+from trainfleet.data import encoders, manifest, sources, tokenize_worker, work_units
 from trainfleet.data.dataset import Dataset, find
-from trainfleet.data.dataset_store import Folder, open_store
-from trainfleet.data.lock import only_job
+from trainfleet.data.dataset_check import verify
+from trainfleet.data.dataset_lock import only_job
+from trainfleet.data.dataset_store import FolderDataset, open_store
 from trainfleet.data.progress import read_progress
-from trainfleet.data.share import Share, tokenize
+from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.data.tokenizer import load
-from trainfleet.data.verify import verify
-from trainfleet.errors import DataError
 from trainfleet.report import lengths
+from trainfleet.trust.errors import DataError
 
 ALONE = Share(0, 1, 1)
 
@@ -95,7 +95,7 @@ def test_every_document_is_there_once_whole_and_ended(data: Data, tmp_path: Path
             assert part[-1] == found.end_of_document
             texts.append(tokenizer.decode(part[:-1]))
     plan = sources.plan_units(data)
-    assert sorted(texts) == sorted(document.text for unit in plan.units for document in units.read_unit(unit, "text"))
+    assert sorted(texts) == sorted(document.text for unit in plan.units for document in work_units.read_unit(unit, "text"))
     assert 0.03 < found.validation_documents / found.documents < 0.2
     assert found.tokens + found.validation_tokens == sum(shard.tokens for shard in found.shards)
     assert found.checked > 0 and found.notes == ()
@@ -168,12 +168,12 @@ def test_the_lengths_of_all_documents_are_drawn(data: Data, tmp_path: Path) -> N
 
 
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:
-    with only_job(Folder(tmp_path / "set")), pytest.raises(DataError, match="another job"):
+    with only_job(FolderDataset(tmp_path / "set")), pytest.raises(DataError, match="another job"):
         tokenize(data, ALONE, tmp_path)
 
 
 def test_a_node_with_other_files_is_refused(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "PATIENCE", 0.1)
+    monkeypatch.setattr(tokenize_worker, "PATIENCE", 0.1)
     tokenize(data, Share(0, 2, 1), tmp_path)
     (Path(data.sources[0]) / "new.txt").write_text("only here")
     with pytest.raises(DataError, match="node 1 sees 3 files"):
@@ -202,13 +202,13 @@ def test_an_encoder_that_turns_out_wrong_is_replaced_and_named(
 def test_an_encoder_that_is_opened_anew_changes_nothing(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, opened = tokenize(data, ALONE, tmp_path / "whole"), list[str]()
 
-    def counted(*arguments: object) -> tuple[encoders.Encoder, list[str]]:
+    def counted(*arguments: object) -> tuple[encoders.TextEncoder, list[str]]:
         opened.append("")
         return real(*arguments)  # type: ignore[arg-type]
 
     real = encoders.open_encoder
     monkeypatch.setattr(encoders, "open_encoder", counted)
-    monkeypatch.setattr(units, "RENEWED", 1)
+    monkeypatch.setattr(work_units, "RENEWED", 1)
     renewed = tokenize(data, ALONE, tmp_path / "renewed")
     assert whole and renewed and renewed.identity == whole.identity and renewed.notes == whole.notes
     assert len(opened) == len(sources.plan_units(data).units) > 1
@@ -322,7 +322,7 @@ from pathlib import Path
 from trainfleet.config.types import Data, Source
 from trainfleet.data import sources
 from trainfleet.data.__main__ import *
-from trainfleet.data.share import tokenize
+from trainfleet.data.tokenize_worker import tokenize
 if __name__ == "__main__":
     sources.GRID = 2**16
     exit_on(signal.SIGTERM)
@@ -352,7 +352,7 @@ def test_a_note_of_a_process_that_is_asked_to_stop_leaves_no_part(tmp_path: Path
 
     monkeypatch.setattr(Path, "replace", stopped)
     with pytest.raises(SystemExit):
-        Folder(tmp_path).note("progress/0-0.json", b"{}")
+        FolderDataset(tmp_path).note("progress/0-0.json", b"{}")
     assert not list(tmp_path.rglob("*.*"))
 
 
@@ -388,8 +388,8 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(data: Data, tmp_pa
 
 def test_a_very_long_document_stays_one_document(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tokenize(data, ALONE, tmp_path / "whole")
-    monkeypatch.setattr("trainfleet.data.units.LONG", 500)
-    monkeypatch.setattr("trainfleet.data.cutting.PART", 100)
+    monkeypatch.setattr("trainfleet.data.work_units.LONG", 500)
+    monkeypatch.setattr("trainfleet.data.chunking.PART", 100)
     monkeypatch.setattr("trainfleet.data.documents.BATCH_BYTES", 1)
     monkeypatch.setattr("trainfleet.data.documents.in_batches.__defaults__", (1,))
     cut = tokenize(data, ALONE, tmp_path / "cut")

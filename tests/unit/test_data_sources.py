@@ -17,8 +17,8 @@ from trainfleet.config.types import Data, Source
 from trainfleet.data import formats, sources
 from trainfleet.data.documents import is_table, left_out, read_piece, read_unit
 from trainfleet.data.source_files import stat
-from trainfleet.data.sources import Piece, have_changed, plan_units
-from trainfleet.errors import DataError
+from trainfleet.data.sources import SourcePiece, have_changed, plan_units
+from trainfleet.trust.errors import DataError
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
 
@@ -73,7 +73,7 @@ def test_ranges_of_a_jsonl_file_hold_each_line_once(tmp_path: Path, ending: str)
     path.write_text(path.read_text().rstrip("\n") + ending)
     size = path.stat().st_size
     for step in (1, 2, 7, 64, 1000, size):
-        pieces = [Piece(stat(str(path)), start, min(start + step, size)) for start in range(0, size, step)]
+        pieces = [SourcePiece(stat(str(path)), start, min(start + step, size)) for start in range(0, size, step)]
         found = [document for piece in pieces for document in read_piece(piece, "text")]
         assert [document.text for document in found] == texts
         assert sum(document.consumed for document in found) == size
@@ -91,7 +91,7 @@ def test_a_long_text_is_cut_into_documents_that_join_to_it(tmp_path: Path, monke
         found = texts_of(data_of(path))
         assert "".join(found) == text
         assert len(found) >= 3
-        whole = Piece(stat(str(path)), 0, path.stat().st_size)
+        whole = SourcePiece(stat(str(path)), 0, path.stat().st_size)
         assert [document.text for document in read_piece(whole, "text")] == found, "the units' bounds must not matter"
 
 
@@ -181,7 +181,7 @@ def test_a_bad_line_is_named_in_whichever_range_it_is(tmp_path: Path, line: byte
     refused(data_of(path), f"{path}:4", *words)
     for start in (5, 15, 16, 17, 30, 33):
         with pytest.raises(DataError) as caught:
-            list(read_piece(Piece(stat(str(path)), start, size), "text"))
+            list(read_piece(SourcePiece(stat(str(path)), start, size), "text"))
         assert f"{path}:4" in str(caught.value)
 
 

@@ -13,13 +13,13 @@ from tokenizers import BertWordPieceTokenizer
 
 from trainfleet.config.types import Data
 from trainfleet.config.vocabulary import vocabulary_size_of
-from trainfleet.data import bpe, cutting, encoders, words
+from trainfleet.data import bpe, chunking, encoders, wordpiece_cache
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load
-from trainfleet.data.words import Words
-from trainfleet.errors import DataError
+from trainfleet.data.wordpiece_cache import Words
+from trainfleet.trust.errors import DataError
 
-DATA = Data("set", (str(Path(__file__).parents[2] / "python"),), "text", "bpe", 600, 0.1)
+DATA = Data("set", (str(Path(__file__).parents[2] / "python" / "trainfleet" / "data"),), "text", "bpe", 600, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_wordpiece_by_words_has_the_ids_of_whole_texts(tmp_path: Path, monkeypat
     runs = ["".join(f"a{point}b {point}'{point}{point}\n" for point in points[i : i + 500]) for i in range(0, len(points), 500)]
     texts = [*encoders.hard_texts(tokenizer.reference), *runs, *sources, "x" * 101 + " " + "y" * 100]
     assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, texts) is None
-    monkeypatch.setattr(words, "KEPT", 100)
+    monkeypatch.setattr(wordpiece_cache, "KEPT", 100)
     for text in sources:  # and when words are forgotten and learnt again
         assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, [text]) is None
 
@@ -127,11 +127,11 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Tokenizer) -> No
 
 
 def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PART", 2000)
+    monkeypatch.setattr(chunking, "PART", 2000)
     text = (
         "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))) + "日本語の文章。" * 900 + " the end"
     )
-    found = list(cutting.parts(text, tokenizer.encoder))
+    found = list(chunking.parts(text, tokenizer.encoder))
     assert "".join(found) == text and 5 < len(found) < len(text) // 2000
     ids, _ = tokenizer.encode(found)
     assert np.array_equal(ids, tokenizer.encode([text])[0])
@@ -144,6 +144,6 @@ def test_a_tokenizer_that_can_not_be_cut_gets_the_text_whole(tokenizer: Tokenize
         def encode(self, texts: list[str]) -> tuple[encoders.Ids, encoders.Offsets]:
             return super().encode([f" {text}" for text in texts])
 
-    monkeypatch.setattr(cutting, "PART", 2000)
+    monkeypatch.setattr(chunking, "PART", 2000)
     text = Path(__file__).read_text() * 3
-    assert list(cutting.parts(text, Prefixed(tokenizer.definition))) == [text]
+    assert list(chunking.parts(text, Prefixed(tokenizer.definition))) == [text]

@@ -11,14 +11,15 @@ import torch
 from test_engine_parts import TRAIN
 from torch import nn
 
-from trainfleet import devices, hardware, models
+from trainfleet import devices, models
 from trainfleet.config import Settings, load
 from trainfleet.config.types import Model
 from trainfleet.devices import cuda
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer
 from trainfleet.engine.parallel import blocks
-from trainfleet.errors import RunError
+from trainfleet.hardware import accelerators, node_types
+from trainfleet.trust.errors import RunError
 
 RECIPES = Path(__file__).parents[2] / "python/trainfleet/recipes"
 
@@ -35,7 +36,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(cuda, "DRIVER", Path("/nowhere/version"))
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: 0)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("GROUP_RANK", "1")
     return monkeypatch
@@ -81,7 +82,7 @@ def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, told: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: count)
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: count)
     assert devices.planned("cpu").kind == "cpu" and capsys.readouterr().out.startswith(told)
 
 
@@ -115,11 +116,11 @@ def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "found", "stack"),
-    [(0, None, "cpu"), (8, None, "cuda"), (1, hardware.H200, "cuda"), (1, hardware.V100, "cuda-volta")],
+    [(0, None, "cpu"), (8, None, "cuda"), (1, accelerators.H200, "cuda"), (1, accelerators.V100, "cuda-volta")],
 )
 def test_this_machines_accelerators_are_planned(monkeypatch: pytest.MonkeyPatch, count: int, found: Any, stack: str) -> None:
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: count)
-    monkeypatch.setattr(hardware, "local_accelerator", lambda: found)
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: count)
+    monkeypatch.setattr(node_types, "local_accelerator", lambda: found)
     config, derived = load(Settings(RECIPES / "first-run.yaml", "fleet.nodes=1"))
     assert config.fleet.stack == stack
     assert "accelerators" in next(each.why for each in derived if each.key == "fleet.stack")
@@ -148,7 +149,7 @@ def tiny() -> models.Network:
 
 def test_blocks_and_loss_are_compiled_as_the_device_says() -> None:
     device, model = Other(), tiny()
-    blocks.compile(model, model.get_submodule(model.plan.blocks).children(), "none", device)
+    blocks.compile_blocks(model, model.get_submodule(model.plan.blocks).children(), "none", device)
     assert device.compilations == 3
 
 

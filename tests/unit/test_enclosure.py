@@ -16,11 +16,12 @@ import pytest
 import verbs
 from s3server import serve
 from takeover import ATTEMPT
-from trainfleet import devices, sandbox
-from trainfleet.checkpoints.bucket import Bucket
+from trainfleet import devices
 from trainfleet.checkpoints.marker import MARKER
+from trainfleet.checkpoints.s3_store import BucketStore
 from trainfleet.config import dump_resolved, load_resolved
-from trainfleet.engine import enclosure
+from trainfleet.engine import run_sandbox
+from trainfleet.host import sandbox
 
 OLD = Path(__file__).parent / "old_checkpoint"
 WHOLE = not sandbox.lacks()
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(not WHOLE and "REQUIRE_ALL" not in os.environ, r
 TAKEN = (
     ATTEMPT
     + """
-from trainfleet.checkpoints import pickled
+from trainfleet.checkpoints.torch_saved import pickled
 from trainfleet.data import manifest
 home = Path(os.environ["PROBED"])
 def taken(read):
@@ -117,7 +118,7 @@ def test_a_checkpoint_in_a_bucket_is_read_behind_the_wall_too(home: Path) -> Non
     """What is fetched lies in the folder for temporary files, and nothing of it is left there."""
     (home / "temporary").mkdir()
     with serve(lambda application: application):
-        store, step = Bucket("s3://bucket/kept/far"), OLD / "step-00000004"
+        store, step = BucketStore("s3://bucket/kept/far"), OLD / "step-00000004"
         for path in set(step.iterdir()) - {step / MARKER}:
             with store.create(4, path.name) as stream:
                 stream.write(path.read_bytes())
@@ -140,16 +141,16 @@ def test_a_checkpoint_in_a_bucket_is_read_behind_the_wall_too(home: Path) -> Non
 
 def test_a_model_gets_the_memory_that_its_config_asks_for_and_no_more(home: Path) -> None:
     config = load_resolved(home / "runs/old/config.yaml")
-    small = enclosure.memory_for(config)
+    small = run_sandbox.memory_for(config)
     assert sandbox.MEMORY < small < sandbox.MEMORY + 2**30
     deep = replace(
         config, model=replace(config.model, layers=40, hidden_size=8192, intermediate_size=28672, vocabulary_size=128256)
     )
-    assert enclosure.memory_for(deep) > 4 * 30e9
+    assert run_sandbox.memory_for(deep) > 4 * 30e9
 
 
 def test_where_a_gpu_computes_sample_and_eval_have_no_wall(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its driver opens devices and sockets; docs/security.md says so."""
+    """Its driver opens devices and sockets; docs/explanation/security.md says so."""
     assert devices.confinable()
     monkeypatch.setattr(devices, "nearest", lambda: object.__new__(devices.Cuda))
     assert not devices.confinable()

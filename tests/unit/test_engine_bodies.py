@@ -12,19 +12,19 @@ import pytest
 import yaml
 
 from aws.validation import problems_of
-from trainfleet import hardware
 from trainfleet.backends import BACKENDS, terms_of
-from trainfleet.backends.bodies import bodies
-from trainfleet.backends.training_job import METRICS, input_of
+from trainfleet.backends.request_json import bodies
+from trainfleet.backends.sagemaker_request import METRICS, input_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.entrypoint import LOCK
-from trainfleet.errors import BackendError, ConfigError
-from trainfleet.nodes.operations import lock_name
+from trainfleet.hardware import node_types
+from trainfleet.nodes.install_steps import lock_name
 from trainfleet.nodes.stack import load_stack
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.plan.request import Request
+from trainfleet.trust.errors import BackendError, ConfigError
 
-TYPES = [name for name, row in hardware.INSTANCE_TYPES.items() if row.memory_gib > 32]
+TYPES = [name for name, row in node_types.INSTANCE_TYPES.items() if row.memory_gib > 32]
 TRAINED_ON = set(botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)
 ROLE = "arn:aws:iam::123456789012:role/train"
 OWN = {
@@ -76,7 +76,7 @@ def test_every_request_is_valid_for_every_type(backend: str, instance_type: str,
     config = config_of(tmp_path, backend, instance_type)
     for request in requests(config):
         sound(request)
-    row = hardware.INSTANCE_TYPES[instance_type]
+    row = node_types.INSTANCE_TYPES[instance_type]
     if backend == "batch":
         container = bodies(request)[0]["nodeProperties"]["nodeRangeProperties"][0]["container"]
         devices = [device["hostPath"] for device in container["linuxParameters"].get("devices", ())]
@@ -86,6 +86,16 @@ def test_every_request_is_valid_for_every_type(backend: str, instance_type: str,
         needs = {entry["type"]: int(entry["value"]) for entry in container["resourceRequirements"]}
         assert needs["VCPU"] == row.vcpus and needs["MEMORY"] < row.memory_gib * 1024
         assert needs.get("GPU", 0) == (row.accelerators if row.accelerator and row.accelerator.kind == "cuda" else 0)
+
+
+@pytest.mark.parametrize("instance_type", [name for name in TYPES if f"ml.{name}" in TRAINED_ON])
+def test_sagemaker_gets_a_key_of_the_volume_only_where_the_type_has_no_disks_of_its_own(
+    instance_type: str, tmp_path: Path
+) -> None:
+    """botocore: "You can't request a VolumeKmsKeyId when using an instance type with local storage"."""
+    config = config_of(tmp_path, "sagemaker", instance_type, sagemaker={"kms_key": "alias/x"})
+    asked = any("VolumeKmsKeyId" in body.get("ResourceConfig", {}) for request in requests(config) for body in bodies(request))
+    assert asked == (node_types.INSTANCE_TYPES[instance_type].nvme_gb == 0)
 
 
 @pytest.mark.parametrize("backend", ["batch", "sagemaker"])

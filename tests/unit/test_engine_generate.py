@@ -22,9 +22,9 @@ from trainfleet.data.tokenizer import Tokenizer
 from trainfleet.engine import __main__ as engine
 from trainfleet.engine import generate
 from trainfleet.engine.generate import choose, continuation
-from trainfleet.engine.healing import Healing
+from trainfleet.engine.token_healing import Healing
 from trainfleet.models.llama import Llama
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 
 SHAPE = Model("test", "llama", 2, 32, 4, 2, 48, 64, 24, 10_000.0, 1e-5, False)
 

@@ -11,10 +11,10 @@ from test_engine_parts import TRAIN
 from torch import nn
 
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.guard import MEMORY, Guard
-from trainfleet.engine.parallel.parts import Held
+from trainfleet.engine.parallel.rank_model import TorchParts
+from trainfleet.engine.step_guard import MEMORY, StepGuard
 from trainfleet.engine.world import World, join
-from trainfleet.errors import RunError
+from trainfleet.trust.errors import RunError
 
 NAN = float("nan")
 
@@ -25,11 +25,11 @@ def world() -> Iterator[World]:
         yield world
 
 
-def held(model: nn.Module) -> Held:
-    return Held(model, torch.optim.SGD(model.parameters()))
+def held(model: nn.Module) -> TorchParts:
+    return TorchParts(model, torch.optim.SGD(model.parameters()))
 
 
-def judged(guard: Guard, values: list[tuple[float, float]], first: int = 1) -> list[int]:
+def judged(guard: StepGuard, values: list[tuple[float, float]], first: int = 1) -> list[int]:
     """The steps that are left out of a sequence of losses and norms."""
     answers = [guard.skips(step, *map(torch.tensor, pair)) for step, pair in enumerate(values, first)]
     return [step for step, answer in enumerate(answers, first) if answer.item()]
@@ -43,35 +43,35 @@ def usual(steps: int) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("bad", [(NAN, 1.0), (3.0, NAN), (float("inf"), 1.0), (3.0, float("inf"))])
 def test_what_is_not_finite_is_left_out_from_the_first_step_on(world: World, bad: tuple[float, float]) -> None:
-    assert judged(Guard(TRAIN, world), [bad, (3.0, 1.0), bad, bad]) == [1, 3, 4]
+    assert judged(StepGuard(TRAIN, world), [bad, (3.0, 1.0), bad, bad]) == [1, 3, 4]
 
 
 @pytest.mark.parametrize("bad", [(15.0, 2.0), (4.0, 40.0)])
 def test_a_spike_of_either_is_left_out_once_the_usual_is_known(world: World, bad: tuple[float, float]) -> None:
     early = [bad, *usual(40)]
-    assert judged(Guard(TRAIN, world), early) == []
-    assert judged(Guard(TRAIN, world), [*usual(MEMORY + 20), bad, (4.2, 2.0)]) == [MEMORY + 21]
-    assert judged(Guard(replace(TRAIN, spike_sigmas=0), world), [*usual(MEMORY + 20), bad]) == []
+    assert judged(StepGuard(TRAIN, world), early) == []
+    assert judged(StepGuard(TRAIN, world), [*usual(MEMORY + 20), bad, (4.2, 2.0)]) == [MEMORY + 21]
+    assert judged(StepGuard(replace(TRAIN, spike_sigmas=0), world), [*usual(MEMORY + 20), bad]) == []
 
 
 def test_a_level_that_stays_becomes_the_usual_one(world: World) -> None:
-    left_out = judged(Guard(TRAIN, world), [(3.0 + 0.01 * (i % 3), 1.0) for i in range(200)] + [(4.5, 1.0)] * 60)
+    left_out = judged(StepGuard(TRAIN, world), [(3.0 + 0.01 * (i % 3), 1.0) for i in range(200)] + [(4.5, 1.0)] * 60)
     assert left_out[0] == 201 and len(left_out) < 30
 
 
 def test_another_guard_goes_on_where_one_was(world: World) -> None:
     values = usual(300)
     values[150] = values[151] = (9.0, 30.0)
-    whole, first = Guard(TRAIN, world), Guard(TRAIN, world)
+    whole, first = StepGuard(TRAIN, world), StepGuard(TRAIN, world)
     judged(first, values[:151])
-    second = Guard(TRAIN, world, first.state())
+    second = StepGuard(TRAIN, world, first.state())
     judged(second, values[151:], 152)
     judged(whole, values)
     assert whole.state() == second.state() and whole.state()[-2:] == (2, 152)
 
 
 def test_after_so_many_in_a_row_it_says_why(world: World) -> None:
-    guard, parts = Guard(replace(TRAIN, skips_in_a_row=3), world), held(nn.Linear(2, 2))
+    guard, parts = StepGuard(replace(TRAIN, skips_in_a_row=3), world), held(nn.Linear(2, 2))
     judged(guard, [(3.0, 1.0), (3.0, NAN), (3.0, NAN)])
     assert guard.check(parts, "run") == 2
     judged(guard, [(3.0, NAN)], 4)
@@ -81,7 +81,7 @@ def test_after_so_many_in_a_row_it_says_why(world: World) -> None:
 
 
 def test_weights_past_saving_are_named_at_once(world: World) -> None:
-    guard, parts = Guard(TRAIN, world), held(model := nn.Linear(2, 2))
+    guard, parts = StepGuard(TRAIN, world), held(model := nn.Linear(2, 2))
     with torch.no_grad():
         model.bias[0] = NAN
     judged(guard, [(NAN, NAN)])
@@ -92,7 +92,7 @@ def test_weights_past_saving_are_named_at_once(world: World) -> None:
 
 def test_what_is_read_back_of_a_recording_is_not_judged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where programs are only compiled ahead, counts and weights are whatever the memory held."""
-    guard = Guard(TRAIN, world)
+    guard = StepGuard(TRAIN, world)
     guard.counts = torch.tensor([7_000_000, 9, 3])
     with pytest.raises(RunError):
         guard.check(held(nn.Linear(2, 2)), "run")

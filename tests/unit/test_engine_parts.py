@@ -19,13 +19,13 @@ from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.__main__ import leave_alone
 from trainfleet.engine.batches import Batches
-from trainfleet.engine.checkpoint import randomness
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.checkpoint import rng_state
 from trainfleet.engine.schedule import learning_rate
-from trainfleet.engine.stopping import Vote
+from trainfleet.engine.timing import Stopwatch
+from trainfleet.engine.vote import Vote
 from trainfleet.engine.world import World
-from trainfleet.runs import Run
-from trainfleet.shapes import fit
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.validation import fit
 
 CHOSEN = {
     "steps": 100, "global_batch": 8, "micro_batch": 2, "sequence_length": 6, "learning_rate": 0.01, "warmup_steps": 10, "seed": 3,
@@ -178,10 +178,10 @@ def test_random_numbers_of_another_kind_of_device_are_not_taken_up() -> None:
         def generators(self) -> list[torch.Generator]:
             return [torch.default_generator, torch.Generator()]
 
-    saved = randomness.read(Cpu())
+    saved = rng_state.read(Cpu())
     drawn = torch.rand(3)
-    assert not randomness.restore(saved, Other()) and not torch.equal(torch.rand(3), drawn)
-    assert randomness.restore(saved, Cpu()) and torch.equal(torch.rand(3), drawn)
+    assert not rng_state.restore(saved, Other()) and not torch.equal(torch.rand(3), drawn)
+    assert rng_state.restore(saved, Cpu()) and torch.equal(torch.rand(3), drawn)
 
 
 def test_any_node_tells_that_no_launcher_is_left_once_and_goes_on_where_it_can_t(
@@ -211,7 +211,7 @@ def test_first_weights_are_those_of_every_layout_on_every_device(tmp_path: Path,
     """Replicas draw where the device draws, as a divided model does: else a layout chosen by `auto` would change a run."""
     from trainfleet.config import Settings, load
     from trainfleet.engine.parallel import Replicas
-    from trainfleet.engine.parallel.division import divide
+    from trainfleet.engine.parallel.parallelize import divide
     from trainfleet.engine.world import join
 
     (tmp_path / "config.yaml").write_text(

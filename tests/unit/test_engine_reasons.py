@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from trainfleet.backends.base import Phase, Status
-from trainfleet.backends.definition import retries
+from trainfleet.backends.batch_request import retries
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
 from trainfleet.watch.causes import CAUSES, Then
-from trainfleet.watch.follow import Outcome
+from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import judge, start_now
 
-PAGE = Path(__file__).parents[2] / "docs/engines.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/engine-reasons.md"
 ROWS = yaml.safe_load((Path(__file__).parent / "engine_reasons.yaml").read_text())
 CASES = [(engine, row) for engine, rows in ROWS.items() for row in rows]
 
@@ -27,7 +27,7 @@ def test_there_are_thirty_of_them_and_each_says_where_it_was_read() -> None:
 
 
 def table(engine: str) -> str:
-    """An engine's rows as docs/engines.md has them."""
+    """An engine's rows as docs/reference/engine-reasons.md has them."""
     rows = [
         f"| `{row['says'].replace('|', chr(92) + '|')}` | {row['means']}: {CAUSES[row['means']].words} | "
         f"{'yes' if row['again'] else 'no'} | [read]({row['read']}) |"
@@ -47,7 +47,7 @@ def test_a_reason_has_its_verdict(engine: str, row: dict[str, str], tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     request = Request(Job("train", "x", Path("runs/x"), 2, 1, "m", (), True), ())
     verdict = judge(
-        request, Outcome(Status(Phase.ENDED, row["says"], exits={0: 1}), None), Run(Path("runs/x")), start_now(request)
+        request, AttemptOutcome(Status(Phase.ENDED, row["says"], exits={0: 1}), None), Run(Path("runs/x")), start_now(request)
     )
     assert (verdict.cause, verdict.then is not Then.STOP) == (row["means"], row["again"]), str(verdict)
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from trainfleet import models
 from trainfleet.config.types import Model, Train
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine import optimizer, updates
+from trainfleet.engine import optimizer, optimizers
+from trainfleet.engine.optimizers import AdamW, Lamb, Muon, orthogonal
 from trainfleet.engine.schedule import learning_rate
-from trainfleet.engine.updates import AdamW, Lamb, Muon, orthogonal
 
 GPT2 = Model("test", "gpt2", 2, 16, 2, 2, 32, 40, 24, 10_000.0, 1e-5, True)
 
@@ -92,7 +92,7 @@ def one_by_one(matrix: Tensor) -> Tensor:
 
 def test_muon_steps_matrices_together_as_it_would_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several shapes, lying and standing, and more of one shape than go at once."""
-    monkeypatch.setattr(updates, "AT_ONCE", 2 * 8 * 24)
+    monkeypatch.setattr(optimizers, "AT_ONCE", 2 * 8 * 24)
     dice = torch.Generator().manual_seed(5)
     sizes = [(8, 24), (24, 8), (8, 8), (8, 24), (24, 8), (8, 8)]
     parameters = [nn.Parameter(torch.randn(size, generator=dice)) for size in sizes]

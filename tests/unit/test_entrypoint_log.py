@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import entrypoint, seat
-from trainfleet.entrypoint import TERMS, Terms, parse
-from trainfleet.errors import BackendError
-from trainfleet.runs import Run
-from trainfleet.seat import READERS, Seat
+from trainfleet import entrypoint
+from trainfleet.entrypoint import parse
+from trainfleet.node import placements
+from trainfleet.node.placement import Seat, Seating, Terms
+from trainfleet.node.placements import batch, fleet
+from trainfleet.node.placements import sagemaker as engine_sagemaker
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import BackendError
 
 ROOT = Path(__file__).parents[2]
 BATCH = {"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "2"}
@@ -89,31 +92,42 @@ def test_a_wrong_line_is_refused_with_how_it_should_be(words: list[str], capsys:
 
 def test_the_command_s_words_are_its_own() -> None:
     order = parse(["--on", "batch", "--folder", "runs/x", "--ranks", "2", "--", "m", "--folder", "y", "--", "-n"])
-    assert order.command == ("m", "--folder", "y", "--", "-n") and (order.ranks, order.wait) == (2, TERMS["batch"].wait)
+    assert order.command == ("m", "--folder", "y", "--", "-n") and (order.ranks, order.wait) == (2, batch.SEATING.terms.wait)
 
 
-def test_every_reader_of_a_seat_has_its_terms() -> None:
-    assert TERMS.keys() == READERS.keys()
-    assert TERMS["fleet"].wait == 0 and TERMS["sagemaker"].grace < 120
+def test_every_engine_of_ours_has_its_name_and_its_terms() -> None:
+    assert [placements.seating(name).name for name in placements.OURS] == list(placements.OURS)
+    assert fleet.SEATING.terms.wait == 0 and engine_sagemaker.SEATING.terms.grace < 120
 
 
-def test_engines_are_told_apart_by_what_they_say(tmp_path: Path) -> None:
-    assert seat.engine(BATCH, tmp_path / "none") == "batch"
-    assert seat.engine({"SLURM_JOB_ID": "7"}, tmp_path / "none") == "slurm"
-    assert seat.engine(Seat(0, 1, "x").environment() | {"SLURM_JOB_ID": "7"}, tmp_path / "none") == "fleet"
-    (tmp_path / "resourceconfig.json").write_text("{}")
-    assert seat.engine({}, tmp_path / "resourceconfig.json") == "sagemaker"
+def test_engines_are_told_apart_by_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**environment: str) -> str:
+        for name in ("TRAINFLEET_NODE", "SLURM_JOB_ID", *BATCH):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return placements.here().name
+
+    monkeypatch.setattr(engine_sagemaker, "RESOURCES", tmp_path / "resourceconfig.json")
+    assert found(**BATCH) == "batch" and found(SLURM_JOB_ID="7") == "slurm"
+    assert found(**Seat(0, 1, "x").environment(), SLURM_JOB_ID="7") == "fleet"
     with pytest.raises(BackendError, match="not started as a node"):
-        seat.engine({}, tmp_path / "none")
+        found()
+    (tmp_path / "resourceconfig.json").write_text("{}")
+    assert found() == "sagemaker"
+
+
+def as_sagemaker(monkeypatch: pytest.MonkeyPatch, seat: Seat, failure: Path) -> None:
+    """This process is a host of SageMaker, with this seat and this file for a failure's reason."""
+    monkeypatch.setattr(engine_sagemaker, "SEATING", Seating("sagemaker", lambda: seat, lambda: True, Terms(failure=failure)))
 
 
 @pytest.fixture
 def sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The failure file of a SageMaker host, which this process plays."""
-    monkeypatch.setattr(seat, "own_address", lambda: "127.0.0.1")
-    monkeypatch.setitem(READERS, "sagemaker", lambda: Seat(0, 1, "127.0.0.1"))
+    monkeypatch.setattr(batch, "own_address", lambda: "127.0.0.1")
     file = home.parent / "ml" / "output" / "failure"
-    monkeypatch.setitem(TERMS, "sagemaker", Terms(failure=file))
+    as_sagemaker(monkeypatch, Seat(0, 1, "127.0.0.1"), file)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'python'}:{home.parent}")
     monkeypatch.chdir(home.parent)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own
@@ -163,13 +177,13 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
     monkeypatch.setenv("TRAINFLEET_SECRETS", "KEY")
     assert run_node(home, "part", "1") == 1
     assert str(home) not in sagemaker.read_text() and "***" in sagemaker.read_text()
-    monkeypatch.setitem(TERMS, "sagemaker", Terms(failure=Path("/proc/none/failure")))
+    as_sagemaker(monkeypatch, Seat(0, 1, "127.0.0.1"), Path("/proc/none/failure"))
     assert run_node(home, "part", "5") == 5
     assert "the reason of the failure can't be left" in capsys.readouterr().err
 
 
 def test_a_node_that_can_t_begin_leaves_why(sagemaker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(READERS, "sagemaker", lambda: Seat(1, 2, "127.0.0.1", 1))
+    as_sagemaker(monkeypatch, Seat(1, 2, "127.0.0.1", 1), sagemaker)
     order = ["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--ranks", "1", "--wait", "0.3", "--", "part", "0"]
     with pytest.raises(BackendError, match="node 0 of 2 has not come"):
         entrypoint.run_node(parse(order))

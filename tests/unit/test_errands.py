@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from trainfleet.config import Settings, load
-from trainfleet.errors import InputError
-from trainfleet.nodes import errand
-from trainfleet.nodes.answers import Implausible
+from trainfleet.nodes import remote_verb
 from trainfleet.nodes.fetch import read_listing
+from trainfleet.nodes.host_results import Implausible
 from trainfleet.nodes.stream import OUTPUT_BEGINS, _after_mark, said
+from trainfleet.trust.errors import InputError
 
 CONFIG = Path(__file__).parents[2] / "config.yaml"
 
@@ -21,17 +21,17 @@ CONFIG = Path(__file__).parents[2] / "config.yaml"
 def sent(data: bytes) -> list[str]:
     read, write = os.pipe()
     os.write(write, data)
-    return errand.received(read)
+    return remote_verb.received(read)
 
 
 def test_an_order_is_the_words_of_a_verb_and_shows_nothing_in_a_process_list() -> None:
     config = load(Settings(CONFIG))[0]
-    line = errand.encode("sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"})
+    line = remote_verb.encode("sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"})
     assert line.count(b"\n") == 1
     verb, config_word, prompt = sent(line)
     assert (verb, prompt) == ("sample", "PROMPT=a 'b'\n$(c)")
     assert f"name: {config.name}" in Path(config_word.removeprefix("CONFIG=")).read_text()
-    assert "sample" not in errand.command("/usr/bin/python3", "/fsx/code", "/fsx")
+    assert "sample" not in remote_verb.command("/usr/bin/python3", "/fsx/code", "/fsx")
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[]\n", b'{"verb": 1, "config": "", "variables": {}}\n',

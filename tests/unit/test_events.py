@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from trainfleet import events, runs
-from trainfleet.errors import RunError
-from trainfleet.events import EVENTS, NONE, merge
-from trainfleet.runs import Feed, Run
+from trainfleet.run import events, run_folder
+from trainfleet.run.events import EVENTS, NONE, merge
+from trainfleet.run.run_folder import Feed, Run
+from trainfleet.trust.errors import RunError
 from trainfleet.watch.verdict import Verdict
 
-PACKAGE = Path(events.__file__).parent
+PACKAGE = Path(events.__file__).parents[1]
 # Calls whose event or fields are not written out where they stand, by file; what they record, the tests named there look at.
 FREE = {
     "engine/checkpoint/checkpoints.py": "test_checkpoint_policy.py",
@@ -25,7 +25,7 @@ FREE = {
     "engine/micro_batch.py": "test_search.py",
     "engine/__main__.py": "test_training.py",
     "data/__main__.py": "test_data_share.py",
-    "watch/attempts.py": "the verdict: below",
+    "watch/retry_loop.py": "the verdict: below",
 }
 
 
@@ -111,7 +111,7 @@ def test_the_one_file_of_a_run_that_began_before_is_read_too(tmp_path: Path) -> 
 def test_a_folder_of_a_newer_format_is_refused_by_name(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.update_results(status="running")["format"] == events.FORMAT
-    runs.write_atomic(run.results, json.dumps({"format": events.FORMAT + 1}))
+    run_folder.write_atomic(run.results, json.dumps({"format": events.FORMAT + 1}))
     with pytest.raises(RunError, match="a newer trainfleet wrote"):
         run.read_results()
 

@@ -11,10 +11,10 @@ import pytest
 import verbs
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.config.pace import predict
+from trainfleet.config.speed_inputs import predict
 from trainfleet.data.dataset import Dataset
-from trainfleet.data.share import Share, tokenize
-from trainfleet.launch.experience import experience_of
+from trainfleet.data.tokenize_worker import Share, tokenize
+from trainfleet.launch.calibration import experience_of
 from trainfleet.plan.bill import Bill
 from trainfleet.plan.estimate import estimate
 

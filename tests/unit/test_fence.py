@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import events, fence
-from trainfleet.beats import Beat, read_beats, write_beats
 from trainfleet.engine.__main__ import record_fault
-from trainfleet.fence import Attempt, Fenced
-from trainfleet.heartbeat import FENCED
-from trainfleet.runs import Run
+from trainfleet.health import fence
+from trainfleet.health.fence import Attempt, Fenced
+from trainfleet.health.heartbeat import FENCED
+from trainfleet.health.heartbeat_format import Beat, read_beats, write_beats
+from trainfleet.run import events
+from trainfleet.run.run_folder import Run
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "TO_LEAVE", 0.0)
 
 
-HEART = """import sys, time; from pathlib import Path; from trainfleet import heartbeat
+HEART = """import sys, time; from pathlib import Path; from trainfleet.health import heartbeat
 heartbeat.EVERY = 0.05
 heart = heartbeat.Heart(Path(sys.argv[1]), rank=0, node=0, order=int(sys.argv[2]))
 if len(sys.argv) > 3: heart.meet(int(sys.argv[3]))

@@ -16,12 +16,13 @@ import pytest
 
 from s3server import serve
 from takeover import ATTEMPT
-from trainfleet import s3, sandbox, streams
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data import fetching
-from trainfleet.data import look as looking
-from trainfleet.errors import DataError, S3Error
+from trainfleet.data import source_survey as looking
+from trainfleet.host import sandbox
+from trainfleet.storage import s3, s3_streams
+from trainfleet.trust.errors import DataError, S3Error
 
 WHOLE = not sandbox.lacks()
 LINES = "".join(json.dumps({"text": f"document {number} " * 30}) + "\n" for number in range(400)).encode()
@@ -104,7 +105,7 @@ def test_plan_looks_at_a_source_in_s3_without_a_network(bucket: None, monkeypatc
 
 
 def test_a_fetcher_brings_listings_sizes_and_ranges(fetcher: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "RANGE", 2**14)
+    monkeypatch.setattr(s3_streams, "RANGE", 2**14)
     listed = fetching.list_objects("s3://bucket/text")
     assert [found.address for found in listed if "/text/" in found.address] == [f"s3://bucket/text/{n}.jsonl" for n in range(3)]
     assert fetching.stat("s3://bucket/text/9.jsonl") is None

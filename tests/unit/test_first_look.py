@@ -17,8 +17,8 @@ from trainfleet.cli import VERBS
 from trainfleet.plan.request import fold
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
-from trainfleet.runs import Lines, append_line, read_lines
-from trainfleet.watch.interrupts import Interrupts
+from trainfleet.run.run_folder import Lines, append_line, read_lines
+from trainfleet.watch.signals import Interrupts
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,9 +62,9 @@ def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: 
 
 def test_the_page_of_verbs_has_each_of_them_and_each_variable() -> None:
     told: dict[str, set[str]] = {}
-    for line in (ROOT / "docs/verbs.md").read_text().splitlines():
+    for line in (ROOT / "docs/reference/verbs.md").read_text().splitlines():
         if line.startswith("| `make"):
-            verbs = re.findall("`make ([a-z]+)`", line.partition(" | ")[0])
+            verbs = re.findall("`make ([a-z-]+)`", line.partition(" | ")[0])
             variables = set(re.findall("[A-Z_]+", line.rpartition(" | ")[2]))
             assert variables <= {name for verb in verbs if verb in VERBS for name in VERBS[verb]}
             told |= dict.fromkeys(verbs, variables)
@@ -206,7 +206,7 @@ def test_the_page_of_keys_shows_what_stands_between_angle_brackets() -> None:
 
 
 def test_every_test_that_the_table_of_what_users_love_names_is_there() -> None:
-    page = (ROOT / "docs" / "loved.md").read_text()
+    page = (ROOT / "docs" / "evidence" / "loved.md").read_text()
     rows = [line for line in page.splitlines() if line[:3].strip("| ").isdigit()]
     assert len(rows) == 26
     for file, _, name in re.findall(r"`(tests/[\w/]+\.py)(::(\w+))?`", page):

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from report_runs import make_run
 
-from trainfleet.backends.slurm.engine import Engine, Said
+from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.partitions import Partitions
 from trainfleet.cli import main
 from trainfleet.config import Settings
-from trainfleet.door import converting
-from trainfleet.errors import BackendError, ConfigError, RunError, TrainfleetError
-from trainfleet.launch.settings import config_of
+from trainfleet.launch.command import config_of
 from trainfleet.report import plots
+from trainfleet.trust.errors import BackendError, ConfigError, RunError, TrainfleetError
+from trainfleet.trust.untrusted_input import converting
 from trainfleet.watch.verdict import Verdict
 
 from foreign.documents import LINES, read  # isort: skip
@@ -101,7 +101,7 @@ def test_a_cluster_that_answers_with_no_partitions_is_none(said: str) -> None:
         return Said(0, said, "")
 
     with pytest.raises(BackendError, match="this is no Slurm"):
-        Partitions(Engine(ask)).apply()
+        Partitions(SlurmClient(ask)).apply()
 
 
 @pytest.mark.parametrize(

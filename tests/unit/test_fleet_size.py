@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import lease
 from trainfleet.backends import terms_of
 from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
-from trainfleet.config.hosts import Host
-from trainfleet.errors import ConfigError
-from trainfleet.nodes import gate, polling, together
-from trainfleet.nodes.answers import Failure, Result
-from trainfleet.nodes.health import flaws
+from trainfleet.config.host_list import Host
+from trainfleet.health import lease
+from trainfleet.nodes import gate, polling, run_in_parallel
+from trainfleet.nodes.host_results import HostFailure, Result
+from trainfleet.nodes.node_checks import flaws
 from trainfleet.nodes.transport import THREADS, Transport
 from trainfleet.plan.job import Job
+from trainfleet.trust.errors import ConfigError
 from unit.test_nodes_health import P3DN, fleet
 from unit.test_nodes_operations import wanted
 
@@ -38,7 +38,7 @@ class Fake(Transport):
 class Shell(Fake):
     """Hosts that are this machine's shell."""
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | Failure:
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | HostFailure:
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=timeout, check=False)
         return Result(done.returncode, done.stdout, done.stderr, 0.0)
 
@@ -48,7 +48,7 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(tm
     count = THREADS + 6
     meet = f'touch {tmp_path}/$$; for _ in $(seq 150); do [ "$(ls {tmp_path} | wc -l)" = {count} ] && echo met && exit 7; sleep 0.2; done'
     shell = Shell(count)
-    answers = together.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
+    answers = run_in_parallel.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
     assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
         (7, "met\n")
     ] * count
@@ -56,9 +56,9 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(tm
 
 
 def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(together, "END_SECONDS", 1)
+    monkeypatch.setattr(run_in_parallel, "END_SECONDS", 1)
     shell, commands = Shell(2), {"n0": "echo first", "n1": f"echo second; sleep 60; touch {tmp_path}/late"}
-    answers = together.run_together(shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts)
+    answers = run_in_parallel.run_together(shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts)
     assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
         (0, "first\n"),
         (124, "second\n"),
@@ -73,7 +73,7 @@ class Simulated(Fake):
         self.begun: set[Host] = set()
         self.asking, self.most, self.lock = 0, 0, threading.Lock()
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | Failure:
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | HostFailure:
         with self.lock:
             self.asking += 1
             self.most = max(self.most, self.asking)
@@ -150,7 +150,7 @@ def test_ranks_on_hosts_are_told_how_long_they_may_be_without_a_launcher(tmp_pat
     backend = Ssh(load(Settings(tmp_path / "config.yaml"), terms_of)[0])
     known = list(fleet(2, P3DN).values())
     chosen = [Host("a", "10.0.0.1"), Host("b", "10.0.0.2")]
-    backend.facts = dict(zip(chosen, known, strict=True))
+    backend.head().facts = dict(zip(chosen, known, strict=True))
     script = backend._script(Job("train", "x", Path("runs/x"), 2, 1, "trainfleet.engine", (), True), 1, chosen).text
     assert f"{lease.VARIABLE}={lease.ORPHANED_AFTER}" in script.replace("'", "")
     tokens = backend._script(Job("tokenize", "x", Path("runs/x"), 2, 1, "trainfleet.data", (), False), 1, chosen).text

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainfleet.config.hosts import Host
-from trainfleet.errors import BackendError
-from trainfleet.nodes import jobs, removal
-from trainfleet.nodes.answers import Implausible, parse_json
+from trainfleet.config.host_list import Host
+from trainfleet.nodes import job_commands, removal_commands
 from trainfleet.nodes.facts import Facts, parse
 from trainfleet.nodes.gate import read_bandwidth
 from trainfleet.nodes.head import public_key
+from trainfleet.nodes.host_results import Implausible, parse_json
 from trainfleet.nodes.mirror import read_news
-from trainfleet.travel import limit
+from trainfleet.storage.sync_rules import limit
+from trainfleet.trust.errors import BackendError
 from unit.test_mirror_lies import NAMES, answer, piece
 from unit.test_nodes_facts import P3DN
 
@@ -27,9 +27,9 @@ KNOWN = {"results.json": (9, 5.0, 7), "metrics.jsonl": (8, 5.0, 7)}
 READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "mirror": (lambda text: read_news(text, dict(KNOWN)), answer({"results.json": piece(), "metrics.jsonl": piece(offset=8), "stop": piece(b"")})),
     "facts": (parse, P3DN),
-    "job": (jobs.read_look, "ended 137\n"),
+    "job": (job_commands.read_look, "ended 137\n"),
     "bandwidth": (lambda text: read_bandwidth(text, 2), '{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}'),
-    "measures": (lambda text: removal.read_measures(text, ["runs/x"]), "4096\truns/x\n"),
+    "measures": (lambda text: removal_commands.read_measures(text, ["runs/x"]), "4096\truns/x\n"),
     "key": (lambda text: public_key(Host("a", "a"), text), "ssh-ed25519 " + "A" * 68 + " trainfleet head a\n"),
     "json": (parse_json, '{"a": [1, 2.5, null, true, "x"]}'),
 }  # fmt: skip

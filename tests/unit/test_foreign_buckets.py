@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from trainfleet import s3
-from trainfleet.checkpoints.bucket import Bucket
+from trainfleet.checkpoints.s3_store import BucketStore
 from trainfleet.checkpoints.store import BROKEN, NAME
 from trainfleet.data import source_files
-from trainfleet.errors import S3Error
+from trainfleet.storage import s3
+from trainfleet.trust.errors import S3Error
 
 Pages = Iterable[dict[str, Any]]
 
@@ -47,7 +47,7 @@ def listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pages], Server]:
     return answer
 
 
-RUN = Bucket("s3://bucket/runs/one")
+RUN = BucketStore("s3://bucket/runs/one")
 
 
 def test_a_listing_that_names_other_objects_deletes_none_of_them(listing: Callable[[Pages], Server]) -> None:

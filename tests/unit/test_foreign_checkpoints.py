@@ -28,17 +28,18 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 import verbs
 from s3server import serve
 from trainfleet import models
-from trainfleet.checkpoints import beginning, catalogue, pickled
-from trainfleet.checkpoints.bucket import Bucket
-from trainfleet.checkpoints.marker import MARKER, STATES, Broken, File, parse, render
-from trainfleet.checkpoints.store import Folder
+from trainfleet.checkpoints import init_from, listing
+from trainfleet.checkpoints.marker import MARKER, STATES, Broken, FileSum, parse, render
+from trainfleet.checkpoints.s3_store import BucketStore
+from trainfleet.checkpoints.store import FolderStore
+from trainfleet.checkpoints.torch_saved import pickled
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.checkpoint import load_model, randomness, resuming, verify
+from trainfleet.engine.checkpoint import load_model, resuming, rng_state, verify
+from trainfleet.engine.checkpoint.checkpoint_group import Peers
 from trainfleet.engine.checkpoint.files import Reader
-from trainfleet.engine.checkpoint.peers import Peers
-from trainfleet.engine.parallel.parts import Held
-from trainfleet.errors import RunError, TrainfleetError
+from trainfleet.engine.parallel.rank_model import TorchParts
+from trainfleet.trust.errors import RunError, TrainfleetError
 
 OLD, STEP, NAME = Path(__file__).parent / "old_checkpoint", 4, "step-00000004"
 CANARY = "canary"
@@ -66,7 +67,9 @@ def seal(folder: Path, **changes: Any) -> None:
     """Makes the marker fit the files again, as whoever damages them on purpose would."""
     place = folder / "checkpoints" / NAME
     commit = parse((OLD / NAME / MARKER).read_text(), "here")
-    files = {path.name: File(len(data := path.read_bytes()), zlib.crc32(data)) for path in place.iterdir() if path.name != MARKER}
+    files = {
+        path.name: FileSum(len(data := path.read_bytes()), zlib.crc32(data)) for path in place.iterdir() if path.name != MARKER
+    }
     (place / MARKER).write_text(render(replace(commit, **{"files": files} | changes)))
 
 
@@ -97,8 +100,8 @@ def put_piece(folder: Path, name: str, value: object) -> None:
 
 def fill_model(folder: Path) -> torch.nn.Module:
     model = models.build(load_resolved(folder / "config.yaml").model)
-    store = Folder(folder / "checkpoints")
-    load_model(store, catalogue.read(store, STEP), model)
+    store = FolderStore(folder / "checkpoints")
+    load_model(store, listing.read(store, STEP), model)
     return model
 
 
@@ -130,9 +133,9 @@ def test_a_foreign_checkpoint_runs_nothing(folder: Path, harmed: str) -> None:
             pass
     if harmed == "random":
         state = {"random": {"0": ""}}
-        store = Folder(folder / "checkpoints")
+        store = FolderStore(folder / "checkpoints")
         with pytest.raises(Broken, match="can't be believed"):
-            resuming.fill(state, Reader(store, catalogue.read(store, STEP)))
+            resuming.fill(state, Reader(store, listing.read(store, STEP)))
     assert not (folder / CANARY).exists()
 
 
@@ -164,14 +167,14 @@ def peers(tmp_path: Path) -> Iterator[Peers]:
 def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path, peers: Peers) -> None:
     path, config = folder / "checkpoints" / NAME / ".metadata", load_resolved(folder / "config.yaml")
     model = models.build(config.model)
-    parts = Held(model, torch.optim.AdamW(model.parameters()))
+    parts = TorchParts(model, torch.optim.AdamW(model.parameters()))
     resuming.load_weights(peers, str(path.parent), parts, config)
     path.write_bytes(pickle.dumps(Harm(folder)))
     seal(folder)
-    store = Folder(folder / "checkpoints")
+    store = FolderStore(folder / "checkpoints")
     for begin in (
         lambda: resuming.load_weights(peers, str(path.parent), parts, config),
-        lambda: resuming.load(peers, store, catalogue.read(store, STEP), parts, Cpu()),
+        lambda: resuming.load(peers, store, listing.read(store, STEP), parts, Cpu()),
     ):
         with pytest.raises(RunError) as caught:
             begin()
@@ -183,7 +186,7 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path
 def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(folder: Path, peers: Peers, harmed: str) -> None:
     config, place = load_resolved(folder / "config.yaml"), folder / "checkpoints" / NAME
     model = models.build(config.model)
-    parts = Held(model, torch.optim.AdamW(model.parameters()))
+    parts = TorchParts(model, torch.optim.AdamW(model.parameters()))
     with serve(lambda application: application):
         upload(place)
         for address in ("s3://bucket/run", f"s3://bucket/run/{NAME}"):  # the newest of a run, or one
@@ -209,7 +212,7 @@ def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(folder: Path
 
 
 def upload(place: Path) -> None:
-    bucket = Bucket("s3://bucket/run")
+    bucket = BucketStore("s3://bucket/run")
     for path in place.iterdir():
         with bucket.create(STEP, path.name) as stream:
             stream.write(path.read_bytes())
@@ -279,7 +282,7 @@ def test_what_ranks_would_refuse_to_begin_from_the_plan_refuses(folder: Path, li
             rewrite(folder, LIES[lie])
     config = load_resolved(folder / "config.yaml")
     config = replace(config, name="new", train=replace(config.train, init_from=str(place)))
-    said = [message for _, message in beginning.faults(config)]
+    said = [message for _, message in init_from.faults(config)]
     assert len(said) == bool(lie) and ("can't be believed" in "".join(said)) == bool(lie), said
 
 
@@ -289,14 +292,14 @@ def test_who_looks_at_a_checkpoint_for_the_plan_is_behind_the_wall(folder: Path,
     config = load_resolved(folder / "config.yaml")
     config = replace(config, name="new", train=replace(config.train, init_from=str(folder / "checkpoints")))
     monkeypatch.setattr(pickled, "read", lambda _: (folder / "secret").read_text())
-    said = [message for _, message in beginning.faults(config)]
+    said = [message for _, message in init_from.faults(config)]
     assert len(said) == 1 and "ended its reader" in said[0]
 
 
 def verify_all(folder: Path) -> None:
-    store = Folder(folder / "checkpoints")
-    commit = catalogue.read(store, STEP)
-    assert not any(catalogue.damage(store, STEP, name, file) for name, file in commit.files.items())
+    store = FolderStore(folder / "checkpoints")
+    commit = listing.read(store, STEP)
+    assert not any(listing.damage(store, STEP, name, file) for name, file in commit.files.items())
     for _ in verify.tensors(Reader(store, commit)):
         pass
 
@@ -372,7 +375,7 @@ def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Pat
     with pytest.raises(Broken, match="that of step 8"):
         verify_all(folder)
     for name in ("../../victim", "/etc/passwd", "..", MARKER, "a\n", "a b"):
-        seal(folder, files={name: File(1, 1)})
+        seal(folder, files={name: FileSum(1, 1)})
         with pytest.raises(Broken, match="its files"):
             verify_all(folder)
     (folder / "checkpoints" / NAME / MARKER).write_text("[" * 10**6)
@@ -389,7 +392,7 @@ def test_links_and_pipes_are_no_files_of_a_checkpoint(folder: Path) -> None:
             verify_all(folder)
         path.unlink()
         os.mkfifo(path)
-        entry = next(catalogue.look(Folder(folder / "checkpoints")))
+        entry = next(listing.look(FolderStore(folder / "checkpoints")))
         assert path.name in entry.fault
         path.unlink()
         (folder / "elsewhere").rename(path)
@@ -417,8 +420,8 @@ def test_a_pickle_is_data_here() -> None:
 
 
 def test_states_of_random_numbers_are_held_to_their_form() -> None:
-    device, state = Cpu(), randomness.read(Cpu())
-    assert randomness.restore(state, device)
+    device, state = Cpu(), bytes(rng_state.read(Cpu()).numpy()).decode()
+    assert rng_state.restore(rng_state.read(device), device) and rng_state.restore(state, device)
     whole = json.loads(state)
     numpy = whole["numpy"]
     for change in (
@@ -426,7 +429,7 @@ def test_states_of_random_numbers_are_held_to_their_form() -> None:
         {"torch": [base64.b64encode(b"x").decode()]}, {"torch": 3}, {"python": None},
     ):  # fmt: skip
         with pytest.raises(RunError, match="can't be read"):
-            randomness.restore(json.dumps(whole | change), device)
+            rng_state.restore(json.dumps(whole | change), device)
     for text in (None, 3, "", "[]", "[" * 10**6):
         with pytest.raises(RunError):
-            randomness.restore(text, device)
+            rng_state.restore(text, device)

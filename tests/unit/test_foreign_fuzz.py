@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foreign.folders import template
-from trainfleet.checkpoints import index, pickled
 from trainfleet.checkpoints.marker import parse
+from trainfleet.checkpoints.torch_saved import index, pickled
 from trainfleet.config import load_resolved
-from trainfleet.data.dataset_store import Folder
+from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.manifest import read_manifest, read_preparation
-from trainfleet.errors import TrainfleetError
+from trainfleet.trust.errors import TrainfleetError
 
 FUZZ = settings(max_examples=60, deadline=None, derandomize=True, database=None,
                 suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
@@ -75,7 +75,7 @@ def test_any_bytes_are_a_plain_value_or_no_index(raw: bytes) -> None:
 def test_any_manifest_is_one_or_refused(name: str, data: st.DataObject, tmp_path: Path) -> None:
     record = json.loads((template() / "data/small" / name).read_text())
     (tmp_path / name).write_text(json.dumps(data.draw(changed(record))))
-    store = Folder(tmp_path)
+    store = FolderDataset(tmp_path)
     read(lambda: read_manifest(store) if name == "manifest.json" else read_preparation(store), name)
 
 

@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 
 from foreign.cases import watched
 from foreign.folders import CONTENTS, KINDS, RAW, VALUES, encoded
-from trainfleet import fence, stack_dumps
 from trainfleet.backends.base import HANDLE, REQUEST, Handle, load_job, save_job
 from trainfleet.backends.local import Local
-from trainfleet.beats import HEAD, MAGIC, ROW, Beat, pack, read_beats
 from trainfleet.cli import explained
 from trainfleet.config import Settings
-from trainfleet.errors import TrainfleetError
-from trainfleet.fence import Attempt
-from trainfleet.heartbeat import Instructions, NodeMemory
-from trainfleet.launch.settings import config_of
-from trainfleet.lease import FILE, Holder, Vacancy, newest_holder, read_holder
-from trainfleet.plan.job import Job, Written, train_job
+from trainfleet.health import fence, stack_dumps
+from trainfleet.health.fence import Attempt
+from trainfleet.health.heartbeat import Instructions, NodeMemory
+from trainfleet.health.heartbeat_format import HEAD, MAGIC, ROW, Beat, pack, read_beats
+from trainfleet.health.lease import FILE, Holder, Vacancy, newest_holder, read_holder
+from trainfleet.launch.command import config_of
+from trainfleet.plan.job import Job, JobRecord, train_job
 from trainfleet.plan.request import Artifact, Request
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import TrainfleetError
 
 BEAT = Beat(0, 0, 7, 1, "step", 3, 0.5, 1.7e9, 0.1, 0.05)
 
@@ -54,7 +54,7 @@ def look(run: Run) -> None:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run of one node that an attempt, a launcher and a job have left. Who reads a lease that is damaged does not wait here."""
-    monkeypatch.setattr("trainfleet.lease.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("trainfleet.health.lease.time.sleep", lambda seconds: None)
     (tmp_path / "config.yaml").write_text("name: x\nfleet: {nodes: 1}\n")
     config, _ = config_of(Settings(tmp_path / "config.yaml"))
     run = Run(tmp_path / "runs" / "x")
@@ -75,7 +75,7 @@ FILES = ("heartbeats/attempts/1", "heartbeats/attempts/1.taken", "heartbeats/att
 
 
 def test_a_job_is_kept_whole(run: Run) -> None:
-    assert set(Written.__annotations__) == {field.name for field in fields(Job)}
+    assert set(JobRecord.__annotations__) == {field.name for field in fields(Job)}
     found = load_job(run)
     assert found
     job = replace(

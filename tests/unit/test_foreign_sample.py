@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from foreign import commands, configs, documents, folders, models, spelling
 from foreign.cases import Case, judge_all
-from trainfleet import door
 from trainfleet.cli import main
 from trainfleet.config import Settings, dump_resolved, load_name, load_resolved
-from trainfleet.config.positions import read
 from trainfleet.config.schema import load_schema, synonyms, walk, whole_pattern
-from trainfleet.errors import ConfigError, InputError, TrainfleetError
-from trainfleet.launch.settings import config_of
+from trainfleet.config.yaml_lines import read
+from trainfleet.launch.command import config_of
 from trainfleet.recipes import all_recipes
-from trainfleet.runs import Run, is_locked
-from trainfleet.shapes import fit
+from trainfleet.run.run_folder import Run, is_locked
+from trainfleet.trust import untrusted_input
+from trainfleet.trust.errors import ConfigError, InputError, TrainfleetError
+from trainfleet.trust.validation import fit
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,7 +146,7 @@ def test_what_a_run_says_of_itself_is_refused_with_file_line_and_key(tmp_path: P
 )
 def test_json_is_strict(text: str) -> None:
     with pytest.raises(InputError) as caught:
-        door.parse_json(text, "f.json")
+        untrusted_input.parse_json(text, "f.json")
     assert caught.value.where.startswith("f.json:")
 
 
@@ -163,11 +163,11 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         ("x" * 300, "can't be read"),
     ):
         with pytest.raises(InputError, match=words):
-            door.read_text(tmp_path / name, 100)
+            untrusted_input.read_text(tmp_path / name, 100)
     with pytest.raises(InputError, match="is a device"):
-        door.read_text(Path("/dev/zero"), 100)
+        untrusted_input.read_text(Path("/dev/zero"), 100)
     with pytest.raises(FileNotFoundError):
-        door.read_text(tmp_path / "none", 100)
+        untrusted_input.read_text(tmp_path / "none", 100)
 
 
 def test_a_lock_or_a_config_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ YAMLISH = st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@`#?,\n\t 0159.eE~<=\\\x00\x
 @given(st.one_of(YAMLISH, st.binary(max_size=80).map(lambda raw: raw.decode("latin-1"))))
 def test_any_text_is_a_document_or_a_problem(text: str) -> None:
     document = read(text, "c.yaml")
-    assert document.problems or door.show(document.value)
+    assert document.problems or untrusted_input.show(document.value)
 
 
 @FUZZ

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 import verbs
-from trainfleet import seat
 from trainfleet.cli.variables import VARIABLES, read_variables
 from trainfleet.config import Settings, load
 from trainfleet.config.types import Data
 from trainfleet.config.vocabulary import Vocabulary
 from trainfleet.data import bpe
 from trainfleet.data.sources import plan_units
-from trainfleet.errors import BackendError, ConfigError, DataError, InputError
-from trainfleet.runs import Lines, Run
-from trainfleet.secrecy import hide
+from trainfleet.node import placement
+from trainfleet.node.placements import batch, fleet, slurm
+from trainfleet.run.run_folder import Lines, Run
+from trainfleet.trust.errors import BackendError, ConfigError, DataError, InputError
+from trainfleet.trust.redaction import hide
 
 SECRET = "hunter2-and-more"
 CONFIG = "name: base\ndata:\n  name: words\n  sources:\n    - text\n    - {source}\n"
@@ -102,9 +103,9 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(desk: P
 
 @pytest.mark.parametrize(
     "reader, told, why",
-    [(seat.of_batch, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
-     (seat.of_fleet, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "no port"),
-     *((seat.of_slurm, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is no list of hosts")
+    [(batch.read, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
+     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "no port"),
+     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is no list of hosts")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
 def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(reader: object, told: dict[str, str], why: str) -> None:
@@ -115,7 +116,7 @@ def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(reader
 @pytest.mark.parametrize("module", [["trainfleet.data", "config.yaml"],
                                     ["trainfleet.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
 def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(desk: Path, module: list[str]) -> None:
-    own = seat.Seat(0, 1, "127.0.0.1").environment() | {"PYTHONPATH": verbs.PACKAGES, "WORKERS": "abc"}
+    own = placement.Seat(0, 1, "127.0.0.1").environment() | {"PYTHONPATH": verbs.PACKAGES, "WORKERS": "abc"}
     done = subprocess.run([sys.executable, "-m", *module], env=os.environ | own, capture_output=True, text=True)
     assert done.returncode == 1 and "error: WORKERS is 'abc', which is no number" in done.stderr
     assert "Traceback" not in done.stderr and not list(desk.glob("runs/a/heartbeats/*"))

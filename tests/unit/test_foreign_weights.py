@@ -16,20 +16,20 @@ from test_foreign_checkpoints import OLD, mutate
 from trainfleet import models
 from trainfleet.config import load_resolved, weight_files
 from trainfleet.config.types import Model
-from trainfleet.errors import TrainfleetError
-from trainfleet.models import huggingface
+from trainfleet.models import huggingface_weights
+from trainfleet.trust.errors import TrainfleetError
 
 SHAPE: Model = load_resolved(OLD / "config.yaml").model
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    assert huggingface.save(models.build(SHAPE), SHAPE.family, tmp_path) == [huggingface.WEIGHTS]
+    assert huggingface_weights.save(models.build(SHAPE), SHAPE.family, tmp_path) == [huggingface_weights.WEIGHTS]
     return tmp_path
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
-    return huggingface.load(folder, SHAPE, huggingface.sizes_of(models.build(SHAPE).named_parameters()))
+    return huggingface_weights.load(folder, SHAPE, huggingface_weights.sizes_of(models.build(SHAPE).named_parameters()))
 
 
 def refusal(folder: Path) -> str:
@@ -46,7 +46,7 @@ def plan_says(folder: Path) -> str:
 
 
 def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
-    draw, path = random.Random(3), folder / huggingface.WEIGHTS
+    draw, path = random.Random(3), folder / huggingface_weights.WEIGHTS
     whole, refused = path.read_bytes(), 0
     assert load(folder)
     weight_files.require(folder, SHAPE)
@@ -63,13 +63,13 @@ def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
 
 @pytest.mark.parametrize("header", [2**63, 2**40, 10**8 + 1, 0], ids=str)
 def test_a_header_that_is_larger_than_its_file_takes_no_memory(folder: Path, header: int) -> None:
-    (folder / huggingface.WEIGHTS).write_bytes(struct.pack("<Q", header) + b"{}")
+    (folder / huggingface_weights.WEIGHTS).write_bytes(struct.pack("<Q", header) + b"{}")
     assert "can't be read as safetensors" in refusal(folder)
     assert "can't be read as safetensors" in plan_says(folder)
 
 
 def test_weights_are_plain_files_of_floating_point_numbers(folder: Path) -> None:
-    path = folder / huggingface.WEIGHTS
+    path = folder / huggingface_weights.WEIGHTS
     tensors = load_file(path)
     save_file({name: tensor.to(torch.int8) for name, tensor in tensors.items()}, path)
     assert "weights of another kind" in refusal(folder) and "is I8" in plan_says(folder)
@@ -82,8 +82,8 @@ def test_weights_are_plain_files_of_floating_point_numbers(folder: Path) -> None
 
 @pytest.mark.parametrize("name", ["../victim.safetensors", "/etc/passwd", "a/../../b", "", "..", "a\n", 7, None, ["x"]], ids=repr)
 def test_an_index_names_files_of_its_folder_alone(folder: Path, name: object) -> None:
-    path = folder / huggingface.WEIGHTS
+    path = folder / huggingface_weights.WEIGHTS
     (folder.parent / "victim.safetensors").write_bytes(path.read_bytes())
     path.unlink()
-    (folder / huggingface.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    (folder / huggingface_weights.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     assert str(folder) in refusal(folder) and str(folder) in plan_says(folder)

@@ -16,14 +16,14 @@ import pytest
 from report_runs import make_run
 
 import verbs
-from trainfleet.config.hosts import Host
-from trainfleet.launch import handover
-from trainfleet.nodes.board import Board
-from trainfleet.output import Stream, guarded
+from trainfleet.config.host_list import Host
+from trainfleet.launch import remote_launch
+from trainfleet.nodes.host_table import Board
 from trainfleet.report import html
 from trainfleet.report.history import History, read
-from trainfleet.report.live import Line
-from trainfleet.runs import Run
+from trainfleet.report.live import LiveLine
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.safe_output import SafeStream, guarded
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b31m\u202egnp.exe\x08\x7f"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -50,7 +50,7 @@ def test_no_escape_sequence_of_a_node_reaches_the_terminal(tmp_path: Path, verb:
 def test_the_launcher_s_words_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = plant(tmp_path)
     with guarded():
-        handover.LauncherLogs(run).show()
+        remote_launch.LauncherLogs(run).show()
     said = capsys.readouterr().out
     assert "\\x1b]0;owned\\x07" in said and not RAW.search(said)
 
@@ -70,13 +70,15 @@ def on_terminal(program: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("program", [
-    "from trainfleet.report.live import Line; Line(sys.stdout).say(EVIL)",
-    "from trainfleet.nodes.board import Board, Host\nwith Board([Host('a', 'a')]) as board: board.show(Host('a', 'a'), 'FAILED', EVIL)",
-    "from trainfleet.nodes.board import Board, Host\nwith Board([Host('a', 'a')]) as board: board.say(EVIL)",
+    "from trainfleet.report.live import LiveLine; LiveLine(sys.stdout).say(EVIL)",
+    "from trainfleet.nodes.host_table import Board, Host\nwith Board([Host('a', 'a')]) as board: board.show(Host('a', 'a'), 'FAILED', EVIL)",
+    "from trainfleet.nodes.host_table import Board, Host\nwith Board([Host('a', 'a')]) as board: board.say(EVIL)",
     "print(EVIL)", "raise ValueError(EVIL)", "sys.stderr.write(EVIL)",
 ])  # fmt: skip
 def test_what_draws_on_a_terminal_shows_foreign_words_too(tmp_path: Path, program: str) -> None:
-    shown = on_terminal(f"import sys; from trainfleet.output import install; install(); EVIL = {EVIL!r}\n{program}", tmp_path)
+    shown = on_terminal(
+        f"import sys; from trainfleet.trust.safe_output import install; install(); EVIL = {EVIL!r}\n{program}", tmp_path
+    )
     assert "\\x1b]0;owned\\x07" in shown and "\x1b]0" not in shown and "\x1b[2J" not in shown and "\u202e" not in shown, shown
 
 
@@ -85,8 +87,8 @@ def test_a_board_and_a_line_in_a_pipe_show_them(capsys: pytest.CaptureFixture[st
     with guarded():
         with Board([host]) as board:
             board.show(host, "FAILED", f"{EVIL}\nfake  ok")
-        Line(sys.stdout).say(EVIL)
-        assert isinstance(sys.stdout, Stream)
+        LiveLine(sys.stdout).say(EVIL)
+        assert isinstance(sys.stdout, SafeStream)
     said = capsys.readouterr().out
     assert not RAW.search(said) and len(said.splitlines()) == 2
 

@@ -13,7 +13,7 @@ from trainfleet import models
 from trainfleet.config.types import Model
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import fp8
-from trainfleet.errors import RunError
+from trainfleet.trust.errors import RunError
 
 
 class Able(Cpu):

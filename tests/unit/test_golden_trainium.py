@@ -18,8 +18,8 @@ from trainfleet.backends.batch import Batch
 from trainfleet.backends.slurm import Slurm
 from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Config, Settings, load
-from trainfleet.nodes.answers import Host
 from trainfleet.nodes.facts import Facts
+from trainfleet.nodes.host_results import Host
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.job import Job, train_job
 from trainfleet.plan.measurement import compile_only
@@ -53,7 +53,7 @@ def artifacts(config: Config) -> tuple[Artifact, ...]:
     if config.fleet.backend == "slurm":
         return Slurm(config).plan(job, {}).artifacts
     backend = Ssh(config)
-    backend.facts = {host: facts(host) for host in backend.transport.hosts}
+    backend.head().facts = {host: facts(host) for host in backend.transport.hosts}
     with mock.patch.object(Quarantine, "held", lambda *_: {}):
         return backend.plan(job, {}).artifacts
 

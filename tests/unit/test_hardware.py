@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainfleet import hardware
-from trainfleet.accelerators import ACCELERATORS, find_accelerator
+from trainfleet import stacks
 from trainfleet.devices import KINDS
-from trainfleet.hardware import INSTANCE_TYPES
+from trainfleet.hardware import accelerators, node_types
+from trainfleet.hardware.accelerators import ACCELERATORS, find_accelerator
+from trainfleet.hardware.node_types import INSTANCE_TYPES
 from trainfleet.recipes import FOLDER
 
 
@@ -35,15 +36,15 @@ def test_a_device_is_found_by_its_driver_s_name(name: str, memory_gib: float | N
 
 
 def test_an_unknown_device_is_not_taken_for_another() -> None:
-    assert hardware.instance("t3.micro") is None
+    assert node_types.instance("t3.micro") is None
 
 
 def test_products_have_the_peak_of_their_format() -> None:
-    assert hardware.V100.peak("bf16") == hardware.V100.peak("fp32") == 15.7e12  # it has no bf16
-    assert hardware.V100.peak("fp16") == 125e12 and hardware.H100.peak("fp16") == hardware.H100.peak("bf16")
-    assert [row.half for row in (hardware.V100, hardware.H100, hardware.TRAINIUM2)] == ["fp16", "bf16", "bf16"]
-    assert hardware.H100.peak("bf16") == 989.4e12 and hardware.H100.peak("fp32") == 494.7e12  # TF32
-    assert hardware.H100.peak("fp8") == 1978.9e12 and all(
+    assert accelerators.V100.peak("bf16") == accelerators.V100.peak("fp32") == 15.7e12  # it has no bf16
+    assert accelerators.V100.peak("fp16") == 125e12 and accelerators.H100.peak("fp16") == accelerators.H100.peak("bf16")
+    assert [row.half for row in (accelerators.V100, accelerators.H100, accelerators.TRAINIUM2)] == ["fp16", "bf16", "bf16"]
+    assert accelerators.H100.peak("bf16") == 989.4e12 and accelerators.H100.peak("fp32") == 494.7e12  # TF32
+    assert accelerators.H100.peak("fp8") == 1978.9e12 and all(
         row.fp8 / row.peak("bf16") == pytest.approx(2, rel=0.02) for row in ACCELERATORS if row.fp8
     )
     assert all(row.fp32 <= row.peak("bf16") for row in ACCELERATORS)
@@ -51,21 +52,21 @@ def test_products_have_the_peak_of_their_format() -> None:
 
 def test_every_stack_has_a_device() -> None:
     lock = yaml.safe_load((FOLDER.parents[2] / "docker/stack.lock.yaml").read_text())
-    assert {hardware.device_of(stack) for stack in lock["stacks"]} == set(KINDS)
+    assert {node_types.device_of(stack) for stack in lock["stacks"]} == {*KINDS, *stacks.devices()}
 
 
 @pytest.mark.parametrize(
-    ("said", "row", "ranks"), [("Trn1\n", hardware.TRAINIUM1, 32), ("trn2.48xlarge\n", hardware.TRAINIUM2, 64)]
+    ("said", "row", "ranks"), [("Trn1\n", accelerators.TRAINIUM1, 32), ("trn2.48xlarge\n", accelerators.TRAINIUM2, 64)]
 )
 def test_neuron_cores_of_this_machine_are_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, row: hardware.Accelerator, ranks: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, row: accelerators.Accelerator, ranks: int
 ) -> None:
     (place := tmp_path / "neuron0/info/architecture").mkdir(parents=True)
     (place / "instance_type").write_text(said)
-    monkeypatch.setattr(hardware, "NEURON_DEVICES", tmp_path)
-    hardware.local_chip.cache_clear()
-    assert hardware.local_chip()[0] is row and 16 * hardware.local_chip()[1] == ranks
-    hardware.local_chip.cache_clear()
+    monkeypatch.setattr(node_types, "NEURON_DEVICES", tmp_path)
+    node_types.local_chip.cache_clear()
+    assert node_types.local_chip()[0] is row and 16 * node_types.local_chip()[1] == ranks
+    node_types.local_chip.cache_clear()
 
 
 def test_figures_agree_with_one_another() -> None:

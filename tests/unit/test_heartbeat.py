@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from trainfleet import beats, heartbeat, lease
-from trainfleet.beats import Beat, Beats, read_beats, write_beats
-from trainfleet.heartbeat import Heart
-from trainfleet.lease import Holder, Vacancy
+from trainfleet.health import heartbeat, heartbeat_format, lease
+from trainfleet.health.heartbeat import Heart
+from trainfleet.health.heartbeat_format import Beat, Beats, read_beats, write_beats
+from trainfleet.health.lease import Holder, Vacancy
 
-RANK = """import sys, time; from pathlib import Path; from trainfleet import heartbeat
+RANK = """import sys, time; from pathlib import Path; from trainfleet.health import heartbeat
 heartbeat.EVERY = 0.1
 heart = heartbeat.Heart(Path(sys.argv[1]), rank=int(sys.argv[2]), node=3, order=1)
 heart.at("step", 7); time.sleep(60)"""
@@ -71,7 +71,7 @@ def test_a_file_that_did_not_change_is_not_opened_again(tmp_path: Path) -> None:
     assert {beat.step for beat in reader.new().values()} == {2}
 
 
-GOOD = beats.pack(0, 1, [Beat(0, 0, 1, 1, "step", 1, 0.0, 1.0)])
+GOOD = heartbeat_format.pack(0, 1, [Beat(0, 0, 1, 1, "step", 1, 0.0, 1.0)])
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,16 @@ GOOD = beats.pack(0, 1, [Beat(0, 0, 1, 1, "step", 1, 0.0, 1.0)])
              GOOD[:20] + b"\x63" + GOOD[21:]],
 )  # fmt: skip
 def test_what_is_no_beat_is_left_out(text: bytes) -> None:
-    assert beats.parse(text, 1) == [] and len(beats.parse(GOOD, 1)) == 1 and beats.parse(GOOD, 2) == []
+    assert (
+        heartbeat_format.parse(text, 1) == []
+        and len(heartbeat_format.parse(GOOD, 1)) == 1
+        and heartbeat_format.parse(GOOD, 2) == []
+    )
 
 
 def test_a_beat_comes_back_as_it_was() -> None:
-    told = [Beat(9999, 3, 2**22, 7, phase, 2**40, 0.5, 1.8e9, 1.25, 0.1) for phase in beats.PHASES]
-    assert beats.parse(beats.pack(3, 7, told), 7) == told
+    told = [Beat(9999, 3, 2**22, 7, phase, 2**40, 0.5, 1.8e9, 1.25, 0.1) for phase in heartbeat_format.PHASES]
+    assert heartbeat_format.parse(heartbeat_format.pack(3, 7, told), 7) == told
 
 
 def test_a_disk_that_is_full_ends_no_heart_and_beats_come_again_when_there_is_room(
@@ -195,7 +199,7 @@ def test_a_rank_that_may_be_without_a_launcher_is_not(tmp_path: Path, quick: Non
     alone.heart.stop()
 
 
-STUCK = """import sys, time; from pathlib import Path; from trainfleet import heartbeat, lease
+STUCK = """import sys, time; from pathlib import Path; from trainfleet.health import heartbeat, lease
 heartbeat.EVERY, heartbeat.LEASE_EVERY, heartbeat.TO_LEAVE = 0.02, 0.1, 0.5
 heart = heartbeat.Heart(Path(sys.argv[1]), 0, 0, 1, 0.5)
 lease.EVERY = 0.02

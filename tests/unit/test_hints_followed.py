@@ -17,8 +17,8 @@ from trainfleet.cli import main
 from trainfleet.cli.variables import read_variables
 from trainfleet.config import Settings, load
 from trainfleet.config.types import Data, Source
-from trainfleet.data.share import Share, tokenize
-from trainfleet.errors import ConfigError, DataError, Problem
+from trainfleet.data.tokenize_worker import Share, tokenize
+from trainfleet.trust.errors import ConfigError, DataError, Problem
 
 GOOD = "name: a\ndata: {sources: [stdlib]}\n"
 SLIPS = [  # what newcomers write, and which value they mean

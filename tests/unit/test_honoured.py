@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from trainfleet.backends import backend_of, honoured, terms_of, training_job
+from trainfleet.backends import backend_of, sagemaker_request, supported_keys, terms_of
 from trainfleet.backends.slurm import cluster_file
-from trainfleet.cloud import demands, engine_template, template
+from trainfleet.cloud import engine_template, template, unsupported
 from trainfleet.cloud.engine_spending import of_batch
-from trainfleet.cloud.inputs import Inputs
 from trainfleet.cloud.prices import by_table
+from trainfleet.cloud.template_inputs import Inputs
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.schema import load_schema, walk
 from trainfleet.config.types import Queue
-from trainfleet.launch import imaging
+from trainfleet.launch import job_image
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.recipes import FOLDER
 
@@ -54,14 +54,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 # Who uses a key that changes nothing in what is planned: the launcher, when it opens a link or makes something.
 LATER = {
-    "fleet.hosts": "nodes/fleet.py", "fleet.ssh": "nodes", "fleet.exclusive": "backends/ssh.py", "fleet.docker": "nodes/operations.py",
-    "fleet.spot": "engine/__main__.py", "fleet.python": "nodes/operations.py", "fleet.aws.region": "cloud/region.py",
-    "fleet.fsx": "nodes/operations.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
+    "fleet.hosts": "nodes/fleet.py", "fleet.ssh": "nodes", "fleet.exclusive": "backends/ssh.py", "fleet.docker": "nodes/install_steps.py",
+    "fleet.spot": "engine/__main__.py", "fleet.python": "nodes/install_steps.py", "fleet.aws.region": "cloud/region.py",
+    "fleet.fsx": "nodes/install_steps.py", "fleet.aws.zones": "cloud/discovery.py", "fleet.aws.key_pair": "cloud/instances.py",
     "fleet.aws.image": "cloud/discovery.py", "fleet.aws.vpc": "cloud/vpc.py", "fleet.slurm": "backends/slurm",
     "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/instances.py",
 }  # fmt: skip
 FLEET = [".".join(key) for key, part in walk(load_schema()) if key[0] == "fleet" and "object" not in part.get("type", ())]
-RESTRICTED = [key for key in FLEET if key in honoured.table()]
+RESTRICTED = [key for key in FLEET if key in supported_keys.table()]
 
 
 def base(kind: str) -> Config:
@@ -107,7 +107,7 @@ def planned(kind: str, config: Config) -> str:
         return template.render(config, inputs)
     if kind == "parallelcluster":
         return repr([artifact.text for artifact in cluster_file.artifacts(config)])
-    named = imaging.named(config)
+    named = job_image.named(config)
     backend = backend_of.__wrapped__(named)  # type: ignore[attr-defined]
     if kind in ("batch", "sagemaker"):
         jobs = [backend.plan(job, {}).artifacts for job in (tokenize_job(named), train_job(named))]
@@ -118,7 +118,7 @@ def planned(kind: str, config: Config) -> str:
 
 @pytest.mark.parametrize("kind", RECIPES)
 def test_no_recipe_has_a_key_that_its_backend_does_not_use(kind: str) -> None:
-    assert not [*honoured.refuse(base(kind))]
+    assert not [*supported_keys.refuse(base(kind))]
 
 
 @pytest.mark.parametrize("kind", RECIPES)
@@ -126,8 +126,8 @@ def test_no_recipe_has_a_key_that_its_backend_does_not_use(kind: str) -> None:
 def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
     before = base(kind)
     after = changed(before, key)
-    said = [message for named, message in honoured.refuse(after) if named == key]
-    if kind not in honoured.table()[key][0]:
+    said = [message for named, message in supported_keys.refuse(after) if named == key]
+    if kind not in supported_keys.table()[key][0]:
         assert len(said) == 1 and "does not use it; leave it out" in said[0], said
         return
     assert not said
@@ -139,8 +139,8 @@ def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
 
 def takes_effect(kind: str, before: Config, after: Config) -> bool:
     """Whether it is planned otherwise, or a rule says why not."""
-    rules = {"ec2": demands.refuse, "batch": demands.refuse_of_engine, "parallelcluster": cluster_file.refuse,
-             "sagemaker": training_job.refuse}  # fmt: skip
+    rules = {"ec2": unsupported.refuse, "batch": unsupported.refuse_of_engine, "parallelcluster": cluster_file.refuse,
+             "sagemaker": sagemaker_request.refuse}  # fmt: skip
     refused = [*rules[kind](after)] if kind in rules else []
     return bool(refused) or planned(kind, before) != planned(kind, after)
 
@@ -155,4 +155,4 @@ def files(where: Path) -> Iterator[Path]:
 
 def test_this_machine_sets_aside_what_is_said_of_others() -> None:
     config = base("ec2")
-    assert not [*honoured.refuse(replace(config, fleet=replace(config.fleet, backend="local")))]
+    assert not [*supported_keys.refuse(replace(config, fleet=replace(config.fleet, backend="local")))]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainfleet.config import Settings, huggingface, load
-from trainfleet.config.types import Ssh
-from trainfleet.errors import ConfigError, InputError
-from trainfleet.nodes import answers, ssh_config
-from trainfleet.nodes.keys import KnownHosts
+from trainfleet.config import Settings, huggingface_config, load
+from trainfleet.config.types import SshConfig
+from trainfleet.nodes import host_results, ssh_config
+from trainfleet.nodes.known_hosts import KnownHosts
 from trainfleet.nodes.transport import Transport
+from trainfleet.trust.errors import ConfigError, InputError
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -42,11 +42,11 @@ def test_a_stretch_of_the_rotary_embedding_is_an_object_or_null(scaling: object,
              "max_position_embeddings": 64, "vocab_size": 300, "architectures": ["LlamaForCausalLM"]}  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(shape | {"rope_scaling": None}))
-    assert huggingface.read(tmp_path).rope_scaling == 1
+    assert huggingface_config.read(tmp_path).rope_scaling == 1
     for name in ("rope_scaling", "rope_parameters"):
         file.write_text(json.dumps(shape | {name: scaling}))
         with pytest.raises(InputError, match="must be an object"):
-            huggingface.read(tmp_path)
+            huggingface_config.read(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "meant"), [
@@ -60,16 +60,16 @@ def test_a_key_that_is_off_by_a_letter_is_the_one_that_stands_here(text: str, me
 
 @pytest.mark.parametrize("key", ["key", "config", "known_hosts"])
 def test_a_home_of_nobody_is_told_of_and_no_traceback(key: str) -> None:
-    ssh = replace(Ssh(**dict.fromkeys(Ssh.__dataclass_fields__)), **{key: "~nobodyx/k"})  # type: ignore[arg-type]
+    ssh = replace(SshConfig(**dict.fromkeys(SshConfig.__dataclass_fields__)), **{key: "~nobodyx/k"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"fleet.ssh.{key}.*~nobodyx/k.*a user whom this machine does not know"):
         {"config": lambda: ssh_config.read(ssh), "known_hosts": lambda: KnownHosts.of(ssh),
          "key": lambda: Transport._login(type("T", (), {"ssh": ssh})(), 1.0)}[key]()  # type: ignore[arg-type]  # fmt: skip
 
 
 def test_an_answer_with_an_endless_number_is_told_of_in_a_sentence() -> None:
-    with pytest.raises(answers.Implausible) as told:
-        answers.parse_json("9" * 5000)
-    said = str(answers.implausible(told.value, "a mirror's"))
+    with pytest.raises(host_results.Implausible) as told:
+        host_results.parse_json("9" * 5000)
+    said = str(host_results.implausible(told.value, "a mirror's"))
     assert "it has text that has a number of too many digits" in said, said
 
 

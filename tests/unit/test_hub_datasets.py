@@ -14,26 +14,26 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
 from trainfleet.cli import main
-from trainfleet.config.hub import DATASET_FORMS, Dataset, dataset_of
-from trainfleet.data.hub import list_shards, open_dataset
-from trainfleet.data.look import look_here
-from trainfleet.errors import DataError, InputError
-from trainfleet.launch import settings
+from trainfleet.config.hub_addresses import DATASET_FORMS, HubDataset, dataset_of
+from trainfleet.data.hub_datasets import list_shards, open_dataset
+from trainfleet.data.source_survey import look_here
+from trainfleet.launch import command
+from trainfleet.trust.errors import DataError, InputError
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "schema/config.schema.json").read_text())
 FORM = re.compile(r"hf://(?:\[[@/:][a-z]+\]|[\w./@:+-])+")
 NAMES = {
-    "hf://owner/name": Dataset("owner/name", None, "train", None),
-    "hf://name:test": Dataset("name", None, "test", None),
-    "hf://owner/name/config": Dataset("owner/name", "config", "train", None),
-    "hf://owner/name@main/20231101.en:train+test": Dataset("owner/name", "20231101.en", "train+test", "main"),
-    "hf://owner/name@1a2b?split=validation": Dataset("owner/name", None, "validation", "1a2b"),
-    "hf://owner/name@refs/convert/parquet/en": Dataset("owner/name", "en", "train", "refs/convert/parquet"),
-    "hf://allenai/c4/en.noblocklist:train": Dataset("allenai/c4", "en.noblocklist", "train", None),
-    "hf://HuggingFaceFW/fineweb-edu/CC-MAIN-2013-20": Dataset("HuggingFaceFW/fineweb-edu", "CC-MAIN-2013-20", "train", None),
-    "hf://name@main/config": Dataset("name", "config", "train", "main"),
-    "hf:///data/set:test": Dataset("/data/set", None, "test", None),
+    "hf://owner/name": HubDataset("owner/name", None, "train", None),
+    "hf://name:test": HubDataset("name", None, "test", None),
+    "hf://owner/name/config": HubDataset("owner/name", "config", "train", None),
+    "hf://owner/name@main/20231101.en:train+test": HubDataset("owner/name", "20231101.en", "train+test", "main"),
+    "hf://owner/name@1a2b?split=validation": HubDataset("owner/name", None, "validation", "1a2b"),
+    "hf://owner/name@refs/convert/parquet/en": HubDataset("owner/name", "en", "train", "refs/convert/parquet"),
+    "hf://allenai/c4/en.noblocklist:train": HubDataset("allenai/c4", "en.noblocklist", "train", None),
+    "hf://HuggingFaceFW/fineweb-edu/CC-MAIN-2013-20": HubDataset("HuggingFaceFW/fineweb-edu", "CC-MAIN-2013-20", "train", None),
+    "hf://name@main/config": HubDataset("name", "config", "train", "main"),
+    "hf:///data/set:test": HubDataset("/data/set", None, "test", None),
 }
 NONE = ["hf://", "hf://:train", "hf://a b", "hf://a/b/c/d", "hf://a//b", "hf://a/", "hf://a/b:", "hf://owner/name@/x", "hf://@main",
         "hf://me/..", "hf:///", "hf://a/b:train[:10%]", "hf://a/b:x:y", "hf://a/b\n"]  # fmt: skip
@@ -45,7 +45,7 @@ def without_readme(*_: object, **__: object) -> str:
 
 def printed() -> list[str]:
     """Each form of a dataset that the README, the pages of docs, the schema and the messages print; brackets in and out."""
-    said = [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    said = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
     lines = [line for path in said for line in path.read_text().splitlines() if "sources" in line]
     lines += [SCHEMA["properties"]["data"]["properties"]["sources"]["description"], DATASET_FORMS]
     forms = {form.rstrip(".") for line in lines for form in FORM.findall(line)}
@@ -87,7 +87,7 @@ def test_each_form_passes_make_plan_and_reaches_the_library(
 
     monkeypatch.setattr(datasets, "load_dataset_builder", Local)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", without_readme)
-    monkeypatch.setattr(settings, "look", look_here)  # not in a child: this test asks what the library was asked
+    monkeypatch.setattr(command, "look", look_here)  # not in a child: this test asks what the library was asked
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(f"name: x\ndata: {{sources: ['{form}']}}\ntrain: {{steps: 2}}\n")
     assert main(["plan"]) == 0, capsys.readouterr().err

@@ -22,16 +22,16 @@ from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.repository import HOST
 from trainfleet.config import Config, Settings, load
-from trainfleet.errors import CloudError, ConfigError, ImageError
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
 from trainfleet.images.ecr import MANIFESTS, Registry
-from trainfleet.images.recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
-from trainfleet.images.steps import Steps
-from trainfleet.launch import imaging
-from trainfleet.nodes.operations import lock_name
+from trainfleet.images.image_recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
+from trainfleet.images.steps import BuildSteps
+from trainfleet.launch import job_image
+from trainfleet.nodes.install_steps import lock_name
 from trainfleet.nodes.stack import load_stack
 from trainfleet.nodes.tar import code_files
+from trainfleet.trust.errors import CloudError, ConfigError, ImageError
 
 ROOT = Path(__file__).parents[2]
 LOCK = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
@@ -97,7 +97,7 @@ def test_nothing_of_a_secret_is_an_argument_or_lasts() -> None:
 @pytest.mark.parametrize(
     ("changed", "rebuilt"),
     [
-        ({"python__trainfleet__seat.py": "x"}, ["code"]),
+        ({"python__trainfleet__node__placement.py": "x"}, ["code"]),
         ({"scripts__sshd.sh": "x"}, ["code"]),
         ({"requirements.lock": "x"}, ["python", "code"]),
         ({"scripts__efa.sh": "x"}, ["fabric", "python", "code"]),
@@ -335,7 +335,7 @@ def test_a_build_is_a_line_a_step_with_what_came_of_it(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    steps = Steps("x")
+    steps = BuildSteps("x")
     for line in text.splitlines():
         steps.take(line)
         now[0] += 20
@@ -533,30 +533,30 @@ def test_an_image_s_name_tells_its_registry() -> None:
 
 def test_build_becomes_the_name_in_ecr(account: Account, tmp_path: Path) -> None:
     given = config(tmp_path, image="build", aws={"region": REGION})
-    named = imaging.named(given)
-    assert named.fleet.image == registry().name(f"x.{imaging.recipe_for(given).tag}")
-    assert imaging.named(given, ["a/b:1"]).fleet.image == "a/b:1", "on a head, that of the job that it was given"
+    named = job_image.named(given)
+    assert named.fleet.image == registry().name(f"x.{job_image.recipe_for(given).tag}")
+    assert job_image.named(given, ["a/b:1"]).fleet.image == "a/b:1", "on a head, that of the job that it was given"
     account.refuse["GetCallerIdentity"] = "ExpiredToken"
-    assert imaging.named(given).fleet.image.startswith(f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:x.cpu-")
+    assert job_image.named(given).fleet.image.startswith(f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:x.cpu-")
 
 
 def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_runs(account: Account, tmp_path: Path) -> None:
     given = config(tmp_path, image=registry().name("cuda-1"))
     with pytest.raises(ImageError, match="not in the registry"):
-        imaging.make_ready(given)
+        job_image.make_ready(given)
     account.repository, account.images["cuda-1"] = {}, {"trainfleet.lock": "cuda 2026-01-01 0123456789ab"}
     with pytest.raises(ImageError, match="other versions") as caught:
-        imaging.make_ready(given)
+        job_image.make_ready(given)
     assert "cuda 2026-01-01 0123456789ab" in caught.value.why and lock_name(load_stack(given.fleet.stack)) in caught.value.why
     account.architecture = "arm64"
     with pytest.raises(ImageError, match="another processor"):
-        imaging.make_ready(given)
+        job_image.make_ready(given)
     account.architecture, account.images["cuda-1"] = "amd64", {"trainfleet.lock": lock_name(load_stack(given.fleet.stack))}
-    imaging.make_ready(given)
+    job_image.make_ready(given)
 
 
 def test_root_runs_where_the_platform_gives_and_takes_files_as_root(tmp_path: Path) -> None:
-    assert "RUN_AS" not in dict(imaging.recipe_for(config(tmp_path)).arguments)
+    assert "RUN_AS" not in dict(job_image.recipe_for(config(tmp_path)).arguments)
     assert "ARG RUN_AS=trainer" in TEXT and "USER ${RUN_AS}" in TEXT
 
 

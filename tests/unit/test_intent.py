@@ -16,14 +16,14 @@ from typing import Any, cast
 import pytest
 
 from s3server import serve
-from trainfleet import s3
-from trainfleet.backends.place import Here
-from trainfleet.backends.remote import Bucket
-from trainfleet.intent import QUIET, Found, mine, parse
-from trainfleet.launch import handover
-from trainfleet.nodes import intents
-from trainfleet.nodes.answers import Implausible
-from trainfleet.runs import run_of
+from trainfleet.backends.run_storage import Here
+from trainfleet.backends.s3_run import BucketPlace
+from trainfleet.launch import remote_launch
+from trainfleet.nodes import intent_commands
+from trainfleet.nodes.host_results import Implausible
+from trainfleet.run.launch_intent import QUIET, DeclaredIntent, mine, parse
+from trainfleet.run.run_folder import run_of
+from trainfleet.storage import s3
 from verbs import begin, enter, finish, write_text
 
 SLOWLY = """
@@ -62,13 +62,13 @@ def test_one_launch_at_a_time_leaves_its_intent(here: Here) -> None:
 
 def test_a_launch_is_gone_with_its_process_at_once_here_and_elsewhere_once_it_is_silent() -> None:
     alive, pid = mine("make train"), os.getpid()
-    assert not Found(alive, 10 * QUIET).gone
+    assert not DeclaredIntent(alive, 10 * QUIET).gone
     ended = replace(alive, process=alive.process.replace(f"{pid} ", f"{pid} 1", 1))
-    assert "its process has ended" in Found(ended, 0.0).gone
+    assert "its process has ended" in DeclaredIntent(ended, 0.0).gone
     rebooted = replace(alive, process=f"{pid} 77 another-boot")
-    assert not Found(rebooted, 1.0).gone and "its machine was rebooted" in Found(rebooted, QUIET + 1).gone
+    assert not DeclaredIntent(rebooted, 1.0).gone and "its machine was rebooted" in DeclaredIntent(rebooted, QUIET + 1).gone
     elsewhere = replace(alive, host="laptop")
-    assert not Found(elsewhere, QUIET - 1).gone and "nothing was heard" in Found(elsewhere, QUIET + 1).gone
+    assert not DeclaredIntent(elsewhere, QUIET - 1).gone and "nothing was heard" in DeclaredIntent(elsewhere, QUIET + 1).gone
 
 
 def test_a_launch_that_was_killed_is_told_and_taken_over(here: Here) -> None:
@@ -87,37 +87,37 @@ def test_a_hostile_intent_is_none(here: Here, text: str) -> None:
     assert parse(text) is None and here.declared() is None
 
 
-def shell(command: str, stdin: str = "") -> Found | None:
+def shell(command: str, stdin: str = "") -> DeclaredIntent | None:
     said = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, text=True, check=True)
-    return intents.read_found(said.stdout)
+    return intent_commands.read_found(said.stdout)
 
 
 def test_a_host_leaves_reads_and_removes_it_as_this_machine_does(here: Here) -> None:
     shared, first, second = str(Path.cwd()), mine("make train"), mine("make train")
-    assert shell(intents.look(shared, "demo", touch=True)) is None
-    assert shell(intents.leave(shared, "demo", first, ""), first.text).intent == first  # type: ignore[union-attr]
-    assert shell(intents.leave(shared, "demo", second, ""), second.text).intent == first  # type: ignore[union-attr]
+    assert shell(intent_commands.look(shared, "demo", touch=True)) is None
+    assert shell(intent_commands.leave(shared, "demo", first, ""), first.text).intent == first  # type: ignore[union-attr]
+    assert shell(intent_commands.leave(shared, "demo", second, ""), second.text).intent == first  # type: ignore[union-attr]
     assert here.declared().intent == first  # type: ignore[union-attr]
     here.run.ask_to_stop()
-    found = shell(intents.look(shared, "demo", touch=True))
+    found = shell(intent_commands.look(shared, "demo", touch=True))
     assert found is not None and found.asked and found.age < 5
-    assert shell(intents.leave(shared, "demo", second, first.token), second.text).intent == second  # type: ignore[union-attr]
+    assert shell(intent_commands.leave(shared, "demo", second, first.token), second.text).intent == second  # type: ignore[union-attr]
     assert not here.run.stop.exists()
-    shell(intents.withdraw(shared, "demo", first, True))
+    shell(intent_commands.withdraw(shared, "demo", first, True))
     assert here.declared().intent == second  # type: ignore[union-attr]
-    shell(intents.withdraw(shared, "demo", second, False))
+    shell(intent_commands.withdraw(shared, "demo", second, False))
     assert not here.run.folder.exists()
 
 
 @pytest.mark.parametrize("text", ["x\n{}", "1 maybe\n{}", "\x1b[2J\n"])
 def test_what_a_host_says_of_it_is_checked(text: str) -> None:
     with pytest.raises(Implausible):
-        intents.read_found(text)
+        intent_commands.read_found(text)
 
 
 def test_it_is_in_the_bucket_where_nodes_share_no_disk(here: Here) -> None:
     with serve(lambda application: application):
-        place, first, second = Bucket(run_of("demo"), "s3://bucket/some", "set"), mine("make train"), mine("make train")
+        place, first, second = BucketPlace(run_of("demo"), "s3://bucket/some", "set"), mine("make train"), mine("make train")
         place.ask_to_stop()
         assert place.declare(first) is None and place.declare(second).intent == first  # type: ignore[union-attr]
         found = place.declared(touch=True)
@@ -214,14 +214,14 @@ def test_a_launch_that_is_cancelled_as_it_is_handed_over_says_that_it_is_stopped
 ) -> None:
     """The launcher on the head may end without a word: it had not begun."""
 
-    def follow(place: Here, words: handover.LauncherLogs) -> int:
+    def follow(place: Here, words: remote_launch.LauncherLogs) -> int:
         if not here.run.stop.exists():
-            raise handover.LeftAlone
+            raise remote_launch.LeftAlone
         return 130
 
     here.run.folder.mkdir(parents=True)
-    monkeypatch.setattr(handover, "follow_launcher", follow)
-    monkeypatch.setattr(handover, "is_cancelled", lambda: True)
+    monkeypatch.setattr(remote_launch, "follow_launcher", follow)
+    monkeypatch.setattr(remote_launch, "is_cancelled", lambda: True)
     place, backend = cast(Any, here), cast(Any, None)
-    assert handover.attend(place, backend, handover.LauncherLogs(here.run), False) == 130
+    assert remote_launch.attend(place, backend, remote_launch.LauncherLogs(here.run), False) == 130
     assert capsys.readouterr().out == "demo is stopped\n"

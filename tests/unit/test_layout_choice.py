@@ -8,13 +8,13 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Derived, Settings, load
+from trainfleet.config.elastic import refit
+from trainfleet.config.layout_search import needs
 from trainfleet.config.layouts import sizes_to_try
 from trainfleet.config.precision import usable_bytes
-from trainfleet.config.refit import refit
-from trainfleet.config.search import needs
-from trainfleet.errors import ConfigError
-from trainfleet.hardware import INSTANCE_TYPES
+from trainfleet.hardware.node_types import INSTANCE_TYPES
 from trainfleet.recipes import FOLDER
+from trainfleet.trust.errors import ConfigError
 
 FLEET = """
 name: fleet

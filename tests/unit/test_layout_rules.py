@@ -8,8 +8,8 @@ import pytest
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
-from trainfleet.errors import ConfigError
 from trainfleet.plan.estimate import estimate
+from trainfleet.trust.errors import ConfigError
 
 CONFIG = """
 name: base

@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 
-from trainfleet import lease, runs
-from trainfleet.claims import ROOM, claim
-from trainfleet.errors import BackendError
+from trainfleet.health import lease
+from trainfleet.health.lease import LEFT, PATIENCE, Holder, Lease, is_held, read_holder
 from trainfleet.launch import execution
-from trainfleet.lease import LEFT, PATIENCE, Holder, Lease, is_held, read_holder
+from trainfleet.run import run_folder
+from trainfleet.run.claims import ROOM, claim
+from trainfleet.trust.errors import BackendError
 
 ROOT = Path(__file__).parents[2]
-HOLD = "import sys, time; from pathlib import Path; from trainfleet.lease import Lease\nwith Lease(Path(sys.argv[1])): time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from trainfleet.health.lease import Lease\nwith Lease(Path(sys.argv[1])): time.sleep(60)"
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -97,14 +98,14 @@ def test_whoever_was_taken_for_dead_leaves_when_it_sees_a_successor(tmp_path: Pa
 
 
 STANDBY = (
-    "import sys; from trainfleet import lease; from trainfleet.watch import standby\n"
+    "import sys; from trainfleet.health import lease; from trainfleet.watch import standby\n"
     "lease.PATIENCE = standby.PATIENCE = 2.0; standby.TO_BEGIN = 6.0; standby.LOOK_EVERY = 0.1\n"
     "standby.TYPE_AGAIN = (0.1,)\n"
     "sys.exit(standby.main(sys.argv[1:]))"
 )
 
 
-LAUNCH = """import sys; from pathlib import Path; from trainfleet.lease import Lease
+LAUNCH = """import sys; from pathlib import Path; from trainfleet.health.lease import Lease
 tries = Path(sys.argv[1]) / "tries"
 tries.write_text((tries.read_text() if tries.exists() else "") + "x")
 if len(tries.read_text()) < 3: sys.exit("a host is missing")
@@ -163,7 +164,7 @@ def test_a_standby_of_a_launch_that_is_over_goes_home(tmp_path: Path) -> None:
     assert "no launcher has begun" in standby.communicate(timeout=15)[0]
 
 
-FAIL = """import os, sys, signal; from pathlib import Path; from trainfleet.errors import BackendError; from trainfleet.lease import Lease
+FAIL = """import os, sys, signal; from pathlib import Path; from trainfleet.trust.errors import BackendError; from trainfleet.health.lease import Lease
 folder = Path(sys.argv[1]); tries = folder / "tries"
 tries.write_text((tries.read_text() if tries.exists() else "") + "x")
 with Lease(folder) as lease:
@@ -255,7 +256,7 @@ def await_standby(folder: Path, number: int) -> None:
 
 def test_a_lock_that_outlives_its_host_keeps_nobody_from_the_lease(tmp_path: Path) -> None:
     """As at an NFS server, for 90 s; and where the file system has no locks at all, as Lustre may be mounted."""
-    locked = runs.take_lock(tmp_path / "runs" / "x")
+    locked = run_folder.take_lock(tmp_path / "runs" / "x")
     assert locked
     place: Any = SimpleNamespace(lead=lambda: None, refresh=lambda: None)
     backend = SimpleNamespace(is_here=False)
@@ -264,7 +265,7 @@ def test_a_lock_that_outlives_its_host_keeps_nobody_from_the_lease(tmp_path: Pat
             patch.setattr(execution, "backend_of", lambda config: backend)
             if refused:
                 patch.setattr(fcntl, "flock", raising(refused))
-            with execution.in_charge(None, runs.Run(tmp_path / "runs" / "x"), place) as held:  # type: ignore[arg-type]
+            with execution.in_charge(None, run_folder.Run(tmp_path / "runs" / "x"), place) as held:  # type: ignore[arg-type]
                 assert held.term == (2 if refused else 1)
                 held.code = 0
 
@@ -276,7 +277,7 @@ def raising(error: OSError) -> Callable[..., None]:
     return raise_it
 
 
-TAKE = """import sys, time; from pathlib import Path; from trainfleet.lease import Lease
+TAKE = """import sys, time; from pathlib import Path; from trainfleet.health.lease import Lease
 lease = Lease(Path(sys.argv[1]))
 print("ready", flush=True); sys.stdin.readline()
 with lease:
@@ -352,7 +353,7 @@ def test_clocks_that_differ_by_a_day_decide_nothing(tmp_path: Path) -> None:
 def test_a_lease_that_can_t_be_read_for_a_while_does_not_end_its_renewal(tmp_path: Path) -> None:
     """ESTALE after a remount, EIO: reading raises, and the thread must live on."""
     with Lease(tmp_path) as held, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease.door, "read_text", raising(OSError(errno.ESTALE, "Stale file handle")))
+        patch.setattr(lease.untrusted_input, "read_text", raising(OSError(errno.ESTALE, "Stale file handle")))
         time.sleep(2.5)
         assert held.thread.is_alive()
         patch.undo()
@@ -361,12 +362,12 @@ def test_a_lease_that_can_t_be_read_for_a_while_does_not_end_its_renewal(tmp_pat
         assert read_holder(tmp_path) != before
 
 
-CUT_OFF = """import os, sys, time; from pathlib import Path; from trainfleet import lease
+CUT_OFF = """import os, sys, time; from pathlib import Path; from trainfleet.health import lease
 lease.PATIENCE = 2.0
 with lease.Lease(Path(sys.argv[1])) as held:
     held.standby = sys.argv[2]
     def fail(*arguments): raise OSError(int(sys.argv[3]), "the folder is out of reach")
-    lease.door.read_text = lease.rewrite = fail
+    lease.untrusted_input.read_text = lease.rewrite = fail
     held.thread.join(5.0)
     print("goes on", flush=True)
     os._exit(0)
@@ -383,7 +384,7 @@ def test_a_launcher_whose_folder_is_out_of_reach_leaves_the_run_to_the_host_that
     assert "goes on" in alone.communicate(timeout=20)[0] and alone.returncode == 0
 
 
-THAWED = """import os, signal, sys; from pathlib import Path; from trainfleet.lease import Lease
+THAWED = """import os, signal, sys; from pathlib import Path; from trainfleet.health.lease import Lease
 lease = Lease(Path(sys.argv[1])); lease.__enter__(); lease.ended.set(); lease.thread.join()
 print("frozen", flush=True); os.kill(os.getpid(), signal.SIGSTOP)
 lease.confirm(); (Path(sys.argv[1]) / "harm").touch()

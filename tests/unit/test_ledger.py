@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trainfleet.report.history import read
-from trainfleet.runs import Run
-from trainfleet.watch.ledger import goodput, ledger
+from trainfleet.run.run_folder import Run
+from trainfleet.watch.time_accounting import goodput, ledger
 
 Record = dict[str, Any]
 

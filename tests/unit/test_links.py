@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import links, watchdog
-from trainfleet.beats import Beat
-from trainfleet.links import NodeLinks, PeerLink, read_links, slow_nodes
+from trainfleet.health import tcp_stats, watchdog
+from trainfleet.health.heartbeat_format import Beat
+from trainfleet.health.tcp_stats import NodeLinks, PeerLink, read_links, slow_nodes
 
 
 def fleet(nodes: int, bad: int | None = None, ms: float = 0.3, lost: float = 0.0, sent: int = 1000) -> dict[int, NodeLinks]:
@@ -81,7 +81,7 @@ def test_what_nodes_leave_is_read_only_where_it_can_be_true(tmp_path: Path) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="netlink is Linux's")
 def test_this_machine_s_kernel_tells_of_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links.ipaddress, "ip_address", lambda text: type("Outer", (), {"is_loopback": False}))
+    monkeypatch.setattr(tcp_stats.ipaddress, "ip_address", lambda text: type("Outer", (), {"is_loopback": False}))
     with socket.create_server(("127.0.0.2", 0)) as server, socket.socket() as near:
         near.bind(("127.0.0.3", 0))
         near.connect(server.getsockname())
@@ -89,7 +89,7 @@ def test_this_machine_s_kernel_tells_of_its_connections(monkeypatch: pytest.Monk
         for _ in range(50):
             near.sendall(b"x" * 100)
             far.recv(100)
-        found = [told for told in links.connections() if told[:2] == ("127.0.0.3", "127.0.0.2")]
+        found = [told for told in tcp_stats.connections() if told[:2] == ("127.0.0.3", "127.0.0.2")]
         seen = subprocess.run(["ss", "-tinH", "src", "127.0.0.3"], capture_output=True, text=True, check=False).stdout
         far.close()
     assert found and found[0][3] >= 50 and found[0][4] == 0 and 0 < found[0][2] < 100

@@ -12,8 +12,8 @@ import torch
 from trainfleet.cli import main as command
 from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.engine.generate import choose
-from trainfleet.errors import ConfigError
-from trainfleet.launch.harness import require_known
+from trainfleet.launch.lm_eval import require_known
+from trainfleet.trust.errors import ConfigError
 
 TEXT = """
 name: {name}

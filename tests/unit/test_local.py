@@ -13,9 +13,8 @@ from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
-from trainfleet.errors import BackendError, ConfigError
 from trainfleet.plan.job import Job
-from trainfleet.seat import READERS
+from trainfleet.trust.errors import BackendError, ConfigError
 
 
 def job(**changes: object) -> Job:
@@ -65,7 +64,7 @@ def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(monkeypat
         command = text.replace("\\\n", " ").splitlines()[-1]
         words = shlex.split(command)
         order = entrypoint.parse(words[words.index("trainfleet.entrypoint") + 1 :])
-        assert " ".join(entrypoint.command_of(order, READERS[order.reader]())) == shown
+        assert " ".join(entrypoint.command_of(order, order.engine.read())) == shown
 
 
 def test_a_tokenize_job_runs_without_torchrun_and_knows_its_place() -> None:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from trainfleet import loggers
 from trainfleet.cli import main
 from trainfleet.config import Settings, load
 from trainfleet.engine.__main__ import open_loggers
-from trainfleet.loggers import Loggers
 from trainfleet.report import history, html
 from trainfleet.report.summary import status
-from trainfleet.runs import Run
+from trainfleet.run import loggers
+from trainfleet.run.loggers import Loggers
+from trainfleet.run.run_folder import Run
 from unit.report_runs import make_run
 
 JOINT: list[tuple[str, Any]] = []

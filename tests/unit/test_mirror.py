@@ -12,11 +12,11 @@ from typing import cast
 
 import pytest
 
-from trainfleet.config.hosts import Host
-from trainfleet.nodes.answers import Failure, Result
+from trainfleet.config.host_list import Host
+from trainfleet.nodes.host_results import HostFailure, Result
 from trainfleet.nodes.mirror import Mirror
 from trainfleet.nodes.transport import Transport
-from trainfleet.runs import Run, write_atomic
+from trainfleet.run.run_folder import Run, write_atomic
 
 HOST = Host("here", "127.0.0.1")
 
@@ -27,7 +27,7 @@ class Shell:
     def __init__(self) -> None:
         self.bytes = 0
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str) -> Result | Failure:
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str) -> Result | HostFailure:
         done = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
         self.bytes = len(done.stdout)
         return Result(done.returncode, done.stdout, done.stderr, 0.0)

@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import pytest
 
-from trainfleet.config.hosts import Host
-from trainfleet.errors import RunError
+from trainfleet.config.host_list import Host
 from trainfleet.nodes import mirror as mirroring
-from trainfleet.nodes.answers import Failure, Result
-from trainfleet.nodes.delta import MOST
+from trainfleet.nodes.changed_files import MOST
+from trainfleet.nodes.host_results import HostFailure, Result
 from trainfleet.nodes.mirror import Mirror
 from trainfleet.nodes.transport import Transport
-from trainfleet.travel import FILES, limit
+from trainfleet.storage.sync_rules import FILES, limit
+from trainfleet.trust.errors import RunError
 
 HOST = Host("liar", "192.0.2.1")
 NOW = 1_700_000_000.0
@@ -108,7 +108,7 @@ class Liar:
     def __init__(self, *answers: str) -> None:
         self.answers, self.asked = list(answers), 0
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str) -> Result | Failure:
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str) -> Result | HostFailure:
         self.asked += 1
         return Result(0, self.answers[min(self.asked, len(self.answers)) - 1], "", 0.0)
 
@@ -151,7 +151,7 @@ def test_a_lie_is_a_failure_of_that_host_and_changes_nothing(world: Path, lie: s
     mirror, liar = mirror_of(lie)
     before = state(world)
     failure = mirror.refresh(HOST)
-    assert isinstance(failure, Failure) and failure.kind == "untrue" and failure.message, failure
+    assert isinstance(failure, HostFailure) and failure.kind == "untrue" and failure.message, failure
     assert not any(letter in str(failure) for letter in "\x1b\n\0\u202e") and len(str(failure)) < 400
     assert state(world) == before and not mirror.known and liar.asked == 1
 
@@ -162,7 +162,7 @@ def test_a_lie_after_the_truth_changes_nothing_either(world: Path, lie: str) -> 
     mirror, _ = mirror_of(truth, lie)
     assert mirror.refresh(HOST) == NOW
     before = state(world)
-    assert isinstance(mirror.refresh(HOST), Failure) and state(world) == before
+    assert isinstance(mirror.refresh(HOST), HostFailure) and state(world) == before
     assert (world / "desk/runs/x/logs/node-0.log").read_bytes() == b"a line\n"
 
 
@@ -269,7 +269,7 @@ def test_answers_that_never_end_end(world: Path, monkeypatch: pytest.MonkeyPatch
     again = answer({"metrics.jsonl": piece(bytes(MOST), stamp=0.0)}, whole=False)
     mirror, liar = mirror_of(again)
     failure = mirror.refresh(HOST)
-    assert isinstance(failure, Failure) and "it has no end" in str(failure) and liar.asked == 5
+    assert isinstance(failure, HostFailure) and "it has no end" in str(failure) and liar.asked == 5
     assert (world / "desk/runs/x/metrics.jsonl").stat().st_size == MOST
 
 
@@ -279,7 +279,7 @@ def test_a_file_grows_to_its_limit_and_not_beyond(world: Path, monkeypatch: pyte
     mirror, _ = mirror_of(answer({"metrics.jsonl": piece(b"x", offset=most)}))
     mirror.known["metrics.jsonl"] = (most, NOW, 7)
     monkeypatch.setattr(Mirror, "_forget_lost", lambda self: None)
-    assert isinstance(mirror.refresh(HOST), Failure)
+    assert isinstance(mirror.refresh(HOST), HostFailure)
 
 
 def test_a_fleet_can_not_fill_this_disk(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

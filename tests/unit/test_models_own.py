@@ -1,4 +1,4 @@
-"""A family and a callback of one's own: the example of docs/models.md as it stands there, and everything that is refused."""
+"""A family and a callback of one's own: the example of docs/how-to/own-model.md as it stands there, and everything that is refused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
 from trainfleet.config.types import Model
 from trainfleet.engine.trainer import callback_of
-from trainfleet.errors import ConfigError, RunError
+from trainfleet.trust.errors import ConfigError, RunError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "own-model.md").read_text()
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 SHAPE = Model("test", "llama", 2, 32, 4, 2, 48, 64, 24, 10_000.0, 1e-5, False, module="my_model.py")
 

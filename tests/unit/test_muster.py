@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from trainfleet import muster
-from trainfleet.errors import BackendError
-from trainfleet.muster import Missing
-from trainfleet.seat import Seat
+from trainfleet.node import barrier
+from trainfleet.node.barrier import Missing
+from trainfleet.node.placement import Seat
+from trainfleet.trust.errors import BackendError
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def port() -> int:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muster, "PACE", 0.2)
-    monkeypatch.setattr(muster, "SILENCE", 1.0)
-    monkeypatch.setattr(muster, "AGAIN", 0.1)
+    monkeypatch.setattr(barrier, "PACE", 0.2)
+    monkeypatch.setattr(barrier, "SILENCE", 1.0)
+    monkeypatch.setattr(barrier, "AGAIN", 0.1)
 
 
 class Nodes:
@@ -44,7 +44,7 @@ class Nodes:
 
         def come() -> None:
             try:
-                muster.muster(Seat(node, self.nodes, "127.0.0.1", self.port), job, seconds, self.said[node].append)
+                barrier.muster(Seat(node, self.nodes, "127.0.0.1", self.port), job, seconds, self.said[node].append)
                 self.ended[node] = None
             except BackendError as error:
                 self.ended[node] = error
@@ -152,10 +152,10 @@ def test_a_port_that_is_taken_is_told(port: int) -> None:
 
 def test_one_node_waits_for_nobody(port: int) -> None:
     say: Callable[[str], None] = lambda words: pytest.fail(words)  # noqa: E731
-    muster.muster(Seat(0, 1, "127.0.0.1", port), "runs/x", 0.0, say)
+    barrier.muster(Seat(0, 1, "127.0.0.1", port), "runs/x", 0.0, say)
 
 
 def test_many_are_named_by_the_first(port: int) -> None:
     with pytest.raises(Missing) as caught:
-        muster.muster(Seat(0, 100, "127.0.0.1", port), "runs/x", 0.2, lambda words: None)
+        barrier.muster(Seat(0, 100, "127.0.0.1", port), "runs/x", 0.2, lambda words: None)
     assert "nodes 1, 2, 3" in caught.value.what and "and 83 more of 100 have not come" in caught.value.what

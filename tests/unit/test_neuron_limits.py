@@ -10,11 +10,12 @@ import torch
 
 from trainfleet.backends import terms_of
 from trainfleet.config import Settings, load
-from trainfleet.devices import neuron, neuron_xla
-from trainfleet.errors import ConfigError, RunError
+from trainfleet.devices import neuron
 from trainfleet.plan import published
 from trainfleet.plan.estimate import estimate
 from trainfleet.report import proposal
+from trainfleet.trust.errors import ConfigError, RunError
+from trainfleet_nxd import device as neuron_xla
 from trainium import CONFIG
 
 RECIPES = Path(__file__).parents[2] / "python/trainfleet/recipes"

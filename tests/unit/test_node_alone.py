@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 from s3server import serve
-from trainfleet import exit_codes, s3, vault
 from trainfleet.entrypoint import AGAIN
-from trainfleet.errors import BackendError
-from trainfleet.exit_codes import ELSEWHERE, ExitCodes, code_of
-from trainfleet.node_log import stamp
-from trainfleet.shared_key import BYTES, SharedKey
-from trainfleet.uplink import BUCKET
-from trainfleet.watch import alone
+from trainfleet.host.node_log import stamp
+from trainfleet.node import exit_codes
+from trainfleet.node.exit_codes import ELSEWHERE, ExitCodes, code_of
+from trainfleet.node.shared_key import BYTES, SharedKey
+from trainfleet.storage import s3
+from trainfleet.storage.s3_sync_agent import BUCKET
+from trainfleet.trust import secrets
+from trainfleet.trust.errors import BackendError
+from trainfleet.watch import node_verdict
 
 ROOT = "s3://bucket/some/runs/x"
 
@@ -31,7 +33,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-# vault.py
+# trust/secrets.py
 
 
 def test_values_take_the_place_of_references(bucket: None) -> None:
@@ -39,18 +41,18 @@ def test_values_take_the_place_of_references(bucket: None) -> None:
 
     boto3.client("ssm").put_parameter(Name="/trainfleet/x/KEY", Value="one", Type="SecureString")
     made = boto3.client("secretsmanager").create_secret(Name="wandb", SecretString="two")
-    environment = {"PLAIN": "0", f"{vault.PREFIX}KEY": "/trainfleet/x/KEY", f"{vault.PREFIX}WANDB": made["ARN"]}
-    vault.take(environment)
+    environment = {"PLAIN": "0", f"{secrets.PREFIX}KEY": "/trainfleet/x/KEY", f"{secrets.PREFIX}WANDB": made["ARN"]}
+    secrets.take(environment)
     assert environment == {"PLAIN": "0", "KEY": "one", "WANDB": "two"}
 
 
 def test_a_secret_that_can_t_be_read_is_named_with_what_the_role_needs(bucket: None) -> None:
     with pytest.raises(BackendError, match="the secret KEY can't be read") as caught:
-        vault.take({f"{vault.PREFIX}KEY": "/trainfleet/x/ABSENT"})
+        secrets.take({f"{secrets.PREFIX}KEY": "/trainfleet/x/ABSENT"})
     assert caught.value.where == "/trainfleet/x/ABSENT" and "ssm:GetParameter" in caught.value.next
 
 
-# exit_codes.py
+# node/exit_codes.py
 
 
 def signs(*nodes: int) -> None:
@@ -95,7 +97,7 @@ def test_what_is_no_exit_code_counts_as_a_failure(text: bytes, bucket: None) -> 
 
 
 def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfleet.errors import S3Error
+    from trainfleet.trust.errors import S3Error
 
     def refuse(*_: Any) -> None:
         raise S3Error("gives no good answer")
@@ -113,20 +115,20 @@ def test_the_first_node_ends_as_the_job_did(others: dict[int, int | None], code:
     assert code_of(0, others, AGAIN) == code
 
 
-# watch/alone.py
+# watch/node_verdict.py
 
 
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: dict[int, list[str]], code: int = 1) -> int:
     """The exit code of the program for a job whose nodes have said these lines just now."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(BUCKET, "s3://bucket/some")
-    monkeypatch.setattr(alone, "SETTLE", 0.0)
+    monkeypatch.setattr(node_verdict, "SETTLE", 0.0)
     began = time.time() - 5
     for node, said in lines.items():
         content = b"".join(stamp(f"{line}\n".encode()).replace(b"agent  ", f"rank {node} ".encode(), 1) for line in said)
         s3.write(f"{ROOT}/logs/node-{node}.log/1-00000000", content)
     try:
-        return alone.main(["runs/x", str(len(lines)), str(code), str(began)])
+        return node_verdict.main(["runs/x", str(len(lines)), str(code), str(began)])
     finally:
         monkeypatch.chdir(tmp_path)
 
@@ -155,18 +157,22 @@ def test_what_earlier_attempts_have_said_has_no_part_in_it(tmp_path: Path) -> No
     log = tmp_path / "node-0.log"
     old, new = stamp(b"old\n", began - 100), stamp(b"new\n", began + 1)
     log.write_bytes(old + b"goes on\n" + new)
-    alone.cut(log, began)
+    node_verdict.cut(log, began)
     assert log.read_bytes() == new
     for time_, wanted in ((began - 60, False), (began + 1, True)):
-        assert alone.is_since(json.dumps({"time": time_, "event": "fault"}), began) is wanted
-    assert not alone.is_since("{", began) and not alone.is_since("[]", began) and not alone.is_since('{"time": "x"}', began)
+        assert node_verdict.is_since(json.dumps({"time": time_, "event": "fault"}), began) is wanted
+    assert (
+        not node_verdict.is_since("{", began)
+        and not node_verdict.is_since("[]", began)
+        and not node_verdict.is_since('{"time": "x"}', began)
+    )
 
 
 def test_without_the_launcher_s_request_there_is_one_of_as_many_nodes(tmp_path: Path) -> None:
-    assert alone.request_of(tmp_path, 3).job.nodes == 3
+    assert node_verdict.request_of(tmp_path, 3).job.nodes == 3
 
 
-# shared_key.py
+# node/shared_key.py
 
 
 def test_the_first_node_makes_a_key_that_the_others_read_and_takes_it_away(bucket: None) -> None:

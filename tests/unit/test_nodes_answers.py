@@ -11,19 +11,19 @@ from typing import Any, cast
 import pytest
 
 from trainfleet.config import Config
-from trainfleet.config.hosts import Host
-from trainfleet.config.types import Ssh
-from trainfleet.errors import BackendError
+from trainfleet.config.host_list import Host
+from trainfleet.config.types import SshConfig
 from trainfleet.nodes import facts as reading
-from trainfleet.nodes import jobs, removal
-from trainfleet.nodes.answers import Failure, Implausible, Result, by_host, grouped
-from trainfleet.nodes.board import Board
+from trainfleet.nodes import job_commands, removal_commands
 from trainfleet.nodes.facts import parse
 from trainfleet.nodes.gate import read_bandwidth
 from trainfleet.nodes.head import public_key
-from trainfleet.nodes.health import flaws
+from trainfleet.nodes.host_results import HostFailure, Implausible, Result, by_host, grouped
+from trainfleet.nodes.host_table import Board
+from trainfleet.nodes.node_checks import flaws
+from trainfleet.nodes.ssh_errors import is_late
 from trainfleet.nodes.transport import PATIENCE, Transport
-from trainfleet.nodes.trouble import is_late
+from trainfleet.trust.errors import BackendError
 from unit.test_nodes_facts import P3DN as TEXT
 from unit.test_nodes_health import P3DN, fleet
 from unit.test_nodes_operations import wanted
@@ -96,7 +96,7 @@ def test_facts_that_can_not_be_are_a_failure_of_that_host(true: str, lie: str, s
             return {HOST: ask(HOST)}
 
     answer = reading.read(cast(Transport, Liar()), some_config)[HOST]
-    assert isinstance(answer, Failure) and answer.kind == "untrue" and str(answer).isprintable(), answer
+    assert isinstance(answer, HostFailure) and answer.kind == "untrue" and str(answer).isprintable(), answer
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,11 @@ def test_a_line_separator_of_another_alphabet_starts_no_fact() -> None:
 
 @pytest.mark.parametrize("said", ["running", "absent", "rebooted", "ended 0", "ended 137", "Welcome!\nended 1"])
 def test_how_a_part_of_a_job_is_is_read(said: str) -> None:
-    assert jobs.read_look(said + "\n").state in said
+    assert job_commands.read_look(said + "\n").state in said
 
 
 def test_a_script_that_never_became_the_supervisor_says_why() -> None:
-    look = jobs.read_look("failed node-0.sh: 4: cd: can't cd to /fsx\x1b[2J\n")
+    look = job_commands.read_look("failed node-0.sh: 4: cd: can't cd to /fsx\x1b[2J\n")
     assert (look.state, look.code, look.words) == ("ended", 127, "its script failed: node-0.sh: 4: cd: can't cd to /fsx[2J")
 
 
@@ -132,12 +132,12 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(tmp_path: Path, monkey
     file.with_name("train.said").write_text(
         "error: WORKERS is 'abc', which is no number\n  why: so it is\x1b[2J\n  next: unset WORKERS\n"
     )
-    said = subprocess.run(["sh", "-c", jobs.look("train", "token")], capture_output=True, text=True, check=True).stdout
-    look = jobs.read_look(said)
-    assert look == jobs.Look("ended", 1, "WORKERS is 'abc', which is no number why: so it is[2J next: unset WORKERS")
+    said = subprocess.run(["sh", "-c", job_commands.look("train", "token")], capture_output=True, text=True, check=True).stdout
+    look = job_commands.read_look(said)
+    assert look == job_commands.PartState("ended", 1, "WORKERS is 'abc', which is no number why: so it is[2J next: unset WORKERS")
     file.with_name("train.exit").write_text("0\n")
-    said = subprocess.run(["sh", "-c", jobs.look("train", "token")], capture_output=True, text=True, check=True).stdout
-    assert jobs.read_look(said) == jobs.Look("ended"), "what a part says that ended well is no failure"
+    said = subprocess.run(["sh", "-c", job_commands.look("train", "token")], capture_output=True, text=True, check=True).stdout
+    assert job_commands.read_look(said) == job_commands.PartState("ended"), "what a part says that ended well is no failure"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(tmp_path: Path, monkey
 )
 def test_any_other_word_of_it_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
-        jobs.read_look(said)
+        job_commands.read_look(said)
 
 
 BANDWIDTHS = ["", "[]", "{}", '{"bandwidth": NaN, "bytes": 1, "nodes": 2, "pairs": []}', '{"bandwidth": "1", "bytes": 1, "nodes": 2, "pairs": []}',
@@ -200,24 +200,26 @@ MARKS = [
 @pytest.mark.parametrize("mark", MARKS)
 def test_no_fence_is_made_of_a_mark_that_could_be_another_s(mark: str) -> None:
     with pytest.raises(BackendError, match="marks no run"):
-        jobs.fence(mark)
+        job_commands.fence(mark)
 
 
 @pytest.mark.parametrize("name", ["x\n", "\n", "", "a\nb", " "])
 def test_no_mark_is_made_of_such_a_name(name: str) -> None:
     with pytest.raises(BackendError, match="marks no run"):
-        jobs.mark_of("/fsx", name)
+        job_commands.mark_of("/fsx", name)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fence reads /proc")
 @pytest.mark.parametrize("name", ["x", "-x", "x*", "[a-z]x", "x'; kill -9 -1; '", "$(id)", "x y", "e", "\\x", "n\u00f6"])
 def test_a_fence_kills_what_has_the_mark_and_nothing_else(name: str) -> None:
-    mark = jobs.mark_of(f"/fsx/{os.getpid()}", name)
+    mark = job_commands.mark_of(f"/fsx/{os.getpid()}", name)
     sleep = ["sleep", "60"]
-    ours = subprocess.Popen(sleep, env=os.environ | {jobs.MARK: mark})
-    others = [subprocess.Popen(sleep, env=os.environ | {jobs.MARK: other}) for other in ("", f"{mark}x", f"x{mark}", mark[:-1])]
+    ours = subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: mark})
+    others = [
+        subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: other}) for other in ("", f"{mark}x", f"x{mark}", mark[:-1])
+    ]
     try:
-        done = subprocess.run(["sh", "-c", jobs.fence(mark)], timeout=60, check=False)
+        done = subprocess.run(["sh", "-c", job_commands.fence(mark)], timeout=60, check=False)
         assert done.returncode == 0 and ours.wait(10) == -9
         assert [other.poll() for other in others] == [None] * len(others)
     finally:
@@ -241,11 +243,11 @@ def shared(tmp_path: Path) -> Path:
 def test_what_a_run_has_on_a_fleet_is_measured_and_removed(shared: Path) -> None:
     folders = ["runs/x", "data/text", "data/none"]
     (shared / "data/text/file").rename(shared / "data/text/plan.json")
-    measured = removal.read_measures(run(removal.measure(str(shared), folders)).stdout, folders)
+    measured = removal_commands.read_measures(run(removal_commands.measure(str(shared), folders)).stdout, folders)
     assert set(measured) == {"runs/x", "data/text"} and min(measured.values()) >= 5
-    assert run(removal.remove(str(shared), folders)).returncode == 0
+    assert run(removal_commands.remove(str(shared), folders)).returncode == 0
     assert sorted(path.name for path in shared.glob("*/*")) == ["other"]
-    assert run(removal.measure(f"{shared}/none", folders)).stdout == ""
+    assert run(removal_commands.measure(f"{shared}/none", folders)).stdout == ""
 
 
 @pytest.mark.parametrize("where", ["runs/x", "runs", "data/text", "data"])
@@ -254,14 +256,16 @@ def test_no_link_on_a_fleet_is_followed_by_a_removal(shared: Path, where: str) -
     (shared / where).symlink_to("../precious" if where.count("/") == 0 else "../../precious")
     if "/" not in where:
         (shared.parent / "precious" / ("x" if where == "runs" else "text")).mkdir()
-    done = run(removal.remove(str(shared), ["runs/x", "data/text"]))
+    done = run(removal_commands.remove(str(shared), ["runs/x", "data/text"]))
     assert done.returncode == 1 and "is a link" in done.stderr
     assert (shared.parent / "precious/file").exists() and len(list(shared.rglob("file"))) >= 2
 
 
 def test_a_shared_folder_that_is_a_link_itself_is_one(shared: Path) -> None:
     (shared.parent / "link").symlink_to(shared)
-    assert run(removal.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0 and not (shared / "runs/x").exists()
+    assert (
+        run(removal_commands.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0 and not (shared / "runs/x").exists()
+    )
 
 
 FOLDERS = ["", "/", ".", "..", "runs", "runs/", "runs/..", "runs/../..", "data/../../other", "data/x/y", "/etc", "runs/x;id", "runs/-rf", "runs/x\n",
@@ -271,21 +275,21 @@ FOLDERS = ["", "/", ".", "..", "runs", "runs/", "runs/..", "runs/../..", "data/.
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_else_is_ever_named_to_a_removal(folder: str) -> None:
     with pytest.raises(BackendError):
-        removal.remove("/fsx", [folder])
+        removal_commands.remove("/fsx", [folder])
     with pytest.raises(BackendError):
-        removal.measure("/fsx", [folder])
+        removal_commands.measure("/fsx", [folder])
 
 
 @pytest.mark.parametrize("folder", ["", "/", "//", "fsx", "/fsx\nHOME=/root", "/fsx\0"])
 def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
     with pytest.raises(BackendError):
-        removal.remove(folder, ["runs/x"])
+        removal_commands.remove(folder, ["runs/x"])
 
 
 @pytest.mark.parametrize("said", ["runs/other 5", "5\truns/other", "five\truns/x", "-5\truns/x", "5\t/etc", "5"])
 def test_a_measure_of_something_else_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
-        removal.read_measures(said, ["runs/x"])
+        removal_commands.read_measures(said, ["runs/x"])
 
 
 def test_what_is_the_same_for_many_hosts_is_said_once() -> None:
@@ -315,7 +319,7 @@ def test_a_board_that_is_no_terminal_says_it_once_too(capsys: pytest.CaptureFixt
 
 
 def test_a_late_host_is_asked_again_where_others_are_slow_too_and_not_where_they_are_quick() -> None:
-    fleet = Transport((), Ssh(None, None, None, None, (), None))
+    fleet = Transport((), SshConfig(None, None, None, None, (), None))
     assert fleet._patience() == PATIENCE, "who asks may be busy itself"
     fleet._took = [0.1, 0.2, 0.3]
     assert fleet._patience() == 0.0, "the one that is late is dead or frozen"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.config.hosts import Host
+from trainfleet.config.host_list import Host
 from trainfleet.nodes.facts import SCRIPT, Gpu, parse
 
 P3DN = """Welcome to Ubuntu 22.04! Last login yesterday.

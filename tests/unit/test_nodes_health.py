@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from trainfleet.config.hosts import Host
+from trainfleet.config.host_list import Host
 from trainfleet.devices.bandwidth import tournament
-from trainfleet.errors import BackendError
-from trainfleet.hardware import instance
+from trainfleet.hardware.node_types import instance
 from trainfleet.nodes.facts import Facts, Space
 from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
-from trainfleet.nodes.health import clock, flaws, unfit
-from trainfleet.nodes.operations import Wanted
+from trainfleet.nodes.install_steps import Wanted
+from trainfleet.nodes.node_checks import clock, flaws, unfit
 from trainfleet.nodes.quarantine import Quarantine
-from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
-from trainfleet.runs import Run
+from trainfleet.plan.fabric_environment import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import BackendError
 from trainfleet.watch.nccl import FabricLog
 from unit.test_nodes_operations import P3DN_READY, PLAIN, READY, wanted
 

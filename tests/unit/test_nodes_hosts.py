@@ -12,11 +12,11 @@ import yaml
 from trainfleet.backends import terms_of
 from trainfleet.cli import config as config_verb
 from trainfleet.config import Settings, load
-from trainfleet.config.hosts import Host, parse_hosts
-from trainfleet.errors import ConfigError, TrainfleetError
+from trainfleet.config.host_list import Host, parse_hosts
 from trainfleet.nodes.finding import Finding
-from trainfleet.nodes.setup import meet
+from trainfleet.nodes.host_setup import meet
 from trainfleet.recipes import all_recipes, recipe_named
+from trainfleet.trust.errors import ConfigError, TrainfleetError
 
 FLEET = {"backend": "ssh", "nodes": 2, "hosts": ["gpu-[1-2]"], "shared_folder": "/fsx/x"}
 

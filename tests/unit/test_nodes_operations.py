@@ -11,7 +11,7 @@ import pytest
 
 from trainfleet.config import Config, Settings, load
 from trainfleet.nodes.facts import Facts, Gpu, Space
-from trainfleet.nodes.operations import HARDENING, LIMITS, Wanted, at_least, same_version, steps
+from trainfleet.nodes.install_steps import HARDENING, LIMITS, Wanted, at_least, same_version, steps
 from trainfleet.nodes.stack import load_stack
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ FSX = "9C36DD9C515F10DBC3AA835C5D5CCC3383A962E1"
 
 def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
     config: Config = load(Settings(ROOT / "config.yaml"))[0]
-    from trainfleet.hardware import instance, stack_of
+    from trainfleet.hardware.node_types import instance, stack_of
 
     stack = stack_of(instance(instance_type))
     fleet = {"backend": "ssh", "hosts": ("a", "b"), "shared_folder": SHARED, "python": "/opt/python", "stack": stack} | fleet

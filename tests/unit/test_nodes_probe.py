@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.adapters import Port, fastest, listed, ports_here, read_port
 from trainfleet.backends.slurm import resources
-from trainfleet.backends.slurm.engine import Engine, Said
+from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.config import Settings, load
-from trainfleet.config.hosts import Host
+from trainfleet.config.host_list import Host
 from trainfleet.config.types import Config, Devices
 from trainfleet.entrypoint import CARDS, found_here
-from trainfleet.errors import BackendError
-from trainfleet.launch import probing
-from trainfleet.nodes import health, probe
+from trainfleet.host.rdma_adapters import Port, fastest, listed, ports_here, read_port
+from trainfleet.launch import node_survey
+from trainfleet.nodes import node_checks, probe
 from trainfleet.nodes.facts import Facts, parse
 from trainfleet.nodes.fleet import wanted_of
 from trainfleet.nodes.gpus import Gpu, read_gpus, read_topology
+from trainfleet.trust.errors import BackendError
 
 # github.com/NVIDIA/nccl/issues/1264, HGX H100, 2024: the rows of its GPUs; NIC3 and NIC4 are of storage
 H100_TOPOLOGY = """\
@@ -177,7 +177,7 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(tmp_path: Path, monkeypatc
 ])  # fmt: skip
 def test_where_the_config_differs_from_a_node_the_gate_is_shut(tmp_path: Path, facts: Facts, words: str) -> None:
     wanted = wanted_of(config(tmp_path, OWN))
-    found = list(health.alike({Host("n1", "n1"): HGX, Host("n2", "n2"): facts}, wanted))
+    found = list(node_checks.alike({Host("n1", "n1"): HGX, Host("n2", "n2"): facts}, wanted))
     assert any(str(finding.host) == "n2" and finding.message.startswith(words) for finding in found), found
     assert not any(str(finding.host) == "n1" for finding in found)
 
@@ -186,7 +186,7 @@ def test_a_node_with_a_rail_down_is_named(tmp_path: Path) -> None:
     down = node(ports=NDR.replace("mlx5_7 1 InfiniBand 4:", "mlx5_7 1 InfiniBand 1:"))
     wanted = wanted_of(config(tmp_path, OWN.replace(", network_gbps: 3200", "")))
     facts = {Host("n1", "n1"): HGX, Host("n2", "n2"): HGX, Host("n3", "n3"): down}
-    (found,) = health.rails(facts, wanted)
+    (found,) = node_checks.rails(facts, wanted)
     assert (
         str(found.host) == "n3"
         and found.blames_host
@@ -197,23 +197,23 @@ def test_a_node_with_a_rail_down_is_named(tmp_path: Path) -> None:
 def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> None:
     wanted = wanted_of(config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xh100, slurm: {gres: 'gpu:4'}"))
     assert wanted.fleet.ranks_per_node == 4
-    assert not list(health.gpus({Host("a", "a"): node(count=4), Host("b", "b"): node(count=8)}, wanted))
-    (found,) = health.gpus({Host("a", "a"): node(count=3)}, wanted)
+    assert not list(node_checks.gpus({Host("a", "a"): node(count=4), Host("b", "b"): node(count=8)}, wanted))
+    (found,) = node_checks.gpus({Host("a", "a"): node(count=3)}, wanted)
     assert "3 of 4 GPUs answer" in found.message
 
 
 def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_path: Path) -> None:
     asked = "backend: slurm, nodes: 4, slurm: {gres: 'gpu:8'}"
-    lines, fits = probing.compare(config(tmp_path, asked), {"gpu-1": HGX})
+    lines, fits = node_survey.compare(config(tmp_path, asked), {"gpu-1": HGX})
     assert not fits and lines[0] == "the config says none of it; write:" and "network: infiniband" in lines[-1]
-    assert probing.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
-    lines, fits = probing.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
+    assert node_survey.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
+    lines, fits = node_survey.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
     assert fits and lines[0] == "the config says less than that; write:", "the network is open"
-    lines, fits = probing.compare(config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)})
+    lines, fits = node_survey.compare(config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)})
     assert not fits and "name: a100, per_node: 8, memory_gib: 80" in lines[-1]
-    lines, fits = probing.compare(config(tmp_path, "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s"), {"a": HGX})
+    lines, fits = node_survey.compare(config(tmp_path, "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s"), {"a": HGX})
     assert fits and lines[-1] == "as it is, ranks compute on the CPU cores", "which may be meant"
-    lines, fits = probing.compare(config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")})
+    lines, fits = node_survey.compare(config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")})
     assert not fits and lines == ["no GPU that is known answers, and fleet.stack is cuda"]
 
 
@@ -239,7 +239,7 @@ def test_numbers_that_no_gpu_has_are_trouble_and_no_traceback() -> None:
 SINFO = "4|224|2063000|h100|gpu-[01-04]|gpu:h100:8(S:0-1)|h100,ib\n16|64+|515000|cpu|c[01-16]|(null)|(null)\n"
 
 
-def engine(sinfo: str = SINFO, srun: Said | None = None) -> tuple[Engine, list[list[str]]]:
+def engine(sinfo: str = SINFO, srun: Said | None = None) -> tuple[SlurmClient, list[list[str]]]:
     asked: list[list[str]] = []
 
     def ask(words: object, stdin: str, environment: object) -> Said:
@@ -250,7 +250,7 @@ def engine(sinfo: str = SINFO, srun: Said | None = None) -> tuple[Engine, list[l
             else srun or Said(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy\n")
         )
 
-    return Engine(ask), asked
+    return SlurmClient(ask), asked
 
 
 def test_sinfo_tells_gres_and_features_and_by_them_what_to_write(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_an_srun_that_never_answers_leaves_sinfo_s_words(tmp_path: Path) -> None
             raise BackendError("srun gives no answer", next="sinfo")
         return Said(0, SINFO, "")
 
-    lines, facts = resources.report(Engine(ask), config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm)
+    lines, facts = resources.report(SlurmClient(ask), config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm)
     assert facts is None and any("srun gives no answer" in line for line in lines)
 
 

@@ -9,17 +9,17 @@ import pytest
 import yaml
 
 import verbs
-from trainfleet.config.hosts import Host
-from trainfleet.config.types import Ssh
-from trainfleet.errors import ConfigError
+from trainfleet.config.host_list import Host
+from trainfleet.config.types import SshConfig
 from trainfleet.nodes import ssh_config
 from trainfleet.nodes.transport import Transport
+from trainfleet.trust.errors import ConfigError
 
 HOST = Host("gpu-1", "127.0.0.1", 1)
 
 
-def ssh(path: Path) -> Ssh:
-    return Ssh(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=str(path))
+def ssh(path: Path) -> SshConfig:
+    return SshConfig(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=str(path))
 
 
 @pytest.fixture

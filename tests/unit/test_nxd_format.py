@@ -20,13 +20,14 @@ from test_foreign_checkpoints import OLD, mutate
 from torch import Tensor
 
 from trainfleet import models
-from trainfleet.checkpoints import nxd_folder
-from trainfleet.config import exports, load_resolved
+from trainfleet.config import export_formats, load_resolved
 from trainfleet.config.types import Model
-from trainfleet.engine.checkpoint import nxd_files
-from trainfleet.errors import RunError, TrainfleetError
-from trainfleet.models import huggingface, nxd
-from trainfleet.models.nxd import Degrees
+from trainfleet.models import huggingface_weights
+from trainfleet.trust.errors import RunError, TrainfleetError
+from trainfleet_nxd import files as nxd_files
+from trainfleet_nxd import folder as nxd_folder
+from trainfleet_nxd import weights as nxd
+from trainfleet_nxd.weights import Degrees
 
 BASE: Model = replace(load_resolved(OLD / "config.yaml").model, layers=3, hidden_size=64, heads=8, intermediate_size=96,
                       vocabulary_size=384, tie_embeddings=False, preset=None, head_size=None)  # fmt: skip
@@ -49,12 +50,12 @@ def make(shape: Model) -> models.Network:
 
 
 def save(model: models.Network, degrees: Degrees, folder: Path) -> Path:
-    nxd_files.save(huggingface.outgoing(model, model.shape.family), model.shape, degrees, folder)
+    nxd_files.save(huggingface_weights.outgoing(model, model.shape.family), model.shape, degrees, folder)
     return folder / nxd_files.TAG
 
 
 def load(tag: Path, shape: Model) -> dict[str, Tensor]:
-    return nxd_files.load(tag, shape, huggingface.sizes_of(models.build(shape).named_parameters()))
+    return nxd_files.load(tag, shape, huggingface_weights.sizes_of(models.build(shape).named_parameters()))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -72,7 +73,7 @@ def test_there_and_back_in_every_layout_the_bytes_are_the_same(name: str, degree
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
     for each, folder in ((ours, tmp_path / "ours"), (back, tmp_path / "back")):
         folder.mkdir()
-        huggingface.save(each, SHAPES[name].family, folder)
+        huggingface_weights.save(each, SHAPES[name].family, folder)
     assert contents(tmp_path / "ours") == contents(tmp_path / "back")
 
 
@@ -93,7 +94,7 @@ def test_query_heads_go_with_the_key_value_heads_as_nxd_says_for_trn1() -> None:
 
 def test_slices_have_the_names_of_aws_s_own_modules() -> None:
     def names(shape: Model, degrees: Degrees, rank: int, stage: int) -> set[str]:
-        found = nxd.divide(huggingface.outgoing(make(shape), shape.family), shape, degrees)(rank, stage)
+        found = nxd.divide(huggingface_weights.outgoing(make(shape), shape.family), shape, degrees)(rank, stage)
         return {re.sub(r"layers?\.\d+", "layers.N", name) for name in found}
 
     block = {"input_layernorm.weight", "post_attention_layernorm.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight",
@@ -263,13 +264,13 @@ def test_a_view_that_repeats_its_numbers_takes_no_memory(tmp_path: Path) -> None
 @pytest.mark.parametrize(("form", "said"), [("huggingface", None), ("nxd", (None, None)), ("nxd-tp8", (8, None)),
                                             ("nxd-tp8-pp2", (8, 2)), ("nxd-pp2", (None, 2))])  # fmt: skip
 def test_a_format_says_its_degrees(form: str, said: object) -> None:
-    assert exports.degrees(form) == said
+    assert export_formats.degrees(form) == said
 
 
 @pytest.mark.parametrize("form", ["nxd8", "nxd-tp0", "nxd-tp-pp2", "nxd-pp2-tp8", "NXD", "nxd\n", "nxd-tp٣", ""])
 def test_another_format_is_none(form: str) -> None:
     with pytest.raises(ValueError, match="must be"):
-        exports.degrees(form)
+        export_formats.degrees(form)
 
 
 @pytest.mark.parametrize(("shape", "degrees", "why"), [

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, list[str]] = json.loads((ROOT / "tests/nxd/signatures.json").read_text())
-FILES = sorted((ROOT / "python/trainfleet/engine/parallel").glob("nxd*.py"))
+FILES = [ROOT / f"python/trainfleet_nxd/{name}.py" for name in ("parts", "layers", "shards", "stages")]
 
 
 def taken(tree: ast.Module) -> set[str]:
@@ -54,7 +54,7 @@ def test_every_call_of_nxd_fits_its_signature(path: Path) -> None:
 
 def test_what_nxd_is_told_in_dicts_it_knows() -> None:
     """The pipeline's config becomes NxDPPModel's arguments."""
-    text = (ROOT / "python/trainfleet/engine/parallel/nxd_stages.py").read_text()
+    text = (ROOT / "python/trainfleet_nxd/stages.py").read_text()
     tree = ast.parse(text)
     keys = {
         key.value

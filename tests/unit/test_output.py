@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import pytest
 
-from trainfleet import output, secrecy
-from trainfleet.errors import RunError, tell
-from trainfleet.runs import Run, append_line
+from trainfleet.run.run_folder import Run, append_line
+from trainfleet.trust import redaction, safe_output
+from trainfleet.trust.errors import RunError, tell
 
 KEY = 'canary/5d1f "0c\'7e"&<b>\\n\u00e9'
 PEM = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\nab==\n-----END KEY-----\n"
@@ -34,7 +34,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         "NO": "no",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(secrecy.NAMES, "SHORT,LONG,THE_KEY,PEM,OVER,NO,UNSET")
+    monkeypatch.setenv(redaction.NAMES, "SHORT,LONG,THE_KEY,PEM,OVER,NO,UNSET")
 
 
 @pytest.mark.parametrize("text", [
@@ -42,7 +42,7 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     quote(KEY, safe=""), PEM, PEM.replace("\n", "\\n"), json.dumps(PEM), "rank 0 | MIIEvQIBADANBgkq", "key: -----BEGIN KEY-----", KEY * 3,
 ])  # fmt: skip
 def test_a_value_is_hidden_in_every_spelling(text: str) -> None:
-    hidden = secrecy.hide(text)
+    hidden = redaction.hide(text)
     assert "***" in hidden and not any(part in hidden for part in ("canary", "0c", "7e", "MIIE", "hkiG", "BEGIN"))
 
 
@@ -58,7 +58,7 @@ def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes],
         own = {whole[at : at + 8] for at in range(len(whole) - 7)} - {
             encode(f"{before}{'x' * len(value.encode())}{after}".encode())[at : at + 8] for at in range(len(whole) - 7)
         }
-        hidden = secrecy.hide(whole)
+        hidden = redaction.hide(whole)
         assert "***" in hidden
         assert len(own) > 8 and sum(part in hidden for part in own) <= 2, hidden
 
@@ -67,7 +67,7 @@ def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes],
 def test_an_encoded_value_is_hidden_in_lines_too(width: int) -> None:
     text = base64.b64encode(PEM.encode()).decode()
     lines = [text[at : at + width] for at in range(0, len(text), width)]
-    assert len(lines) > 1 and all(secrecy.hide(line).startswith("***") for line in lines if len(line) > 8), lines
+    assert len(lines) > 1 and all(redaction.hide(line).startswith("***") for line in lines if len(line) > 8), lines
 
 
 @pytest.mark.parametrize(("text", "hidden"), [
@@ -75,12 +75,12 @@ def test_an_encoded_value_is_hidden_in_lines_too(width: int) -> None:
     ("abcdefgh-tai", "***-tai"), ("no secret", "no secret"), ("", ""),
 ])  # fmt: skip
 def test_the_longest_secret_leaves_no_tail_and_overlaps_leave_nothing(text: str, hidden: str) -> None:
-    assert secrecy.hide(text) == hidden
-    assert secrecy.hide_bytes(text.encode()) == hidden.encode()
+    assert redaction.hide(text) == hidden
+    assert redaction.hide_bytes(text.encode()) == hidden.encode()
 
 
 def test_bytes_that_are_no_text_stay_as_they_are() -> None:
-    assert secrecy.hide_bytes(b"\xff\xfe abcdefgh \x80\n") == b"\xff\xfe *** \x80\n"
+    assert redaction.hide_bytes(b"\xff\xfe abcdefgh \x80\n") == b"\xff\xfe *** \x80\n"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11])
@@ -89,21 +89,21 @@ def test_bytes_that_are_no_text_stay_as_they_are() -> None:
 )
 def test_a_secret_in_several_writes_is_hidden_and_nothing_else_is_lost(text: str, size: int) -> None:
     behind = io.StringIO()
-    stream = output.Stream(behind)
+    stream = safe_output.SafeStream(behind)
     for start in range(0, len(text), size):
         stream.write(text[start : start + size])
         stream.flush()
         assert not any(part in behind.getvalue() for part in ("canary", "abcdefgh", "MIIE"))
     stream.release()
-    assert behind.getvalue() == secrecy.hide(text)
+    assert behind.getvalue() == redaction.hide(text)
 
 
 def test_what_follows_a_secret_in_the_next_write_does_not_uncover_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A", "SECRET-ONE")
     monkeypatch.setenv("B", "ONE-AND-TWO")
-    monkeypatch.setenv(secrecy.NAMES, "A,B")
+    monkeypatch.setenv(redaction.NAMES, "A,B")
     behind = io.StringIO()
-    stream = output.Stream(behind)
+    stream = safe_output.SafeStream(behind)
     for text in ("SECRET-ONE", "-AND-", "TW", "x"):
         stream.write(text)
     stream.release()
@@ -124,11 +124,11 @@ def test_events_results_and_errors_hold_no_secret(tmp_path: Path, capsys: pytest
 
 def test_an_uncaught_exception_of_a_process_shows_no_secret() -> None:
     program = (
-        "import os; from trainfleet.output import install; from trainfleet.secrecy import keep_secret; install(); keep_secret(['THE_KEY', 'PEM'])\n"
+        "import os; from trainfleet.trust.safe_output import install; from trainfleet.trust.redaction import keep_secret; install(); keep_secret(['THE_KEY', 'PEM'])\n"
         "print('my key', os.environ['THE_KEY'], end=''); raise ValueError(os.environ['THE_KEY'] + os.environ['PEM'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != secrecy.NAMES}
-    environment["PYTHONPATH"] = str(Path(output.__file__).parents[1])
+    environment = {name: value for name, value in os.environ.items() if name != redaction.NAMES}
+    environment["PYTHONPATH"] = str(Path(safe_output.__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1 and "ValueError: ***" in done.stderr and done.stdout == "my key ***"
     assert not any(part in done.stdout + done.stderr for part in ("canary", "MIIE", "7e"))
@@ -140,7 +140,7 @@ def test_an_uncaught_exception_of_a_process_shows_no_secret() -> None:
     ("\u00e9\u4e2d\U0001f600", "\u00e9\u4e2d\U0001f600"), ("\x00\x7f\x08", "\\x00\\x7f\\x08"), ("\ud800", "\\ud800"), ("a\u2028b", "a\\u2028b"),
 ])  # fmt: skip
 def test_control_characters_are_visible(text: str, shown: str) -> None:
-    assert output.visible(text) == shown
+    assert safe_output.visible(text) == shown
 
 
 def test_commands_are_named_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_commands_are_named_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -
     for command, named in (("", "make"), ("trainfleet", "trainfleet")):
         monkeypatch.setenv("TRAINFLEET_COMMAND", command)
         stream = io.StringIO()
-        guarded = output.Stream(stream)
+        guarded = safe_output.SafeStream(stream)
         for verb in VERBS:
             guarded.write(f"next: make {verb} NODES=4\n")
         expected = ["make" if verb in OF_A_CHECKOUT else named for verb in VERBS]
@@ -157,8 +157,8 @@ def test_commands_are_named_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_process_that_crashes_in_native_code_says_where_it_was() -> None:
-    program = "import os, signal\nfrom trainfleet import output\noutput.install()\ndef step():\n    os.kill(os.getpid(), signal.SIGSEGV)\nstep()"
-    environment = os.environ | {"PYTHONPATH": str(Path(output.__file__).parents[1])}
+    program = "import os, signal\nfrom trainfleet.trust import safe_output as output\noutput.install()\ndef step():\n    os.kill(os.getpid(), signal.SIGSEGV)\nstep()"
+    environment = os.environ | {"PYTHONPATH": str(Path(safe_output.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == -11 and "Fatal Python error: Segmentation fault" in done.stderr
     assert 'File "<string>", line 5 in step' in done.stderr

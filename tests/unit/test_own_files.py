@@ -15,9 +15,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import EntryNotFoundError
 
-from trainfleet.config.hub import dataset_of
-from trainfleet.data import hub
-from trainfleet.errors import DataError
+from trainfleet.config.hub_addresses import dataset_of
+from trainfleet.data import hub_datasets
+from trainfleet.trust.errors import DataError
 
 SECRET = "a secret beside the folder"
 LINE = json.dumps({"text": SECRET}) + "\n"
@@ -65,7 +65,7 @@ def describe(folder: Path, config: str) -> str:
 
 
 def texts(source: str) -> list[str]:
-    return [record["text"] for record in hub.open_dataset(source)]
+    return [record["text"] for record in hub_datasets.open_dataset(source)]
 
 
 NAMED = [
@@ -138,13 +138,13 @@ def test_a_dataset_of_the_hub_has_files_of_its_repository_and_revision(files: li
     builder = SimpleNamespace(hash=REVISION, config=SimpleNamespace(data_files={"train": files}))
     found = dataset_of("hf://me/set")
     if good:
-        hub._require_own(builder, found, "hf://me/set")
+        hub_datasets._require_own(builder, found, "hf://me/set")
     else:
         with pytest.raises(DataError, match="not its own"):
-            hub._require_own(builder, found, "hf://me/set")
+            hub_datasets._require_own(builder, found, "hf://me/set")
 
 
-@pytest.mark.parametrize("name", hub.DESCRIPTIONS)
+@pytest.mark.parametrize("name", hub_datasets.DESCRIPTIONS)
 @pytest.mark.parametrize(("named", "good"), [("data/*.jsonl", True), ("../secret.jsonl", False), ("{server}/a.jsonl", False),
                                               ("hf://datasets/other/set/a.jsonl", False)])  # fmt: skip
 def test_a_dataset_of_the_hub_is_refused_by_its_description(
@@ -162,9 +162,9 @@ def test_a_dataset_of_the_hub_is_refused_by_its_description(
         return str(tmp_path / name)
 
     loaded = list[str]()
-    hub._fetched.cache_clear()
+    hub_datasets._fetched.cache_clear()
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", given)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, *_, **__: loaded.append(name) or 1 / 0)
     with pytest.raises(DataError, match="ZeroDivisionError" if good else "not its own"):
-        hub.open_dataset("hf://me/set@v1")
+        hub_datasets.open_dataset("hf://me/set@v1")
     assert loaded == (["me/set"] if good else []) and not asked

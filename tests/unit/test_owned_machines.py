@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import hardware
-from trainfleet.accelerators import ACCELERATORS, NAMES, NVIDIA, find_accelerator, unsupported
 from trainfleet.backends import backend_of, terms_of, terms_to_examine
 from trainfleet.config import Config, Settings, load
-from trainfleet.config.owned import Gpus, expand, gpus_of
-from trainfleet.config.pace import as_device
-from trainfleet.errors import ConfigError
+from trainfleet.config.owned_machines import Gpus, expand, gpus_of
+from trainfleet.config.speed_inputs import as_device
+from trainfleet.hardware import node_types
+from trainfleet.hardware.accelerators import ACCELERATORS, NAMES, NVIDIA, find_accelerator, unsupported
 from trainfleet.plan.bill import Bill
 from trainfleet.plan.estimate import Estimate, estimate
-from trainfleet.plan.fabric import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
+from trainfleet.plan.fabric_environment import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
 from trainfleet.plan.job import train_job
 from trainfleet.plan.plan import make_plan
+from trainfleet.trust.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 REST = """
@@ -35,8 +35,8 @@ IB = "accelerator: {name: h100, per_node: 8, network: infiniband}"
 
 @pytest.fixture(autouse=True)
 def no_device_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
-    monkeypatch.setattr(hardware, "local_accelerator", lambda: None)
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(node_types, "local_accelerator", lambda: None)
 
 
 def config(folder: Path, fleet: str, set: str = "") -> Config:
@@ -140,7 +140,7 @@ def test_both_may_be_given_where_they_agree_and_differing_ones_are_refused(tmp_p
         tmp_path,
         f"{p5}, accelerator: {{name: h100, per_node: 8, memory_gib: 80, network: efa, network_gbps: 3200, usd_per_hour: 20}}",
     )
-    assert same.fleet.node_type is hardware.INSTANCE_TYPES["p5.48xlarge"] and backend_of(same).bill() == Bill(20)
+    assert same.fleet.node_type is node_types.INSTANCE_TYPES["p5.48xlarge"] and backend_of(same).bill() == Bill(20)
     for part, theirs in {
         "name: a100": "h100",
         "name: h100, per_node: 4": "8",
@@ -181,8 +181,8 @@ def test_this_machine_is_what_its_driver_says(tmp_path: Path, monkeypatch: pytes
     assert (
         "this machine has no accelerator" in refused(tmp_path, "backend: local, nodes: 1, accelerator: h100")["fleet.accelerator"]
     )
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: 2)
-    monkeypatch.setattr(hardware, "local_accelerator", lambda: find_accelerator("NVIDIA GeForce RTX 4090"))
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: 2)
+    monkeypatch.setattr(node_types, "local_accelerator", lambda: find_accelerator("NVIDIA GeForce RTX 4090"))
     found = config(
         tmp_path, "backend: local, nodes: 2, accelerator: rtx-4090", "train.sequence_length=512 model.preset=tiny"
     ).fleet
@@ -209,8 +209,8 @@ def test_own_machines_cost_nothing_until_their_price_is_given(tmp_path: Path) ->
     )  # type: ignore[operator]
 
 
-def own(network: str | None, gbps: float | None = None, name: str = "h100") -> hardware.NodeType:
-    found = hardware.own_machine(name, 8, None, network, gbps, None)
+def own(network: str | None, gbps: float | None = None, name: str = "h100") -> node_types.NodeType:
+    found = node_types.own_machine(name, 8, None, network, gbps, None)
     assert found
     return found
 
@@ -247,7 +247,9 @@ def test_nobody_is_held_to_a_rate_that_nobody_has_said() -> None:
         and least_bandwidth(own(None, 100)) is None
     )
     assert (
-        least_bandwidth(own("infiniband", 3200)) == pytest.approx(0.6 * 400) == least_bandwidth(hardware.instance("p5.48xlarge"))
+        least_bandwidth(own("infiniband", 3200))
+        == pytest.approx(0.6 * 400)
+        == least_bandwidth(node_types.instance("p5.48xlarge"))
     )
 
 

@@ -13,8 +13,8 @@ from report_runs import make_run, metric
 
 from trainfleet.report import html, listing, panels, plots
 from trainfleet.report.history import STAGES, read
-from trainfleet.runs import Run, append_line
-from trainfleet.watch.ledger import USES
+from trainfleet.run.run_folder import Run, append_line
+from trainfleet.watch.time_accounting import USES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from s3server import Application, serve
-from trainfleet import hardware, s3
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, load
-from trainfleet.config.room import Room, checkpoint_bytes, lack
-from trainfleet.errors import ConfigError, S3Error
+from trainfleet.config.memory_fit import Room, checkpoint_bytes, lack
+from trainfleet.hardware import accelerators, node_types
 from trainfleet.launch import preflight
 from trainfleet.report.history import size
+from trainfleet.storage import s3
+from trainfleet.trust.errors import ConfigError, S3Error
 
 GIB = 2**30
 HERE = "name: x\nfleet: {backend: local, nodes: 2}\ndata: {vocabulary_size: 2048}\nmodel: {preset: %s}\ntrain: {steps: 100, %s}\n"
@@ -32,8 +33,8 @@ H100 = (
 @pytest.fixture(autouse=True)
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hardware, "local_accelerators", lambda: 0)
-    monkeypatch.setattr(hardware, "local_memory", lambda: 24 * GIB)
+    monkeypatch.setattr(node_types, "local_accelerators", lambda: 0)
+    monkeypatch.setattr(node_types, "local_memory", lambda: 24 * GIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(10**15))
     return tmp_path
 
@@ -75,9 +76,9 @@ def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(monkeypatch: pyt
     tight = config(HERE % ("llama-3.2-1b", "optimizer: adamw"), "fleet.nodes=1")
     wanted = preflight.this_machine().wanted(tight)
     for memory, refused in ((wanted / 1.1, False), (wanted / 1.3, True)):
-        monkeypatch.setattr(hardware, "local_memory", lambda memory=memory: int(memory))
+        monkeypatch.setattr(node_types, "local_memory", lambda memory=memory: int(memory))
         assert bool(list(preflight.problems(tight))) == refused
-    monkeypatch.setattr(hardware, "spare_memory", lambda: int(wanted * 0.8))
+    monkeypatch.setattr(node_types, "spare_memory", lambda: int(wanted * 0.8))
     assert "to spare now" in preflight.warnings(tight)[0]
 
 
@@ -88,7 +89,7 @@ def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked()
 
 
 def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "local_accelerator", lambda: hardware.A10G)
+    monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.A10G)
     with pytest.raises(
         ConfigError, match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which"
     ):
@@ -174,4 +175,4 @@ def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("1000\n")
     (tmp_path / "membership").write_text("0::/a/b\n")
-    assert list(hardware.memory_limits(tmp_path, tmp_path / "membership")) == [1000]
+    assert list(node_types.memory_limits(tmp_path, tmp_path / "membership")) == [1000]

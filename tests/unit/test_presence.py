@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from trainfleet.nodes import jobs
-from trainfleet.presence import user
+from trainfleet.host.host_marker import user
+from trainfleet.nodes import job_commands
 
 MINE, OTHER = "/fsx/me:lm", "/fsx/you:other"
-SCRIPT = "import sys; from trainfleet import presence; presence.PATIENCE = 0.3; print(repr(presence.announce()), flush=True); sys.stdin.read()"
+SCRIPT = "import sys; from trainfleet.host import host_marker as presence; presence.PATIENCE = 0.3; print(repr(presence.announce()), flush=True); sys.stdin.read()"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
 
@@ -33,8 +33,8 @@ def announced(mark: str, **environment: str) -> Iterator[str]:
 
 def seen(mark: str) -> set[str]:
     """The other runs on this machine, as only the names of sockets tell."""
-    text = subprocess.run(["sh", "-c", jobs.marks()], capture_output=True, text=True, check=True).stdout
-    return jobs.read_marks("\n".join(line for line in text.splitlines() if not line.startswith("mine")), mark)
+    text = subprocess.run(["sh", "-c", job_commands.marks()], capture_output=True, text=True, check=True).stdout
+    return job_commands.read_marks("\n".join(line for line in text.splitlines() if not line.startswith("mine")), mark)
 
 
 def test_a_run_is_seen_as_long_as_it_lives() -> None:
@@ -44,9 +44,9 @@ def test_a_run_is_seen_as_long_as_it_lives() -> None:
 
 
 def test_another_users_run_of_the_same_name_is_another_run() -> None:
-    assert jobs.read_marks(f"user me\nsaid 1a2b:you:{MINE}\nsaid 1a2b:me:{MINE}", MINE) == {f"{MINE} (of you)"}
-    assert jobs.read_marks(f"Welcome to this node\nmine {MINE}\nuser me\nsaid 1a2b:me:{MINE[:7]}", MINE) == set()
-    assert jobs.read_marks(f"mine {OTHER}\nuser me\nsaid 1a2b:me:{OTHER}", MINE) == {OTHER}
+    assert job_commands.read_marks(f"user me\nsaid 1a2b:you:{MINE}\nsaid 1a2b:me:{MINE}", MINE) == {f"{MINE} (of you)"}
+    assert job_commands.read_marks(f"Welcome to this node\nmine {MINE}\nuser me\nsaid 1a2b:me:{MINE[:7]}", MINE) == set()
+    assert job_commands.read_marks(f"mine {OTHER}\nuser me\nsaid 1a2b:me:{OTHER}", MINE) == {OTHER}
 
 
 def test_of_two_that_must_be_alone_one_is_the_first() -> None:

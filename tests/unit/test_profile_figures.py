@@ -14,20 +14,20 @@ from torch import nn
 from torch._C._autograd import DeviceType
 
 from trainfleet.backends import shared
-from trainfleet.beats import Beat
 from trainfleet.config import Settings, load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.devices.cuda import Cuda
 from trainfleet.devices.neuron import Neuron
-from trainfleet.devices.neuron_xla import NeuronXla
-from trainfleet.engine.meter import Reading, Stopwatch
-from trainfleet.engine.profile import merge, summarize
-from trainfleet.errors import ConfigError
-from trainfleet.launch.settings import sized
+from trainfleet.engine.step_profiler import merge, summarize
+from trainfleet.engine.timing import Reading, Stopwatch
+from trainfleet.health.heartbeat_format import Beat
+from trainfleet.health.watchdog import is_slow
+from trainfleet.launch.command import sized
 from trainfleet.plan.measurement import counts_of, measured, measures_of, steady
-from trainfleet.report import profile, scaling
-from trainfleet.runs import Run
-from trainfleet.watchdog import is_slow
+from trainfleet.report import profile_table, scaling_table
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import ConfigError
+from trainfleet_nxd.device import NeuronXla
 
 CONFIG = """
 name: base
@@ -167,7 +167,7 @@ def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
     summary = {"steps": [4, 6], "seconds": 3.0, "parts": {"forward": 1.0, "backward": 1.5}, "communication": {"seconds": 0.6, "not_hidden": 0.3},
                "top": [{"name": "aten::mm", "seconds": 1.2, "calls": 1234}]}  # fmt: skip
     (run.profile / "summary.json").write_text(json.dumps(summary))
-    said = list(profile.describe(run))
+    said = list(profile_table.describe(run))
     assert (
         said[-1].startswith("next   make train")
         and len(said) < 24
@@ -232,7 +232,7 @@ def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
     ]  # fmt: skip
     measures = measures_of(done)
     assert [measure.efficiency for measure in measures] == pytest.approx([1.0, 0.9])
-    table = scaling.describe(measures, weak=False)
+    table = scaling_table.describe(measures, weak=False)
     assert table[0].startswith("strong") and table[-1].split() == [
         "4",
         "4",
@@ -246,6 +246,6 @@ def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
         "90.0",
         "%",
     ]
-    scaling.write(Run(tmp_path / "s"), measures, weak=True)
+    scaling_table.write(Run(tmp_path / "s"), measures, weak=True)
     assert "| 4 | 4 |" in (tmp_path / "s/scaling.md").read_text() and (tmp_path / "s/plots/scaling.png").stat().st_size > 5000
     assert json.loads((tmp_path / "s/scaling.json").read_text())["scaling"] == "weak"

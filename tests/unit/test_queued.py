@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import watchdog
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.place import Here
+from trainfleet.backends.run_storage import Here
 from trainfleet.config import Settings, load
+from trainfleet.health import watchdog
 from trainfleet.plan.bill import Bill
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
 from trainfleet.recipes import FOLDER
 from trainfleet.report.live import Live
 from trainfleet.report.summary import status as summary
-from trainfleet.runs import Run
-from trainfleet.watch import budget, follow
+from trainfleet.run.run_folder import Run
+from trainfleet.watch import budget, monitor
 from trainfleet.watch.budget import Budget
-from trainfleet.watch.follow import Follower, Outcome
-from trainfleet.watch.interrupts import Interrupts
+from trainfleet.watch.monitor import AttemptOutcome, MonitoredAttempt, Watch
+from trainfleet.watch.signals import Interrupts
 
 QUARTER = 900.0  # seconds
 REASON = "(Resources): all 4 nodes of the partition are in use"
@@ -77,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     monkeypatch.setattr(time, "sleep", clock.sleep)
     monkeypatch.setattr(time, "monotonic", lambda: clock.passed)
     monkeypatch.setattr(time, "time", lambda: clock.began + clock.passed)
-    monkeypatch.setattr(follow, "POLL", 5.0)
+    monkeypatch.setattr(monitor, "POLL", 5.0)
     yield clock
 
 
@@ -88,13 +88,14 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def run_attempt(run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int) -> Outcome:
+def run_attempt(run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int) -> AttemptOutcome:
     request = Request(Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),))
     asked = Interrupts()
     asked.pressed = sum(interrupts)
     run.update_results(status="running", unattended=True)
     run.record("launched", nodes=2, ranks_per_node=1)
-    return Follower(backend, Here(run), run, asked, show, lambda text: None, costs).run_attempt(request)  # type: ignore[arg-type]
+    watch = Watch(backend, Here(run), run, asked, show, lambda text: None, costs)  # type: ignore[arg-type]
+    return MonitoredAttempt(watch, request).follow()
 
 
 def money(run: Run, limit: float | None = None) -> Budget:
@@ -131,7 +132,7 @@ def test_its_ranks_are_watched_from_the_moment_that_it_runs(run: Run, clock: Clo
             began.append(clock.passed)
             super().__init__(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(follow, "Sentry", Sentry)
+    monkeypatch.setattr(monitor, "Sentry", Sentry)
     run_attempt(run, Queue(clock, QUARTER, retries=True), lambda waits: None, money(run))
     assert [round(moment - QUARTER) for moment in began] == [60, 300], "and anew in the attempt that the engine starts by itself"
 
@@ -155,6 +156,16 @@ def test_money_is_spent_from_running_on_and_then_it_stops(run: Run, clock: Clock
     assert run.stop.exists()
     asked = QUARTER + 100  # two nodes, two dollars a second
     assert clock.passed >= asked
+
+
+def test_status_says_how_old_a_reason_is(run: Run, clock: Clock) -> None:
+    """Nobody notes that it has changed while no launcher is there."""
+    run.update_results(status="running", unattended=True)
+    run.record("launched", nodes=2, ranks_per_node=1)
+    run.note("queued", phase="queued", reason=REASON)
+    assert f"queued: {REASON} (noted 0 s ago)" in summary(run)
+    clock.passed = 3 * 3600.0
+    assert f"queued: {REASON} (noted 3 h 00 min ago)" in summary(run)
 
 
 def test_the_live_line_says_what_it_waits_for(run: Run) -> None:

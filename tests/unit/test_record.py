@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from trainfleet import runs
-from trainfleet.beats import Beat, write_beats
 from trainfleet.config import Settings, load
 from trainfleet.engine import record
-from trainfleet.engine.checkpoint import Progress, Saved
-from trainfleet.engine.meter import Stopwatch
+from trainfleet.engine.checkpoint import Saved, TrainingProgress
 from trainfleet.engine.record import Recorder
-from trainfleet.engine.slowest import Slowest
-from trainfleet.errors import RunError
+from trainfleet.engine.straggler import Slowest
+from trainfleet.engine.timing import Stopwatch
+from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.report.summary import SKIPPED, status
-from trainfleet.runs import Run, read_lines
+from trainfleet.run import run_folder
+from trainfleet.run.run_folder import Run, read_lines
+from trainfleet.trust.errors import RunError
 
 
 class Disk:
@@ -29,13 +29,13 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = True
-        for module, name in ((record, "append_line"), (runs, "append_line"), (runs, "write_atomic")):
+        for module, name in ((record, "append_line"), (run_folder, "append_line"), (run_folder, "write_atomic")):
             monkeypatch.setattr(module, name, self.before(getattr(module, name)))
 
     def before(self, write: Any) -> Any:
         def written(path: Path, content: Any) -> None:
             if not self.room:
-                raise runs.unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+                raise run_folder.unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             write(path, content)
 
         return written
@@ -49,7 +49,7 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     (tmp_path / "run").mkdir()
     watch = Stopwatch(time.time())
     watch.start_training(0.0)
-    return Recorder(Run(tmp_path / "run"), config.train, Progress(), watch, 1e-12)
+    return Recorder(Run(tmp_path / "run"), config.train, TrainingProgress(), watch, 1e-12)
 
 
 def step(recorder: Recorder, number: int) -> None:

@@ -16,17 +16,18 @@ import pytest
 from report_runs import make_run
 
 from requirement import missing
+from trainfleet.backends.slurm.beside import Beside
 from trainfleet.cli.rehearse import chosen, main, row
 from trainfleet.config import Settings, load
-from trainfleet.errors import BackendError, ConfigError, InputError, RunError
 from trainfleet.launch import rehearsal
 from trainfleet.launch.faults import BROKEN_NODE, FAULTS, FULL, READ_ONLY, SMALL, Fault, rehearse
-from trainfleet.launch.rehearsal import REMOVE, STRUCK, Stage, config_of_run, stage
+from trainfleet.launch.rehearsal import MAJORITY, REMOVE, STRUCK, RehearsalStage, config_of_run, stage
 from trainfleet.launch.rehearsal_hosts import GUARD, UNMOUNT, HostStage, fleet_of, lacking
-from trainfleet.launch.rehearsal_slurm import _end, _guard
+from trainfleet.launch.rehearsal_steps import _end, _guard
 from trainfleet.report import html
-from trainfleet.report.rehearsal import Outcome, write
-from trainfleet.runs import Run, take_lock
+from trainfleet.report.rehearsal_table import FaultOutcome, write
+from trainfleet.run.run_folder import Run, take_lock
+from trainfleet.trust.errors import BackendError, ConfigError, InputError, RunError
 from trainfleet.watch.causes import CAUSES
 
 
@@ -34,9 +35,9 @@ from trainfleet.watch.causes import CAUSES
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the folder of rehearsals will be; the unbroken run costs nothing."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(Stage, "end", lambda self, process: process.kill() or (process.communicate() and 0))
-    monkeypatch.setattr(Stage, "losses", lambda self, name: {1: 2.0})
-    monkeypatch.setattr(Stage, "left_within", 0.1)
+    monkeypatch.setattr(RehearsalStage, "end", lambda self, process: process.kill() or (process.communicate() and 0))
+    monkeypatch.setattr(RehearsalStage, "losses", lambda self, name: {1: 2.0})
+    monkeypatch.setattr(RehearsalStage, "left_within", 0.1)
     yield tmp_path / f"trainfleet-rehearsal-{os.getuid()}"
 
 
@@ -91,7 +92,7 @@ def test_the_fleet_of_a_rehearsal_has_the_user_s_hosts_and_a_folder_of_its_own(t
     fleet = fleet_of(load(Settings(path))[0], "/fsx/rehearsal")
     assert fleet["hosts"] == ["a=1.2.3.4", "b", "c"] and fleet["nodes"] == 2 and "secrets" not in fleet
     assert fleet["shared_folder"] == "/fsx/rehearsal" and fleet["python"] == "/fsx/rehearsal/python"
-    assert lacking(load(Settings(path))[0]).keys() == {"link-slowed"}, "of two nodes none is the slow one"
+    assert lacking(load(Settings(path))[0]).keys() == {MAJORITY}, "of two nodes none is the slow one"
     path.write_text(config_of_run(fleet, "/fsx/rehearsal/text", 8))
     assert load(Settings(path))[0].fleet.python == fleet["python"]
 
@@ -135,24 +136,24 @@ def test_what_a_killed_rehearsal_left_is_ended_and_removed(place: Path) -> None:
 
 
 def test_an_unbroken_run_that_fails_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stage, "end", lambda self, process: process.kill() or (process.communicate() and 1))
+    monkeypatch.setattr(RehearsalStage, "end", lambda self, process: process.kill() or (process.communicate() and 1))
     with pytest.raises(RunError, match="even the run that nothing happens to"), stage():
         pass
     assert not place.exists()
 
 
 def test_a_process_that_is_left_over_breaks_the_promise(place: Path) -> None:
-    def play(fault: Fault, made: Stage) -> Outcome:
+    def play(fault: Fault, made: RehearsalStage) -> FaultOutcome:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], cwd=made.folder)
         time.sleep(0.2)
-        return Outcome(fault.name, 1.0, "killed", True, 3, 4.0)
+        return FaultOutcome(fault.name, 1.0, "killed", True, 3, 4.0)
 
     with stage() as made:
         outcome = rehearse(Fault("x", "what", ("killed",), play), made)
     assert (outcome.broken, outcome.left) == (("1 processes were left over",), 1) and "BROKEN" in row(*outcome.cells)
-    told = row(*Outcome("x", 1.0, "killed", True, 3, 4.0, True).cells)
+    told = row(*FaultOutcome("x", 1.0, "killed", True, 3, 4.0, True).cells)
     assert told.split() == ["x", "1", "s", "killed,", "right", "3", "4", "s", "equal", "0", "kept"]
-    assert row(*Outcome("x", skipped="no tc").cells).split() == ["x", "not", "played", "here:", "no", "tc"]
+    assert row(*FaultOutcome("x", skipped="no tc").cells).split() == ["x", "not", "played", "here:", "no", "tc"]
 
 
 @pytest.mark.parametrize("whom", ["rank", "agent"])
@@ -243,7 +244,7 @@ def test_the_guard_of_jobs_cancels_those_of_its_folder_alone_and_removes_it_for_
     for program in bin.iterdir():
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
-    guard = _guard(folder)
+    guard = _guard(object.__new__(Beside), folder)
     if dies:
         assert guard.stdin is not None
         guard.stdin.close()
@@ -256,11 +257,11 @@ def test_the_guard_of_jobs_cancels_those_of_its_folder_alone_and_removes_it_for_
 def test_the_report_of_a_rehearsal_has_its_table(tmp_path: Path) -> None:
     run, unbroken = Run(tmp_path / "runs" / "a-rehearsal"), make_run(tmp_path / "whole")
     outcomes = [
-        Outcome("rank-killed", 1.4, "killed", True, 10, 18.0, True),
-        Outcome(
+        FaultOutcome("rank-killed", 1.4, "killed", True, 10, 18.0, True),
+        FaultOutcome(
             "nan", 3.0, "hang", False, equal=False, left=2, broken=("the verdict was hang", "2 <left>"), what="no number & more"
         ),
-        Outcome("link-cut", skipped="these nodes share their links"),
+        FaultOutcome("link-cut", skipped="these nodes share their links"),
     ]
     write(run, unbroken.folder, "local", outcomes)
     text = html.write(run).read_text()

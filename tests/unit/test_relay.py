@@ -18,14 +18,14 @@ import pytest
 from test_meeting import free_port, listening
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from trainfleet import relay
-from trainfleet.backends.node import secrets_of
+from trainfleet.backends.node_script import secrets_of
 from trainfleet.devices import meeting
-from trainfleet.origin import python_path
-from trainfleet.plan.fabric import fabric_environment
+from trainfleet.host.install_paths import python_path
+from trainfleet.node import relay
+from trainfleet.node.placement import LOOPBACK, Seat, torchrun
+from trainfleet.plan.fabric_environment import fabric_environment
 from trainfleet.plan.job import Job
-from trainfleet.seat import LOOPBACK, Seat, torchrun
-from trainfleet.secrecy import NAMES
+from trainfleet.trust.redaction import NAMES
 from trainfleet.watch.blame import Book
 from trainfleet.watch.diagnosis import diagnose
 from trainfleet.watch.lines import parse

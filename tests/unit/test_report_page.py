@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from report_runs import SAMPLE, START, make_run, metric
 
-from trainfleet.beats import Beat, write_beats
-from trainfleet.report import html, plots, refresh
+from trainfleet.health.heartbeat_format import Beat, write_beats
+from trainfleet.report import html, panels, plots, refresh
 from trainfleet.report.history import clock, duration, moment, quantity, read
 from trainfleet.report.summary import status
-from trainfleet.runs import Run, append_line
+from trainfleet.run.run_folder import Run, append_line
 
 VOID = {"meta", "br", "i", "path", "use"}
 
@@ -68,7 +68,8 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     ):
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
-    assert "Slowest rank: 1 in" in shown.text
+    assert "Rank 1 is the slowest in" in shown.text
+    assert "<details><summary>" in run.report.read_text().partition("Config, as resolved")[2], "it is folded"
     assert run.report.read_text().count("<svg ") == 2 + 5 and 'http-equiv="refresh"' not in run.report.read_text()
 
 
@@ -199,6 +200,15 @@ def test_smoothing_begins_and_ends_on_the_data_and_keeps_a_line_straight() -> No
     line = [3.0 * x for x in range(200)]
     assert plots._smooth(line) == pytest.approx(line)
     assert plots._smooth([5.0, *line, 9.0])[::201] == pytest.approx([5.0, 9.0])
+
+
+@pytest.mark.parametrize("key, name", [("lr", "rate"), ("grad_norm", "norm")])
+def test_a_schedule_and_a_norm_are_drawn_as_they_were_logged(tmp_path: Path, key: str, name: str) -> None:
+    history = read(make_run(tmp_path, steps=400, every=1))
+    assert len(history.series(key)[1]) > 50
+    drawn = panels.panels(history)[name].axes[0].lines
+    curves = [(list(one.get_xdata()), list(one.get_ydata())) for one in drawn if len(one.get_xdata()) > 2]  # type: ignore[arg-type]
+    assert curves == [history.series(key)], "and no mean over it"
 
 
 def test_step_done_twice_counts_as_done_last(tmp_path: Path) -> None:

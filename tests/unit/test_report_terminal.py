@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from report_runs import make_run, metric
 
-from trainfleet.beats import Beat, write_beats
+from trainfleet.health.heartbeat_format import Beat, write_beats
 from trainfleet.report.history import opening
 from trainfleet.report.html import write
-from trainfleet.report.live import Line, Live, TokenizeLive
+from trainfleet.report.live import Live, LiveLine, TokenizeLive
 from trainfleet.report.summary import print_summary, status
-from trainfleet.runs import Run, append_line, take_lock, write_atomic
+from trainfleet.run.run_folder import Run, append_line, take_lock, write_atomic
 
 
 def log(run: Run, *steps: int) -> None:
@@ -154,9 +154,9 @@ def test_tokenizing_shows_bytes_speed_and_tokens(tmp_path: Path, monkeypatch: py
     seen = iter([(0, 0, 0), (0, 40, 0), (10, 40, 1), (40, 40, 4), (40, 40, 4)])
     total = 4
 
-    def read(folder: Path, address: str | None) -> progress.Progress:
+    def read(folder: Path, address: str | None) -> progress.TokenizingProgress:
         done, size, units = next(seen)
-        return progress.Progress(done * 10**6, size * 10**6, done * 100, done * 250_000, units, total)
+        return progress.TokenizingProgress(done * 10**6, size * 10**6, done * 100, done * 250_000, units, total)
 
     monkeypatch.setattr(progress, "read_progress", read)
     with TokenizeLive(tmp_path, stream=out, every=0.0) as live:
@@ -235,7 +235,7 @@ def test_a_reader_that_leaves_is_noticed_and_nothing_is_written_for_it_any_more(
     """As in `make train | head`: the launcher then stops the run with a checkpoint, as when its terminal is closed."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
-        line = Line(stream)
+        line = LiveLine(stream)
         line.say("one")
         assert not line.unread and os.read(reading, 99) == b"one\n"
         os.close(reading)
@@ -251,7 +251,7 @@ def test_a_terminal_that_is_closed_is_noticed_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(slave, "w") as stream, os.fdopen(os.dup(slave), "w") as errors:
         monkeypatch.setattr(sys, "stderr", errors)
-        line = Line(stream)
+        line = LiveLine(stream)
         line.area.start()
         line.wait("one", 1.0)
         assert line.fancy and not line.unread

@@ -18,17 +18,17 @@ from test_walls import FILES, PACKAGE
 
 from foreign import wholes
 from foreign.folders import NAME
-from trainfleet import door
-from trainfleet.beats import Beat, read_beats, write_beats
 from trainfleet.checkpoints.store import store_of
-from trainfleet.errors import InputError, RunError
-from trainfleet.runs import Run, append_line, take_lock, write_json
+from trainfleet.health.heartbeat_format import Beat, read_beats, write_beats
+from trainfleet.run.run_folder import Run, append_line, take_lock, write_json
+from trainfleet.trust import untrusted_input
+from trainfleet.trust.errors import InputError, RunError
 
 RUN = Path("runs", NAME)
 IN_ACCESS, IN_MODIFY, IN_OPEN = 0x1, 0x2, 0x20
 CHEAP = {"status": (), "runs": (), "compare": (f"RUNS={NAME} other",), "logs": (), "checkpoints": (), "verify": (), "stop": ()}
 MADE = ("lock", "stop", "head.json", "handle.json", "request.json", "rehearsal.json", "report.html", "lease.json")
-READ_BY_SAMPLE = ("config.yaml", "checkpoints", f"checkpoints/{Path(wholes.CHECKPOINT).name}/__0_0.distcp")
+READ_BY_SAMPLE = ("config.yaml", "checkpoints", f"checkpoints/{Path(wholes.CHECKPOINT).name}/rank-00000.safetensors")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def test_the_run_folder_itself_may_be_a_link_and_what_a_user_names_too(tmp_path:
     assert [event["event"] for event in run.read_events()] == ["launched"]
     (tmp_path / "config.yaml").symlink_to(tmp_path / "mine.yaml")
     (tmp_path / "mine.yaml").write_text("name: x")
-    assert door.read_text(tmp_path / "config.yaml", 100) == "name: x"
+    assert untrusted_input.read_text(tmp_path / "config.yaml", 100) == "name: x"
 
 
 def test_a_way_up_leads_out_of_no_run_folder(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_way_up_leads_out_of_no_run_folder(tmp_path: Path) -> None:
     run.folder.mkdir()
     (tmp_path / "secret").write_text("x")
     with pytest.raises(InputError, match="is where the file"):
-        door.read_text(run.folder / ".." / "run" / ".." / "secret", 10)
+        untrusted_input.read_text(run.folder / ".." / "run" / ".." / "secret", 10)
 
 
 def test_checkpoints_behind_a_link_are_not_taken_for_none(tmp_path: Path) -> None:
@@ -168,38 +168,38 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
-    "adapters.py:ports_here", "presence.py:others", "sandbox.py:_allow", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "counters.py:_counts", "counters.py:_is_broken", "counters.py:_states", "counters.py:_without_driver", "cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
-    "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware.py:local_accelerator", "hardware.py:local_chip",
-    "hardware.py:local_cores", "hardware.py:memory_limits", "hardware.py:spare_memory", "kernel.py:_count", "kernel.py:_kmsg",
-    "kernel.py:oom_kills", "processes.py:_is_below", "processes.py:identity", "seat.py:card", "seat.py:of_sagemaker",
-    "output.py:_ended", "output.py:discard", "output.py:install", "data/encoders.py:muted", "entrypoint.py:write_reason",
+    "host/rdma_adapters.py:ports_here", "host/host_marker.py:others", "host/sandbox.py:_allow", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "health/hw_counters.py:_counts", "health/hw_counters.py:_is_broken", "health/hw_counters.py:_states", "health/hw_counters.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
+    "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware/node_types.py:local_accelerator", "hardware/node_types.py:local_chip",
+    "hardware/node_types.py:local_cores", "hardware/node_types.py:memory_limits", "hardware/node_types.py:spare_memory", "health/kernel_log.py:_count", "health/kernel_log.py:_kmsg",
+    "health/kernel_log.py:oom_kills", "host/processes.py:_is_below", "host/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",
+    "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "entrypoint.py:write_reason",
     # the program's own
-    "backends/slurm/cluster_file.py:node_script", "backends/slurm/reasons.py:_table", "cli/__init__.py:described",
-    "cloud/instances.py:user_data", "config/schema.py:load_schema", "config/schema.py:synonyms", "launch/compiling.py:_code",
-    "nodes/facts.py:read", "nodes/operations.py:lock_hash", "nodes/stack.py:load_stack", "nodes/tar.py:code_files",
-    "origin.py:version", "recipes/__init__.py:_read", "report/html.py:write", "watch/catalogue/__init__.py:signs",
+    "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "backends/slurm/reasons.py:_table", "cli/__init__.py:described",
+    "cloud/instances.py:user_data", "config/schema.py:synonyms", "launch/compiling.py:_code",
+    "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:load_stack", "nodes/tar.py:code_files",
+    "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write", "watch/catalogue/__init__.py:signs",
     # what a user has named: sources, keys, where a model goes
-    "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:_read", "data/source_files.py:open_file",
-    "engine/checkpoint/nxd_files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface.py:save",
-    "nodes/fetch.py:bring_all", "nodes/keys.py:trust", "nodes/ssh_config.py:_refusal",
+    "cloud/discovery.py:public_key", "cloud/instance_types.py:main", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
+    "../trainfleet_nxd/files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
+    "nodes/fetch.py:bring_all", "nodes/known_hosts.py:trust", "nodes/ssh_config.py:_refusal",
     # in folders that this process has made, on this machine's own disk
-    "backends/slurm/parallelcluster.py:_file", "data/cache.py:_bring", "data/replica.py:_bring_tokens", "data/replica.py:copy",
-    "heartbeat.py:is_due", "heartbeat.py:publish", "images/building.py:secrets_in", "images/recipe.py:write_context",
-    "launch/rehearsal.py:furnish", "nodes/errand.py:received", "temporary.py:hold", "temporary.py:sweep", "watch/alone.py:cut",
-    "watch/alone.py:main",
+    "backends/slurm/parallelcluster.py:_file", "data/cache.py:_bring", "data/local_copy.py:_bring_tokens", "data/local_copy.py:copy",
+    "health/heartbeat.py:is_due", "health/heartbeat.py:publish", "images/building.py:secrets_in", "images/image_recipe.py:write_context",
+    "launch/rehearsal.py:furnish", "nodes/remote_verb.py:received", "host/temporary_folders.py:hold", "host/temporary_folders.py:sweep", "watch/node_verdict.py:cut",
+    "watch/node_verdict.py:main",
     # an open file by its number, a folder to be synced, and calls of another `touch`
-    "backends/place.py:declared", "checkpoints/store.py:open", "data/tokens.py:_map", "runs.py:sync_folder", "supervisor.py:detach", "travel.py:_fill",
+    "backends/run_storage.py:declared", "checkpoints/store.py:open", "data/tokens.py:_map", "run/run_folder.py:sync_folder", "supervisor.py:detach", "storage/sync_rules.py:_fill",
 }  # fmt: skip
 
 
 def opens() -> set[str]:
     """`file:function` of every call that opens a file by a path, but those that go through the door."""
     found = set()
-    for path in FILES:
+    for path in [*FILES, *(PACKAGE.parent / "trainfleet_nxd").glob("*.py")]:
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
-                found |= {f"{path.relative_to(PACKAGE)}:{function.name}" for call in ast.walk(function) if _opens(call)}
-    return {one for one in found if not one.startswith("door.py:")}
+                found |= {f"{os.path.relpath(path, PACKAGE)}:{function.name}" for call in ast.walk(function) if _opens(call)}
+    return {one for one in found if not one.startswith("trust/untrusted_input.py:")}
 
 
 def _opens(call: ast.AST) -> bool:
@@ -210,7 +210,7 @@ def _opens(call: ast.AST) -> bool:
             return True
         case ast.Attribute(ast.Name("os"), "open") | ast.Attribute(ast.Name("np"), "memmap" | "load" | "fromfile"):
             return True
-        case ast.Attribute(ast.Name("door"), _):
+        case ast.Attribute(ast.Name("untrusted_input"), _):
             return False
         case ast.Attribute(_, "read_text" | "read_bytes" | "write_text" | "write_bytes" | "touch"):
             return True

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from s3server import Application, serve
-from trainfleet import s3
-from trainfleet.errors import S3Error
+from trainfleet.storage import s3
+from trainfleet.trust.errors import S3Error
 
 ADDRESS = "s3://bucket/a b/ü.txt"
 
@@ -134,7 +134,5 @@ def test_a_fork_has_a_client_of_its_own(server: Cut) -> None:
 
 
 def test_boto3_is_loaded_by_the_first_request_alone() -> None:
-    code = (
-        "import sys, trainfleet.s3, trainfleet.checkpoints.store, trainfleet.data.dataset_store; sys.exit('boto3' in sys.modules)"
-    )
+    code = "import sys, trainfleet.storage.s3, trainfleet.checkpoints.store, trainfleet.data.dataset_store; sys.exit('boto3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "python"}, check=False).returncode == 0

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from takeover import ATTEMPT
-from trainfleet import apart, sandbox
 from trainfleet.config import Settings, dump_resolved, load
-from trainfleet.data.look import Look, look
-from trainfleet.errors import DataError, NoSource, RunError
+from trainfleet.data.source_survey import SourceSurvey, look
+from trainfleet.host import sandbox, sandboxed_reader
+from trainfleet.trust.errors import DataError, NoSource, RunError
 
 WHOLE = not sandbox.lacks()
 pytestmark = pytest.mark.skipif(not WHOLE and "REQUIRE_ALL" not in os.environ, reason="this kernel has no Landlock")
@@ -69,7 +69,7 @@ NEEDED = {
     "throw away": lambda: Path("/dev/null").write_text("x"),
 }
 if sys.argv[3] == "walled":
-    from trainfleet.sandbox import confine
+    from trainfleet.host.sandbox import confine
     assert confine([home / "in"], [home / "out"]) == []
 import json
 said = {}
@@ -195,12 +195,12 @@ def config(source: object) -> None:
 BOMB = """
 import sys
 from pathlib import Path
-from trainfleet import sandbox
+from trainfleet.host import sandbox
 from trainfleet.config.types import Data
 from trainfleet.data import formats, tables
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.errors import DataError
+from trainfleet.trust.errors import DataError
 sandbox.confine([Path(sys.argv[1])], [], memory=400 * 2**20)
 try:
     for unit in plan_units(Data("set", (sys.argv[1],), "text", "bpe", 300, 0.1)).units:
@@ -222,13 +222,13 @@ def test_a_machine_without_a_wall_works_and_says_so(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sandbox, "_landlock", lambda: 0)
     monkeypatch.setattr(sandbox, "MACHINES", {})
     (tmp_path / "a.txt").write_text("a")
-    lacks, read = apart.ask(lambda: [sandbox.confine([], []), (tmp_path / "a.txt").read_text()], list[Any], "it")
+    lacks, read = sandboxed_reader.ask(lambda: [sandbox.confine([], []), (tmp_path / "a.txt").read_text()], list[Any], "it")
     assert read == "a" and "Landlock" in str(lacks) and "seccomp" in str(lacks)
 
 
 def test_an_answer_from_behind_the_wall_is_checked_as_anybodys(tmp_path: Path) -> None:
     def of(does: object) -> object:
-        return apart.ask(lambda: does() if callable(does) else does, int, "a.tar")  # type: ignore[no-any-return]
+        return sandboxed_reader.ask(lambda: does() if callable(does) else does, int, "a.tar")  # type: ignore[no-any-return]
 
     def refuse(error: Exception) -> None:
         raise error
@@ -247,12 +247,12 @@ def test_an_answer_from_behind_the_wall_is_checked_as_anybodys(tmp_path: Path) -
 
 def test_plan_looks_at_sources_and_tokenizer_from_behind_the_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trainfleet.config.types import Data
-    from trainfleet.data import look as module
+    from trainfleet.data import source_survey as module
 
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "b.txt").write_text("other text")
     data = Data("set", (str(tmp_path / "a.txt"),), "text", "bpe", 300, 0.1)
-    assert look(data) == Look(1, 9, 1, 9, ())
+    assert look(data) == SourceSurvey(1, 9, 1, 9, ())
     monkeypatch.setattr(module, "require_use", lambda _: (tmp_path / "b.txt").read_text())
     with pytest.raises(DataError, match="ended its reader"):
         look(data)

@@ -19,12 +19,12 @@ from trainfleet.config import Config, Settings, load
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import loss_scale
 from trainfleet.engine.batches import split
-from trainfleet.engine.guard import Guard
 from trainfleet.engine.loss_scale import Scale
-from trainfleet.engine.meter import Stopwatch
 from trainfleet.engine.parallel import Replicas, arrange
+from trainfleet.engine.step_guard import StepGuard
+from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.world import World, join
-from trainfleet.errors import RunError
+from trainfleet.trust.errors import RunError
 
 CPU = torch.device("cpu")
 OVER = float("inf")
@@ -88,7 +88,7 @@ def test_it_trains_as_torchs_own_scaler_does(world: World, config: Config, monke
         lr=1e-3, betas=(train.beta1, train.beta2), eps=train.epsilon, fused=True,
     )  # fmt: skip
     judge = torch.amp.GradScaler("cpu", init_scale=2.0**34, growth_interval=4)
-    guard, watch = Guard(train, world, scale=scale), Stopwatch(time.time())
+    guard, watch = StepGuard(train, world, scale=scale), Stopwatch(time.time())
     for step in range(1, 25):
         batch = split(torch.randint(0, 384, (4, 17), generator=torch.Generator().manual_seed(step)))
         loss = ours.train(iter([(0, batch)]), watch)
@@ -109,7 +109,7 @@ def test_it_trains_as_torchs_own_scaler_does(world: World, config: Config, monke
 
 def test_an_overflow_is_left_out_and_is_no_bad_step(world: World) -> None:
     scale = Scale(CPU)
-    guard, parts = Guard(replace(TRAIN, skips_in_a_row=2), world, scale=scale), held(nn.Linear(2, 2))
+    guard, parts = StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=scale), held(nn.Linear(2, 2))
     values = [(3.0, 1.0), (3.0, OVER), (3.0, NAN), (3.0, OVER), (3.0, 1.0)]
     assert judged(guard, values) == [2, 3, 4]
     assert guard.check(parts, "run") == 0 and scale.state() == (8192.0, 1, 3, 4)
@@ -117,7 +117,7 @@ def test_an_overflow_is_left_out_and_is_no_bad_step(world: World) -> None:
 
 def test_a_loss_that_is_not_finite_is_a_bad_step_whatever_the_scale(world: World) -> None:
     """Overflows between two of them break no row."""
-    guard, parts = Guard(replace(TRAIN, skips_in_a_row=2), world, scale=Scale(CPU)), held(nn.Linear(2, 2))
+    guard, parts = StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=Scale(CPU)), held(nn.Linear(2, 2))
     judged(guard, [(3.0, 1.0), (NAN, NAN), (3.0, OVER)])
     assert guard.check(parts, "run") == 1
     judged(guard, [(NAN, NAN)], 4)
@@ -126,7 +126,7 @@ def test_a_loss_that_is_not_finite_is_a_bad_step_whatever_the_scale(world: World
 
 
 def test_a_scale_below_one_ends_the_run(world: World) -> None:
-    guard, parts = Guard(TRAIN, world, scale=Scale(CPU, (2.0, 0, 7, 90))), held(model := nn.Linear(2, 2))
+    guard, parts = StepGuard(TRAIN, world, scale=Scale(CPU, (2.0, 0, 7, 90))), held(model := nn.Linear(2, 2))
     judged(guard, [(3.0, OVER)], 100)
     assert guard.check(parts, "run") == 0
     judged(guard, [(3.0, OVER)], 101)

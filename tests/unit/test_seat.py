@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import seat
-from trainfleet.errors import BackendError
-from trainfleet.seat import Seat, expand_hosts, torchrun
+from trainfleet.node import placement
+from trainfleet.node.placement import Seat, expand_hosts, torchrun
+from trainfleet.node.placements import batch, fleet, sagemaker, slurm
+from trainfleet.trust.errors import BackendError
 
 # srun of 4 nodes, one task each (slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES)
 SLURM = {
@@ -49,16 +50,16 @@ def resources(tmp_path: Path, **changes: object) -> Path:
 
 def test_a_seat_of_our_own_comes_back_whole() -> None:
     given = Seat(1, 4, "10.0.0.1", 29401, address="10.0.0.2")
-    assert seat.of_fleet(given.environment()) == given
-    assert seat.of_fleet(given.environment() | {"TRAINFLEET_ATTEMPT": "3"}).attempt == 3
+    assert fleet.read(given.environment()) == given
+    assert fleet.read(given.environment() | {"TRAINFLEET_ATTEMPT": "3"}).attempt == 3
 
 
 def test_slurm() -> None:
-    assert seat.of_slurm(SLURM) == Seat(3, 4, "trn1", 25541, 1, "trn07")
-    again = seat.of_slurm(SLURM | {"SLURM_RESTART_COUNT": "2"})
+    assert slurm.read(SLURM) == Seat(3, 4, "trn1", 25541, 1, "trn07")
+    again = slurm.read(SLURM | {"SLURM_RESTART_COUNT": "2"})
     assert (again.attempt, again.port) == (3, 25543)
     outside_a_step = {name: value for name, value in SLURM.items() if "STEP" not in name}
-    assert seat.of_slurm(outside_a_step) == seat.of_slurm(SLURM)
+    assert slurm.read(outside_a_step) == slurm.read(SLURM)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +78,30 @@ def test_a_node_list_of_slurm_is_its_hosts_in_order(words: str, hosts: list[str]
 
 
 def test_batch() -> None:
-    assert seat.of_batch(BATCH) == Seat(2, 4, "10.0.3.17", 29400, 2)
+    assert batch.read(BATCH) == Seat(2, 4, "10.0.3.17", 29400, 2)
 
 
 def test_the_main_node_of_batch_has_seat_0_whatever_its_index() -> None:
     moved = BATCH | {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}
-    seats = {index: seat.of_batch(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node for index in range(4)}
+    seats = {index: batch.read(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node for index in range(4)}
     assert seats == {2: 0, 0: 1, 1: 2, 3: 3}
 
 
 def test_the_main_node_of_batch_is_not_told_its_own_address() -> None:
     alone = {name: value for name, value in BATCH.items() if "ADDRESS" not in name} | {"AWS_BATCH_JOB_NODE_INDEX": "0"}
-    assert seat.of_batch(alone).meet == seat.own_address()
+    assert batch.read(alone).meet == placement.own_address()
     with pytest.raises(BackendError, match="not told where to meet"):
-        seat.of_batch(alone | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
+        batch.read(alone | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
 
 
 def test_a_batch_job_of_one_node_has_no_such_variables() -> None:
-    assert seat.of_batch({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Seat(0, 1, "127.0.0.1")
+    assert batch.read({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Seat(0, 1, "127.0.0.1")
 
 
 def test_sagemaker(tmp_path: Path) -> None:
-    assert seat.of_sagemaker(resources(tmp_path)) == Seat(1, 3, "algo-1", 29400, 1, "algo-2")
+    assert sagemaker.read(resources(tmp_path)) == Seat(1, 3, "algo-1", 29400, 1, "algo-2")
     many = [f"algo-{number}" for number in range(1, 13)]
-    assert seat.of_sagemaker(resources(tmp_path, hosts=many)) == Seat(1, 12, "algo-1", 29400, 1, "algo-2"), "as consoles count"
+    assert sagemaker.read(resources(tmp_path, hosts=many)) == Seat(1, 12, "algo-1", 29400, 1, "algo-2"), "as consoles count"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +111,11 @@ def test_a_broken_resource_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "resourceconfig.json"
     file.write_text(text)
     with pytest.raises(BackendError, match="which host of the job") as caught:
-        seat.of_sagemaker(file)
+        sagemaker.read(file)
     assert caught.value.where == str(file) and caught.value.why
 
 
-@pytest.mark.parametrize("reader", [seat.of_fleet, seat.of_slurm])
+@pytest.mark.parametrize("reader", [fleet.read, slurm.read])
 def test_what_no_engine_started_has_no_seat(reader: object) -> None:
     with pytest.raises(BackendError, match="is not set"):
         reader({})  # type: ignore[operator]
@@ -123,7 +124,7 @@ def test_what_no_engine_started_has_no_seat(reader: object) -> None:
 def test_what_is_no_number_or_out_of_range_is_refused() -> None:
     for changed, told in (({"SLURM_NODEID": "x"}, "SLURM_NODEID is 'x'"), ({"SLURM_NODEID": "4"}, "node 4 of 4")):
         with pytest.raises(BackendError, match=told):
-            seat.of_slurm(SLURM | changed)
+            slurm.read(SLURM | changed)
 
 
 def test_torchruns_line_follows_from_the_seat_alone() -> None:
@@ -139,9 +140,9 @@ def test_torchruns_line_follows_from_the_seat_alone() -> None:
 
 
 def test_there_is_one_builder_of_torchruns_line() -> None:
-    package = Path(seat.__file__).parent
+    package = Path(placement.__file__).parents[1]
     naming = [path.name for path in package.rglob("*.py") if "--nproc-per-node" in path.read_text()]
-    assert naming == ["seat.py"]
+    assert naming == ["placement.py"]
 
 
 def test_the_card_is_that_of_the_default_route_with_the_lowest_metric(tmp_path: Path) -> None:
@@ -150,5 +151,5 @@ def test_the_card_is_that_of_the_default_route_with_the_lowest_metric(tmp_path: 
             "ens33 00000000 0100000A 0003 0 0 200 00000000 0 0 0",
             "ens32 00000000 0100000A 0003 0 0 100 00000000 0 0 0"]  # fmt: skip
     (tmp_path / "route").write_text("\n".join(rows) + "\n")
-    assert seat.card(tmp_path / "route") == "ens32"
-    assert seat.card(tmp_path / "none") == ""
+    assert placement.card(tmp_path / "route") == "ens32"
+    assert placement.card(tmp_path / "none") == ""

@@ -13,12 +13,12 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from trainfleet import output, secrecy
 from trainfleet.config import Settings, load
-from trainfleet.errors import ConfigError, RunError, tell
-from trainfleet.node_log import Log, say
-from trainfleet.runs import Run
-from trainfleet.secrecy import hide
+from trainfleet.host.node_log import Log, say
+from trainfleet.run.run_folder import Run
+from trainfleet.trust import redaction, safe_output
+from trainfleet.trust.errors import ConfigError, RunError, tell
+from trainfleet.trust.redaction import hide
 
 OF_VARIABLES = {
     "WANDB_API_KEY": "wandbCANARY00112233",
@@ -75,7 +75,7 @@ ORDINARY = [
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(secrecy.NAMES, raising=False)
+    monkeypatch.delenv(redaction.NAMES, raising=False)
     for name, value in OF_VARIABLES.items():
         monkeypatch.setenv(name, value)
 
@@ -83,7 +83,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("text", "secret"), CANARIES.items())
 def test_a_secret_is_known_by_its_form(text: str, secret: str) -> None:
     assert secret in text, "the case is wrong"
-    assert secret not in hide(text) and "***" in hide(text) and secrecy.looks_secret(text)
+    assert secret not in hide(text) and "***" in hide(text) and redaction.looks_secret(text)
     assert secret not in hide(json.dumps({"message": text})) and secret not in hide(repr(ValueError(text)))
 
 
@@ -121,7 +121,7 @@ def test_what_is_no_secret_for_its_variables_name_stays(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("text", "secret"), CANARIES.items())
 def test_a_secret_that_is_cut_at_the_borders_of_writes_is_hidden(text: str, secret: str, size: int) -> None:
     behind = io.StringIO()
-    stream = output.Stream(behind)
+    stream = safe_output.SafeStream(behind)
     whole = f"one line\n{text}\nand another\n"
     for start in range(0, len(whole), size):
         stream.write(whole[start : start + size])
@@ -136,8 +136,8 @@ def test_a_secret_that_is_cut_at_the_borders_of_writes_is_hidden(text: str, secr
 )
 def test_what_waits_for_an_answer_or_draws_over_itself_is_seen_at_once(text: str) -> None:
     behind = io.StringIO()
-    output.Stream(behind).write(text)
-    assert behind.getvalue() == output.visible(text)
+    safe_output.SafeStream(behind).write(text)
+    assert behind.getvalue() == safe_output.visible(text)
 
 
 @pytest.mark.usefixtures("variables")

@@ -12,8 +12,8 @@ import pytest
 
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
-from trainfleet.models import own
-from trainfleet.origin import CODE, ROOT
+from trainfleet.host.install_paths import CODE, ROOT
+from trainfleet.models import custom_model
 from trainfleet.plan.job import train_job
 
 SHADOWS = ("yaml", "random", "signal", "locale", "json", "numpy", "rich", "test", "train")
@@ -53,7 +53,9 @@ def test_whoever_says_where_our_code_is_also_says_that_the_folder_is_not() -> No
     """Every line that gives a process PYTHONPATH: scripts of nodes, errands, the gate, the head's launcher."""
     bare = {str(path.relative_to(CODE)) for path in CODE.rglob("*.py") if re.search(r"\bPYTHONPATH\b.*=|PYTHONPATH\":", path.read_text())
             and not re.search("PYTHONSAFEPATH|python_path", path.read_text())}  # fmt: skip
-    assert bare == {"trainfleet/cpu_speed.py", "trainfleet/launch/rehearsal.py"}, "these two pass their own environment on"
+    assert bare == {"trainfleet/hardware/cpu_speed.py", "trainfleet/launch/rehearsal.py"}, (
+        "these two pass their own environment on"
+    )
 
 
 @pytest.mark.usefixtures("here")
@@ -68,4 +70,4 @@ def test_a_network_of_your_own_still_finds_its_neighbours_and_shadows_nothing(
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here))])
     (here / "beside.py").write_text("WIDTH = 3\n")
     (here / "my_model.py").write_text("import json\nfrom beside import WIDTH\nassert json.dumps(WIDTH) == '3'\n")
-    assert own.module_at("my_model.py", "model.module").WIDTH == 3
+    assert custom_model.module_at("my_model.py", "model.module").WIDTH == 3

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 from goodput_simulation import simulate
 
-from trainfleet import hardware
 from trainfleet.cli import main as command
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.goodput import FAILURES, best_minutes, foresee, share
+from trainfleet.config.layout_search import KEYS, candidates, ranked
 from trainfleet.config.layouts import best
-from trainfleet.config.search import KEYS, candidates, ranked
-from trainfleet.errors import ConfigError
+from trainfleet.hardware import node_types
 from trainfleet.plan.bill import Bill
-from trainfleet.plan.wishes import Wish, answer, sizes
+from trainfleet.plan.estimate import LIKELY
+from trainfleet.plan.sizing import Wish, answer, knee, sizes, surely
 from trainfleet.recipes import FOLDER
-from trainfleet.runs import Run
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import ConfigError
 
 RECIPE = FOLDER / "llama-3-8b-p5.yaml"
 PRICE = Bill(55.04)
@@ -94,7 +95,7 @@ def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.
 
 
 def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:
-    found, device = best(config(), 5), hardware.INSTANCE_TYPES["p5.48xlarge"].accelerator
+    found, device = best(config(), 5), node_types.INSTANCE_TYPES["p5.48xlarge"].accelerator
     assert device and len(found) == 5 and [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
     every = ranked(config(), set(KEYS), device)
     assert found[0] is not None and min(choice.seconds for choice in every) == found[0].seconds
@@ -138,3 +139,33 @@ def test_goodput_is_what_the_real_watch_keeps_of_days_on_a_clock_that_is_not_wai
     found, expected = simulate(fleet, 30.0, 1.0, Run(tmp_path)), foresee(fleet, 30.0)
     assert found.restarts > 3 and found.commands == 1
     assert found.share == pytest.approx(found.known, abs=1e-3) and found.share == pytest.approx(expected.share, abs=0.02)
+
+
+def test_tokens_alone_ask_about_the_fleet_and_the_table_marks_the_knee() -> None:
+    found = sizes(config(), wish := Wish(tokens=1e12), PRICE)
+    assert answer(found, wish, 8).nodes == 8
+    least, best_knee = min(size.each for size in found), knee(found)
+    assert best_knee.each <= 1.1 * least
+    assert all(size.each > 1.1 * least for size in found if size.nodes > best_knee.nodes)
+    assert answer(found, wish, 7) is best_knee  # 2,048 sequences do not divide over 7 nodes
+
+
+def test_dollars_alone_buy_the_most_tokens() -> None:
+    found = sizes(config(), wish := Wish(usd=100_000), PRICE)
+    chosen = answer(found, wish, 8)
+    assert chosen.tokens == max(size.tokens for size in found) and chosen.usd == pytest.approx(100_000)
+
+
+def test_a_date_is_met_with_a_margin_for_what_one_run_of_ten_takes_longer() -> None:
+    found = sizes(config(), wish := Wish(days=14, tokens=1e12), PRICE)
+    even, sure = answer(found, wish), surely(found, wish)
+    assert sure and even.days <= 14 < even.days * (1 + LIKELY) and sure.days * (1 + LIKELY) <= 14
+    assert surely(found, Wish(days=found[-1].days, tokens=1e12)) is None
+
+
+def test_a_user_reads_the_answer_for_the_fleet_the_knee_and_the_confidence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12"]) == 0
+    said = capsys.readouterr().out
+    assert "answer: NODES=8: 1e+12 tokens in" in said and "the knee is NODES=" in said and "\n  k " in said
+    assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12", "DAYS=14"]) == 0
+    assert "in time with 50 % confidence; with 90 %: NODES=" in capsys.readouterr().out

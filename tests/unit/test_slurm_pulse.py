@@ -9,16 +9,16 @@ from contextlib import ExitStack, closing
 import pytest
 
 from trainfleet.backends.slurm import pulse
-from trainfleet.backends.slurm.engine import Engine, Said
-from trainfleet.backends.slurm.pulse import Place
+from trainfleet.backends.slurm.client import Said, SlurmClient
+from trainfleet.backends.slurm.pulse import SlurmdAddress
 
 ROW = "NodeName={name} Arch=x86_64 Gres=stone:2 NodeAddr={address} NodeHostName={name} {port}Version=22.05.8 OS=Linux 5 #1 Comment=a b\n"
 CONFIG = "SlurmctldPort           = 6817\nSlurmdPort              = {port}\nSlurmdTimeout           = 300 sec\n"
 
 
-def slurm(nodes: str, port: object = 6818) -> Engine:
+def slurm(nodes: str, port: object = 6818) -> SlurmClient:
     """Slurm, of which scontrol says this of the nodes, and of the configuration that slurmd's port is this one."""
-    return Engine(lambda words, stdin, environment: Said(0, nodes if "node" in words else CONFIG.format(port=port), ""))
+    return SlurmClient(lambda words, stdin, environment: Said(0, nodes if "node" in words else CONFIG.format(port=port), ""))
 
 
 def row(name: str, port: int, address: str = "127.0.0.1") -> str:
@@ -73,7 +73,7 @@ def test_a_name_that_nobody_knows_is_no_proof(answering: int) -> None:
 
 def test_a_node_listens_at_its_own_port_or_at_that_of_all() -> None:
     engine = slurm(row("n1", 7001) + ROW.format(name="n2", address="10.0.0.2", port=""))
-    assert pulse.places(engine, ["n1", "n2"]) == {"n1": Place("127.0.0.1", 7001), "n2": Place("10.0.0.2", 6818)}
+    assert pulse.places(engine, ["n1", "n2"]) == {"n1": SlurmdAddress("127.0.0.1", 7001), "n2": SlurmdAddress("10.0.0.2", 6818)}
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_what_names_no_place_is_not_asked(nodes: str, port: object) -> None:
 
 def test_what_an_administrator_wrote_names_no_place() -> None:
     engine = slurm(row("n1", 7001).strip() + " Reason=NodeAddr=192.0.2.1 NodeHostName=n1 Port=1 [root]\n")
-    assert pulse.places(engine, ["n1"]) == {"n1": Place("127.0.0.1", 7001)}
+    assert pulse.places(engine, ["n1"]) == {"n1": SlurmdAddress("127.0.0.1", 7001)}
 
 
 def test_a_host_that_looks_like_an_option_is_not_given_to_scontrol() -> None:
     def never(*words: object) -> Said:
         raise AssertionError(words)
 
-    assert pulse.absent(Engine(never), ["--help", "a b", ""]) == {}
+    assert pulse.absent(SlurmClient(never), ["--help", "a b", ""]) == {}
 
 
 def test_while_slurmctld_does_not_answer_nobody_is_absent() -> None:
-    engine = Engine(lambda words, stdin, environment: Said(1, "", "Unable to contact slurm controller (connect failure)"))
+    engine = SlurmClient(lambda words, stdin, environment: Said(1, "", "Unable to contact slurm controller (connect failure)"))
     assert pulse.absent(engine, ["n1"]) == {}

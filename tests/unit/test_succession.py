@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from trainfleet.backends.base import Handle
-from trainfleet.backends.hosts import Hosts
+from trainfleet.backends.host_fleet import Hosts
 from trainfleet.backends.ssh import Looks, Ssh
-from trainfleet.claims import rewrite
-from trainfleet.config.hosts import Host
-from trainfleet.errors import BackendError
-from trainfleet.launch import execution, handover, succession, training
-from trainfleet.launch.handover import Leads
-from trainfleet.launch.succession import Succession
-from trainfleet.lease import FILE, SUCCEEDS, TO_BEGIN, Holder, Lease, Standby, write_standby
-from trainfleet.nodes.answers import Answers, Failure, Result
-from trainfleet.nodes.jobs import Look
+from trainfleet.config.host_list import Host
+from trainfleet.health.lease import FILE, SUCCEEDS, TO_BEGIN, Holder, Lease, Standby, write_standby
+from trainfleet.launch import execution, failover, remote_launch, training
+from trainfleet.launch.failover import Succession
+from trainfleet.launch.remote_launch import Leads
+from trainfleet.nodes.host_results import Answers, HostFailure, Result
+from trainfleet.nodes.job_commands import PartState
 from trainfleet.report.summary import status
-from trainfleet.runs import Run
+from trainfleet.run.claims import rewrite
+from trainfleet.run.run_folder import Run
+from trainfleet.trust.errors import BackendError
 
 HOSTS = [Host(name, f"10.0.0.{number}") for number, name in enumerate("abcd")]
 
@@ -42,11 +42,11 @@ class Head:
         self.opened: list[tuple[str, list[str]]] = []
         self.down: set[str] = set()
 
-    def open_doors(self, heads: list[Host], hosts: list[Host]) -> dict[Host, Failure]:
+    def open_doors(self, heads: list[Host], hosts: list[Host]) -> dict[Host, HostFailure]:
         if heads[0].name in self.down:
             raise BackendError("the head could not make its key", where=heads[0].name)
         self.opened.append((heads[0].name, [host.name for host in hosts]))
-        return {host: Failure("down", "no answer", "") for host in hosts if host.name in self.down}
+        return {host: HostFailure("down", "no answer", "") for host in hosts if host.name in self.down}
 
     def appoint(self, host: Host, launcher: object, number: int, term: int) -> None:
         self.appointed.append((host.name, number))
@@ -55,12 +55,12 @@ class Head:
 @pytest.fixture
 def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Succession:
     """Of a launcher on host a, which no terminal has given a standby: one that has taken over itself."""
-    monkeypatch.setattr(succession, "Head", Head)
-    monkeypatch.setattr(succession, "is_here", lambda host: host.name == "a")
-    monkeypatch.setattr(succession, "AGAIN", 0.2)
-    monkeypatch.setattr(succession, "KNOCK_EVERY", 0.2)
-    monkeypatch.setattr(succession, "EVERY", 0.05)
-    monkeypatch.setattr(succession, "PATIENCE", 0.4)
+    monkeypatch.setattr(failover, "FleetHead", Head)
+    monkeypatch.setattr(failover, "is_here", lambda host: host.name == "a")
+    monkeypatch.setattr(failover, "AGAIN", 0.2)
+    monkeypatch.setattr(failover, "KNOCK_EVERY", 0.2)
+    monkeypatch.setattr(failover, "EVERY", 0.05)
+    monkeypatch.setattr(failover, "PATIENCE", 0.4)
     monkeypatch.setenv(SUCCEEDS, "1 5.0")
     backend: Any = SimpleNamespace(
         transport=SimpleNamespace(hosts=HOSTS), config=SimpleNamespace(fleet=SimpleNamespace(secrets=())), interpreter="python",
@@ -115,7 +115,7 @@ def test_nobody_is_appointed_while_the_terminal_s_choice_may_still_begin(
     keeper: Succession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SUCCEEDS)
-    keeper = Succession(keeper.backend, Lease(tmp_path))
+    keeper = Succession(keeper.fleet, Lease(tmp_path))
     assert TO_BEGIN - 5 < keeper.until - time.monotonic() <= TO_BEGIN
     keeper.look(Standby("b", 7, 1, 1.0))
     keeper.look(Standby("b", 7, 1, 2.0))
@@ -146,7 +146,7 @@ def test_a_terminal_waits_as_long_as_a_host_stands_by(tmp_path: Path) -> None:
     leads = Leads(Run(tmp_path))
     for _ in range(100):
         leads.look(1.0)
-    assert leads.look(1.0) > handover.SILENCE, "its launcher is gone, whatever any clock says"
+    assert leads.look(1.0) > remote_launch.SILENCE, "its launcher is gone, whatever any clock says"
     write_standby(tmp_path, Standby("node1", 1, 1, 5.0))
     assert leads.look(1.0) == 0.0
 
@@ -197,7 +197,7 @@ class Links:
 
     def run(self, command: str, timeout: float, hosts: list[Host]) -> Answers:
         self.asked += [host.name for host in hosts]
-        dead = Failure("down", "no answer", "")
+        dead = HostFailure("down", "no answer", "")
         return Answers({host: Result(0, "", "", 0.1) if host.name in self.answering else dead for host in hosts})
 
 
@@ -217,9 +217,9 @@ def test_a_head_that_no_other_host_answers_suspects_itself(
     monkeypatch.setattr("trainfleet.backends.ssh.is_here", lambda host: host.name == "a")
     backend, now = object.__new__(Ssh), time.monotonic()
     looks = Looks(tuple(HOSTS[:3]), heard={host: now - heard.get(host.name, 0.0) for host in HOSTS[:3]})
-    looks.said = {host: Look("ended", 1) for host in HOSTS[:3] if host.name in ended}
+    looks.said = {host: PartState("ended", 1) for host in HOSTS[:3] if host.name in ended}
     links = Links(answering)
-    backend.__dict__ |= {"transport": links, "_looks": {"t": looks}}
+    backend.__dict__ |= {"_head": SimpleNamespace(transport=links, leads=True), "_looks": {"t": looks}}
     assert backend.cut_off(Handle("ssh", "x-train", "t", 3)) == cut_off and "".join(links.asked) == asked
 
 
@@ -243,7 +243,7 @@ def test_who_takes_over_a_finished_run_ends_what_is_left_of_it(tmp_path: Path, m
     )  # fmt: skip
     monkeypatch.setattr(training, "backend_of", lambda config: backend)
     monkeypatch.setattr(training, "require_same", lambda config, run: None)
-    monkeypatch.setattr(training.runs, "run_of", lambda name: run)
+    monkeypatch.setattr(training.run_folder, "run_of", lambda name: run)
     run.update_results(status="finished", steps=600)
     plan: Any = SimpleNamespace(config=SimpleNamespace(name="x", train=SimpleNamespace(steps=600)))
     monkeypatch.setattr(execution, "status", lambda run: "finished")

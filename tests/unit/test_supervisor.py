@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from trainfleet import fence, kernel, node_log, supervisor
-from trainfleet.node_log import Log, stamp
+from trainfleet import supervisor
+from trainfleet.health import fence, kernel_log
+from trainfleet.health.watchdog import Limits
+from trainfleet.host import node_log
+from trainfleet.host.node_log import Log, stamp
 from trainfleet.plan.request import script
-from trainfleet.runs import scratch
+from trainfleet.run.run_folder import scratch
 from trainfleet.supervisor import SEVERED, UNLOGGED, run
-from trainfleet.watchdog import Limits
 
 HANDLED = (signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, signal.SIGHUP)
 ROOT = Path(__file__).parents[2]
@@ -153,7 +155,9 @@ def test_what_the_kernel_says_is_kept_when_the_command_fails(tmp_path: Path, mon
                "6,3,{now},-;eth0: link up"]  # fmt: skip
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6) + 5_000_000
     monkeypatch.setattr(
-        kernel, "_messages", lambda: [(int(r.split(",")[2].replace("{now}", str(now))) / 1e6, r.split(";")[1]) for r in records]
+        kernel_log,
+        "_messages",
+        lambda: [(int(r.split(",")[2].replace("{now}", str(now))) / 1e6, r.split(";")[1]) for r in records],
     )
     log = tmp_path / "node-0.log"
     assert run(Log(log), ["false"]) == 1
@@ -173,19 +177,19 @@ def test_a_secret_does_not_reach_the_log(tmp_path: Path) -> None:
 def test_a_kernel_s_log_that_may_not_be_read_is_asked_for_as_root_and_else_said_to_be_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "KMSG", tmp_path / "nothing")
+    monkeypatch.setattr(kernel_log, "KMSG", tmp_path / "nothing")
     sudo = tmp_path / "sudo"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "journalctl").write_text("#!/bin/sh\nexit 1\n")
     sudo.write_text('#!/bin/sh\n[ "$1 $2" = "-n dmesg" ] && echo "[ 9999999999.5] NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"\n')
     for fake in (sudo, tmp_path / "journalctl"):
         fake.chmod(0o755)
-    assert [words.text for words in kernel.Kernel().words()] == ["NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"]
+    assert [words.text for words in kernel_log.Kernel().words()] == ["NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"]
     sudo.write_text("#!/bin/sh\nexit 1\n")
     counters = tmp_path / "vmstat"
     counters.write_text("pgfault 12\noom_kill 3\n")
-    monkeypatch.setattr(kernel, "VMSTAT", counters)
-    closed = kernel.Kernel()
+    monkeypatch.setattr(kernel_log, "VMSTAT", counters)
+    closed = kernel_log.Kernel()
     counters.write_text("pgfault 19\noom_kill 5\n")
     said = [words.text for words in closed.words()]
     assert "can't be read" in said[0] and said[1] == "vmstat: oom_kill 2 on this node"
@@ -308,7 +312,7 @@ def test_a_scratch_that_leads_elsewhere_is_no_reason_to_remove_what_is_there(tmp
     assert (tmp_path / "precious" / "file").exists() and not scratch(log).is_symlink()
 
 
-RANK = """import sys, time; from pathlib import Path; from trainfleet import fence; from trainfleet.heartbeat import Heart
+RANK = """import sys, time; from pathlib import Path; from trainfleet.health import fence; from trainfleet.health.heartbeat import Heart
 folder = Path(sys.argv[1]); number = fence.enter(folder, 1)
 heart = Heart(folder, 0, 0, 1); heart.meet(number)
 for step in range(1, 4): heart.at("step", step); time.sleep(1.1)
@@ -344,7 +348,7 @@ AGENT = """
 import os, subprocess, sys, time
 if sys.argv[1:] == ["rank"]:
     time.sleep(float(os.environ["LOADS"]))  # as a rank loads torch
-    from trainfleet.processes import SUPERVISOR, die_with_parent
+    from trainfleet.host.processes import SUPERVISOR, die_with_parent
     die_with_parent(os.environ.get(SUPERVISOR))
     print("trains", flush=True)
     time.sleep(60)

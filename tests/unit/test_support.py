@@ -1,24 +1,26 @@
-"""The README's support matrix is what the backends declare."""
+"""The support table of docs/evidence is what the backends declare."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trainfleet.backends import BACKENDS, support
+from trainfleet.backends import BACKENDS, capability_table
 
-README = Path(__file__).parents[2] / "README.md"
+EVIDENCE = Path(__file__).parents[2] / "docs/evidence/README.md"
 
 
-def test_the_readme_has_the_table_that_the_declarations_make() -> None:
-    assert f"\n{support.table()}\n" in README.read_text(), f"put this into README.md:\n{support.table()}"
+def test_the_page_of_evidence_has_the_table_that_the_declarations_make() -> None:
+    assert f"\n{capability_table.table()}\n" in EVIDENCE.read_text(), f"put this into {EVIDENCE}:\n{capability_table.table()}"
 
 
 def test_the_table_says_of_every_capability_who_has_it() -> None:
-    rows = [[cell.replace("`", "").strip() for cell in line.strip("|").split("|")] for line in support.table().splitlines()]
+    rows = [
+        [cell.replace("`", "").strip() for cell in line.strip("|").split("|")] for line in capability_table.table().splitlines()
+    ]
     assert rows[0] == ["capability", *BACKENDS]
     assert [backend.name for backend in BACKENDS.values()] == [*BACKENDS]
     told = {row[0]: dict(zip(BACKENDS, row[1:], strict=True)) for row in rows[2:]}
-    outlives = told["OUTLIVES: a job goes on without the machine that launched it"]
+    outlives = told["OUTLIVES: a job continues without the machine that launched it"]
     shared = told["SHARED: its nodes see one run folder; elsewhere that goes through s3://"]
     assert (outlives["local"], outlives["ssh"]) == ("", "real sshd") and (shared["local"], shared["batch"]) == ("real", "")
-    assert len(told) == len(support.Can)
+    assert len(told) == len(capability_table.Can)

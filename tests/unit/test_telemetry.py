@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainfleet import telemetry
-from trainfleet.devices import monitor
-from trainfleet.errors import InputError
+from trainfleet.devices import neuron_monitor
+from trainfleet.health import neuron_telemetry
+from trainfleet.health.neuron_telemetry import Reading, read_collectives, read_devices, read_monitor
 from trainfleet.nodes import collectives
-from trainfleet.nodes.answers import Host, Result
 from trainfleet.nodes.facts import parse
-from trainfleet.nodes.health import neuron_devices
-from trainfleet.telemetry import Reading, read_collectives, read_devices, read_monitor
+from trainfleet.nodes.host_results import Host, Result
+from trainfleet.nodes.node_checks import neuron_devices
+from trainfleet.trust.errors import InputError
 
 CATALOGUE = Path(__file__).parents[2] / "python/trainfleet/watch/catalogue/neuron.yaml"
 # As in neuron-monitor-user-guide, neuron-ls and nccom-test (SDK 2.32), with two cores and an error of each kind.
@@ -81,7 +81,7 @@ def test_a_report_that_is_none_is_refused(line: bytes) -> None:
 
 def test_the_log_tells_of_each_new_error_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    watch = monitor.Monitor()
+    watch = neuron_monitor.Monitor()
     for reading in (Reading(uncorrected=2), Reading(uncorrected=2), Reading(uncorrected=2, errors=3, timed_out=1)):
         watch.take(reading)
     assert capsys.readouterr().out.splitlines() == [
@@ -92,12 +92,12 @@ def test_the_log_tells_of_each_new_error_once(capsys: pytest.CaptureFixture[str]
 
 def test_a_monitor_is_read_as_long_as_the_rank_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in prints AWS's example, and something that is no report."""
-    tool = tmp_path / monitor.TOOL
+    tool = tmp_path / neuron_monitor.TOOL
     (tmp_path / "report").write_text("no report\n" + json.dumps(REPORT) + "\n")
     tool.write_text(f"#!/bin/sh\ncat {tmp_path}/report\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    watch = monitor.Monitor()
+    watch = neuron_monitor.Monitor()
     watch.process.wait(20)
     for _ in range(200):
         if watch.newest.cores:
@@ -114,11 +114,11 @@ def test_devices_are_listed_with_who_uses_them() -> None:
 
 
 def test_the_gate_names_who_uses_the_cores_and_how_many_there_are() -> None:
-    from trainfleet import hardware
+    from trainfleet.hardware import node_types
 
     text = "\n".join(f"neuron_ls={line}" for line in json.dumps(LISTED, indent=4).splitlines())
     facts = parse(f"== facts\nhostname=a\nneuron=/dev/neuron0\n{text}\n== end\n")
-    row = hardware.INSTANCE_TYPES["trn1.32xlarge"]
+    row = node_types.INSTANCE_TYPES["trn1.32xlarge"]
 
     class Wanted:
         type = row
@@ -161,7 +161,7 @@ def test_a_trial_that_fails_says_why() -> None:
     assert collectives.read(None) == "no answer"
     assert "NRT_FAILURE" in str(collectives.read(Result(1, "Error: NRT_FAILURE", "", 0.1)))
     assert "exit code 1" in str(collectives.read(Result(1, TABLE, "", 0.1)))
-    assert isinstance(collectives.read(Result(0, TABLE, "", 0.1)), telemetry.Collective)
+    assert isinstance(collectives.read(Result(0, TABLE, "", 0.1)), neuron_telemetry.Collective)
 
 
 # neuron-runtime/api/nrt_status (SDK 2.32): what is no success and says what went wrong.

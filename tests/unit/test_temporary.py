@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainfleet import temporary
+from trainfleet.host import temporary_folders
 
-HOLD = """import sys, time; from pathlib import Path; from trainfleet import temporary
+HOLD = """import sys, time; from pathlib import Path; from trainfleet.host import temporary_folders as temporary
 lock = temporary.hold(Path(sys.argv[1])); print("holds", flush=True); time.sleep(60)"""
 
 
@@ -28,7 +28,7 @@ def test_what_a_kill_left_is_swept_and_what_is_in_use_stays(tmp_path: Path) -> N
     left.communicate()
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "link").symlink_to(tmp_path / "used")
-    temporary.sweep(tmp_path.iterdir())
+    temporary_folders.sweep(tmp_path.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "used"]
     used.kill()
     used.communicate()
@@ -37,9 +37,9 @@ def test_what_a_kill_left_is_swept_and_what_is_in_use_stays(tmp_path: Path) -> N
 def test_a_folder_that_is_swept_before_it_is_held_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     for _ in range(50):
-        descriptor = temporary.hold(folder)
-        temporary.sweep([folder])
+        descriptor = temporary_folders.hold(folder)
+        temporary_folders.sweep([folder])
         assert folder.exists(), "two may hold it, none may remove it then"
         os.close(descriptor)
-        temporary.sweep([folder])
+        temporary_folders.sweep([folder])
         assert not folder.exists()

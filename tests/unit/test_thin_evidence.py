@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import counters, kernel
-from trainfleet.counters import Counters
-from trainfleet.kernel import Kernel
-from trainfleet.watch.diagnosis import Finding, diagnose, parse
+from trainfleet.health import hw_counters, kernel_log
+from trainfleet.health.hw_counters import Counters
+from trainfleet.health.kernel_log import Kernel
+from trainfleet.watch.diagnosis import Diagnosis, diagnose, parse
 
 HEAD = "Traceback (most recent call last):"
 OURS, THEIRS = (
@@ -20,7 +20,7 @@ OURS, THEIRS = (
 )
 
 
-def found(*lines: str, node: int = 0) -> Finding:
+def found(*lines: str, node: int = 0) -> Diagnosis:
     finding = diagnose(list(parse(lines, node)))
     assert finding is not None
     return finding
@@ -145,7 +145,7 @@ def test_a_traceback_in_one_line_is_read_as_one() -> None:
     ("RuntimeError: DataLoader worker (pid 25) is killed by signal: Segmentation fault.", "code"),
     ("OSError: ((' gsutil cat gs://b/20.tar',), {}): exit 1 (read) {'worker_id': 0}", "storage"),
     ("frob.ResponseParserError: no element", "unknown"),
-    ("trainfleet.errors.ConfigError: train.layout: three ranks leave one over", "code"),
+    ("trainfleet.trust.errors.ConfigError: train.layout: three ranks leave one over", "code"),
     ("FileNotFoundError: [Errno 2] No such file or directory: '/w/configs/train.yaml'", "code"),
     ("FileNotFoundError: [Errno 2] No such file or directory: '/w/tokens/train.bin'", "data"),
     ("ValueError: Configuration file options/train_frob not found.", "code"),
@@ -207,16 +207,20 @@ def test_counters_tell_what_rose_or_went_bad_since_they_were_first_read(tmp_path
     for name in (efa, ecc, "sys/fs/ext4/nvme1n1/errors_count", "sys/devices/system/edac/mc/mc0/ue_count"):
         put(tmp_path, name, "3\n")
     put(tmp_path, fatal, "DLP 0\nTLP 0\nTOTAL_ERR_FATAL 0\n")
-    put(tmp_path, counters.NVME.replace("*", "1"), "live\n")
-    put(tmp_path, counters.MOUNTS, "/dev/root / ext4 rw,relatime 0 0\n/dev/loop1 /snap squashfs ro 0 0\nproc /proc proc ro 0 0\n")
-    monkeypatch.setattr(counters, "SMI", ("no-such-program",))
+    put(tmp_path, hw_counters.NVME.replace("*", "1"), "live\n")
+    put(
+        tmp_path,
+        hw_counters.MOUNTS,
+        "/dev/root / ext4 rw,relatime 0 0\n/dev/loop1 /snap squashfs ro 0 0\nproc /proc proc ro 0 0\n",
+    )
+    monkeypatch.setattr(hw_counters, "SMI", ("no-such-program",))
     before = Counters(tmp_path)
     assert before.words() == []
     put(tmp_path, efa, "4\n")
     put(tmp_path, ecc, "5\n")
     put(tmp_path, fatal, "DLP 1\nTLP 0\nTOTAL_ERR_FATAL 1\n")
-    put(tmp_path, counters.NVME.replace("*", "1"), "dead\n")
-    put(tmp_path, counters.MOUNTS, "/dev/root / ext4 ro,relatime 0 0\n/dev/loop1 /snap squashfs ro 0 0\n")
+    put(tmp_path, hw_counters.NVME.replace("*", "1"), "dead\n")
+    put(tmp_path, hw_counters.MOUNTS, "/dev/root / ext4 ro,relatime 0 0\n/dev/loop1 /snap squashfs ro 0 0\n")
     assert sorted(before.words()) == [
         "counters: / is read-only now", "counters: efa efa_2 no_completion_cmds: 1 more",
         "counters: neuron neuron3 mem_ecc_uncorrected: 2 more", "counters: nvme nvme1 is dead",
@@ -227,11 +231,11 @@ def test_counters_tell_what_rose_or_went_bad_since_they_were_first_read(tmp_path
 def test_a_file_system_that_has_shut_down_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(
         tmp_path,
-        counters.MOUNTS,
+        hw_counters.MOUNTS,
         "/dev/nvme1n1 /data xfs rw,relatime 0 0\n/dev/root / ext4 rw 0 0\n/dev/gone /gone ext4 rw 0 0\n",
     )
     put(tmp_path, "data/file", "")
-    monkeypatch.setattr(counters, "SMI", ("no-such-program",))
+    monkeypatch.setattr(hw_counters, "SMI", ("no-such-program",))
     before, plain = Counters(tmp_path), os.open
 
     def opened(path: Path, *rest: int) -> int:
@@ -239,12 +243,12 @@ def test_a_file_system_that_has_shut_down_is_told(tmp_path: Path, monkeypatch: p
             raise OSError(errno.EIO, "Input/output error")
         return plain(path, *rest)
 
-    monkeypatch.setattr(counters.os, "open", opened)
+    monkeypatch.setattr(hw_counters.os, "open", opened)
     assert before.words() == ["counters: /data answers with an input/output error"]
 
 
 def test_a_gpu_that_never_came_up_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "SMI", ("no-such-program",))
+    monkeypatch.setattr(hw_counters, "SMI", ("no-such-program",))
     for name, vendor in (("0000:b3:00.0", "0x10de"), ("0000:b4:00.0", "0x10de"), ("0000:00:03.0", "0x1d0f")):
         put(tmp_path, f"sys/bus/pci/devices/{name}/vendor", f"{vendor}\n")
         put(tmp_path, f"sys/bus/pci/devices/{name}/class", "0x030200\n")
@@ -265,7 +269,7 @@ def test_gpus_that_are_lost_or_need_a_reset_are_told(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_the_counters_are_read_where_the_kernels_log_can_not_be(closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_messages", lambda: None if closed else [])
+    monkeypatch.setattr(kernel_log, "_messages", lambda: None if closed else [])
     monkeypatch.setattr(Counters, "words", lambda self: ["counters: edac mc0 ue_count: 1 more"])
     assert ("counters: edac mc0 ue_count: 1 more" in [words.text for words in Kernel().words()]) is closed
 

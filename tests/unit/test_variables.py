@@ -13,8 +13,8 @@ import pytest
 
 from trainfleet.cli import main as command
 from trainfleet.cli.variables import flag, number, read_variables
-from trainfleet.errors import ConfigError
-from trainfleet.output import TYPED, completed
+from trainfleet.trust.errors import ConfigError
+from trainfleet.trust.safe_output import TYPED, completed
 
 ROOT = Path(__file__).parents[2]
 OLD = Path(__file__).parent / "old_checkpoint"
@@ -88,7 +88,7 @@ def test_an_export_onto_what_is_there_is_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainfleet.launch.whereabouts.run_module", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("trainfleet.launch.run_location.run_module", lambda *_: pytest.fail("it was loaded"))
     (tmp_path / "file").write_text("mine")
     assert command(["export", "OUT=file"]) == 1
     assert "file: is there already" in capsys.readouterr().err and (tmp_path / "file").read_text() == "mine"

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import beats, events, fence
 from trainfleet.backends.base import Phase, Status
-from trainfleet.beats import Beat
-from trainfleet.node_log import Log
+from trainfleet.health import fence, heartbeat_format
+from trainfleet.health.heartbeat_format import Beat
+from trainfleet.health.watchdog import Alarm, Sentry
+from trainfleet.host.node_log import Log
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
-from trainfleet.runs import Run
+from trainfleet.run import events
+from trainfleet.run.run_folder import Run
 from trainfleet.supervisor import SEVERED, UNLOGGED
 from trainfleet.watch import lines
 from trainfleet.watch.causes import CAUSES, Then
-from trainfleet.watch.follow import Outcome
 from trainfleet.watch.lines import read_lines
+from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import Verdict, judge, start_now
-from trainfleet.watchdog import Alarm, Sentry
 
 BAD = Status(Phase.ENDED, exits={0: 1, 1: 1})
 
@@ -50,7 +51,7 @@ def verdict(
     run: Run, *, alarm: Alarm | None = None, status: Status = BAD, hosts: str = "ab", alive: tuple[int, ...] = ()
 ) -> Verdict:
     asked = request(run, hosts)
-    return judge(asked, Outcome(status, alarm, frozenset(alive)), run, start_now(request(Run(run.folder / "none"))))
+    return judge(asked, AttemptOutcome(status, alarm, frozenset(alive)), run, start_now(request(Run(run.folder / "none"))))
 
 
 TRACE = ("Traceback (most recent call last):", '  File "x.py", line 1, in f')
@@ -86,7 +87,7 @@ def test_what_all_ranks_raise_together_is_about_the_rank_that_it_names(run: Run)
 
 def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> None:
     rows = [Beat(rank, 1, 700 + rank, 1, "step", 3, 0.1, time.time()) for rank in (4, 5, 6)]
-    beats.write_beats(run.folder, 1, 1, rows)
+    heartbeat_format.write_beats(run.folder, 1, 1, rows)
     write(run, 1, "kernel: Memory cgroup out of memory: Killed process 705 (python) total-vm:1kB, anon-rss:1kB")
     found = verdict(run)
     assert (found.cause, found.node, found.rank) == ("host-memory", 1, 5)
@@ -149,7 +150,7 @@ def test_on_a_machine_that_plays_the_nodes_there_is_no_elsewhere(run: Run) -> No
     write(run, 0, *TRACE, "ModuleNotFoundError: No module named 'torch'")
     job = Job("train", "x", run.folder, 1, 1, "m", (), True)
     asked = Request(job, (Artifact("node-0.sh", "x"),))
-    assert judge(asked, Outcome(BAD, None), run, start_now(request(Run(run.folder / "none")))).then is Then.STOP
+    assert judge(asked, AttemptOutcome(BAD, None), run, start_now(request(Run(run.folder / "none")))).then is Then.STOP
 
 
 def test_no_host_is_put_aside_on_a_suspicion() -> None:
@@ -220,10 +221,10 @@ def test_a_node_that_still_beats_is_slow_and_not_lost(run: Run, alive: tuple[int
 def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None:
     sentry = Sentry(run.folder, 2, 1)
     for node in (0, 1):
-        beats.write_beats(run.folder, node, 1, [Beat(node, node, 1, 1, "step", 3, 0.1, 5.0)])
+        heartbeat_format.write_beats(run.folder, node, 1, [Beat(node, node, 1, 1, "step", 3, 0.1, 5.0)])
     assert sentry.alive(5.0) == {0, 1}
     time.sleep(0.05)
-    beats.write_beats(run.folder, 0, 1, [Beat(0, 0, 1, 1, "step", 4, 0.1, 6.0)])
+    heartbeat_format.write_beats(run.folder, 0, 1, [Beat(0, 0, 1, 1, "step", 4, 0.1, 6.0)])
     assert sentry.alive(0.04) == {0}
 
 

@@ -10,65 +10,25 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "python" / "trainfleet"
 GROUND = {
-    "errors",
-    "entrypoint",
-    "muster",
-    "beats",
+    "__init__",
     "checkpoints",
     "config",
-    "events",
-    "fence",
-    "heartbeat",
-    "counters",
-    "kernel",
-    "lease",
-    "loggers",
-    "origin",
-    "output",
-    "runs",
+    "entrypoint",
     "hardware",
-    "accelerators",
-    "adapters",
-    "presence",
-    "processes",
-    "s3",
-    "secrecy",
-    "relay",
-    "shared_key",
-    "seat",
-    "stack_dumps",
-    "node_log",
+    "health",
+    "host",
+    "node",
+    "run",
+    "stacks",
+    "storage",
     "supervisor",
-    "temporary",
-    "streams",
-    "travel",
-    "contents",
-    "intent",
-    "claims",
-    "cpu_speed",
-    "folder_sync",
-    "cloudwatch",
-    "uplink",
-    "watchdog",
-    "links",
-    "door",
-    "file_kinds",
-    "records",
-    "shapes",
-    "spelling",
-    "vault",
-    "exit_codes",
-    "ahead",
-    "apart",
-    "sandbox",
-    "telemetry",
-    "__init__",
+    "trust",
 }
 CONTROL = {"cli", "images", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",
-           "trainfleet.data.sources", "trainfleet.data.description", "trainfleet.data.tokenizer", "trainfleet.data.look"}  # fmt: skip
+           "trainfleet.data.sources", "trainfleet.data.description", "trainfleet.data.tokenizer", "trainfleet.data.source_survey"}  # fmt: skip
 FORBIDDEN = {  # room → packages that it must not import
     **{key: {"torch", "torch_xla", "torch_neuronx", "transformers"} for key in CONTROL | GROUND},
     **{key: {"fabric", "paramiko"} for key in NODE},
@@ -104,8 +64,8 @@ def test_every_file_is_in_a_known_room() -> None:
     assert {room_of(path) for path in FILES} <= GROUND | CONTROL | NODE
 
 
-def test_the_readme_s_architecture_has_every_room() -> None:
-    picture = (PACKAGE.parents[1] / "README.md").read_text().partition("## Architecture")[2].split("```")[1]
+def test_the_page_of_the_architecture_has_every_room() -> None:
+    picture = (PACKAGE.parents[1] / "docs/explanation/architecture.md").read_text().split("```")[1]
     rooms = GROUND | CONTROL | NODE
     assert not {room for room in rooms if not room.startswith("_") and not re.search(rf"\b{room}\b", picture)}
 
@@ -183,6 +143,40 @@ def asks_for_the_backend(tree: ast.AST) -> list[int]:
         if asks:
             found.append(getattr(node, "lineno", 0))
     return found
+
+
+# What launch/ may import of backends/, beside the package itself: nothing that only one backend has.
+OF_ALL_BACKENDS = {"base", "head", "host_fleet", "node_script", "run_storage", "job_starts"}
+
+
+def asks_what_kind_it_is(tree: ast.AST) -> list[int]:
+    """The lines on which code asks by isinstance what a backend, its machines or its place are."""
+    asked = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+    ]
+    words = re.compile(r"\b(backend\w*|machines|place|head|harm)\b")
+    return [node.lineno for node in asked if words.search(ast.unparse(node.args[0]))]
+
+
+def test_launch_takes_what_a_backend_hands_out_and_asks_no_further() -> None:
+    package = "trainfleet.backends"
+    for path in FILES:
+        if room_of(path) not in ("launch", "watch"):
+            continue
+        for line, module in imports_of(path):
+            part = module.removeprefix(package).split(".")[1:2] if module.startswith(f"{package}.") else []
+            names_module = (part and (PACKAGE / "backends" / f"{part[0]}.py").exists()) or (
+                part and (PACKAGE / "backends" / part[0]).is_dir()
+            )
+            assert not names_module or part[0] in OF_ALL_BACKENDS, f"{path}:{line} imports {module}"
+        tree = ast.parse(path.read_text())
+        assert not asks_what_kind_it_is(tree), f"{path}: isinstance of a backend or what it hands out"
+        compared = [
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare) and any(map(names_a_backend, (node.left, *node.comparators)))
+        ]
+        assert not compared, f"{path}:{compared} compares a backend's name"
 
 
 def test_nobody_asks_which_backend_it_is_or_what_it_can() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import heartbeat, stack_dumps
-from trainfleet.beats import Beat, read_beats
-from trainfleet.heartbeat import Heart
-from trainfleet.stack_dumps import innermost, odd_one
-from trainfleet.watchdog import SLOW_LOOKS, Alarm, Limits, Sentry, Watchdog
+from trainfleet.health import heartbeat, stack_dumps
+from trainfleet.health.heartbeat import Heart
+from trainfleet.health.heartbeat_format import Beat, read_beats
+from trainfleet.health.stack_dumps import innermost, odd_one
+from trainfleet.health.watchdog import SLOW_LOOKS, Alarm, Limits, Sentry, Watchdog
 
 
 class Fleet:
@@ -181,7 +181,7 @@ STACK = """Thread 0x00007f2c (most recent call first):
   File "/usr/lib/python3.12/threading.py", line 359 in wait
 
 Current thread 0x00007f2d (most recent call first):
-  File "/code/trainfleet/heartbeat.py", line 150 in dump_stacks
+  File "/code/trainfleet/health/heartbeat.py", line 150 in dump_stacks
 
 Thread 0x00007f2e (most recent call first):
   File "{}", line {} in {}
@@ -218,7 +218,7 @@ def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, mon
 
 
 def test_beats_come_from_a_process_whose_main_thread_waits_in_c_and_stop_when_it_is_stopped(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from trainfleet.heartbeat import Heart\n"
+    code = "import sys, time; from pathlib import Path; from trainfleet.health.heartbeat import Heart\n"
     code += "heart = Heart(Path(sys.argv[1]), 0, 0, 0); heart.at('step', 5); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=os.environ | {"PYTHONPATH": "python"})
     try:

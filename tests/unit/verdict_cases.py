@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainfleet.watch.diagnosis import Finding, diagnose
-from trainfleet.watch.lines import Line, parse
+from trainfleet.watch.diagnosis import Diagnosis, diagnose
+from trainfleet.watch.lines import LogLine, parse
 
 FOLDER = Path(__file__).parent / "verdict_corpus"
 
@@ -29,7 +29,7 @@ class Case:
 
     name: str
     labels: dict[str, str]
-    lines: tuple[Line, ...]
+    lines: tuple[LogLine, ...]
     file: str
     judging: bool = False
 
@@ -74,13 +74,13 @@ def _read(path: Path) -> Iterator[Case]:
         yield Case(labels.get("case", path.stem), labels, said, path.stem)
 
 
-def naming(case: Case) -> Finding | None:
+def naming(case: Case) -> Diagnosis | None:
     """The finding on a case; None where no cause is named."""
     finding = diagnose(case.lines)
     return finding if finding and finding.cause != "unknown" else None
 
 
-def who(finding: Finding | None) -> tuple[str, str]:
+def who(finding: Diagnosis | None) -> tuple[str, str]:
     return ("-", "-") if finding is None else tuple("-" if it is None else str(it) for it in (finding.node, finding.rank))  # type: ignore[return-value]
 
 
@@ -131,7 +131,7 @@ def score(cases: Sequence[Case], change: Callable[[Case], Case] = lambda case: c
     return Score(len(cases), failures, named, right, placed, sure, tuple(sure_wrong), tuple(fooled), tuple(wrong))
 
 
-# What a node's counters say in the place of a record of the kernel's (trainfleet/counters.py, kernel.py), by the documents named
+# What a node's counters say in the place of a record of the kernel's (trainfleet/health/hw_counters.py, health/kernel_log.py), by the documents named
 # there: a played closing of the log. Of what has no counter, nothing is left.
 COUNTED = (
     (re.compile(r"^(?:vmstat|memory\.events): .*"), r"\g<0>"),
@@ -174,7 +174,7 @@ def without_ranks(case: Case) -> Case:
     return replace(case, lines=tuple(map(_nobodys, case.lines)))
 
 
-def _nobodys(line: Line) -> Line:
+def _nobodys(line: LogLine) -> LogLine:
     text = re.sub(r"\[rank\d+\]: ?", "", line.text)
     return replace(line, text=text, rank=None, who="agent") if line.who == "rank" else replace(line, text=text)
 

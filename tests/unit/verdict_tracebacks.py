@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from verdict_cases import Case
 
-from trainfleet.watch.lines import Line, parse
+from trainfleet.watch.lines import LogLine, parse
 from trainfleet.watch.prefixes import TRACEBACK
 
 HEAD = f"{TRACEBACK}:"
@@ -112,7 +112,7 @@ FORMS: dict[str, tuple[Callable[[list[Frame], str], Iterator[str]], float]] = {
 
 def told(case: Case, form: Callable[[list[Frame], str], Iterator[str]]) -> Case:
     """A case with its tracebacks in that form."""
-    lines, at = list[Line](), 0
+    lines, at = list[LogLine](), 0
     while at < len(case.lines):
         line, end = case.lines[at], at + 1
         if line.text == HEAD:
@@ -129,11 +129,11 @@ def told(case: Case, form: Callable[[list[Frame], str], Iterator[str]]) -> Case:
     return replace(case, lines=tuple(lines))
 
 
-def _goes_on(head: Line, line: Line) -> bool:
+def _goes_on(head: LogLine, line: LogLine) -> bool:
     return (line.node, line.rank) == (head.node, head.rank) and line.text.startswith("  ")
 
 
-def _frames(lines: tuple[Line, ...]) -> list[Frame]:
+def _frames(lines: tuple[LogLine, ...]) -> list[Frame]:
     frames = list[Frame]()
     for line in lines:
         if match := FRAME.search(line.text):

@@ -6,41 +6,41 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from .. import hardware
-from ..config import Config, Terms
-from ..config.owned import untold
+from ..config import BackendTerms, Config
+from ..config.owned_machines import untold
+from ..hardware import node_types
+from ..host import plugins
+from ..trust.errors import BackendError
 from .base import Backend, Can
-
-if TYPE_CHECKING:
-    from .batch import Batch
-    from .local import Local
-    from .sagemaker import SageMaker
-    from .slurm import Slurm
-    from .ssh import Ssh
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "terms_of", "terms_to_examine"]
 
-CLASSES = {"local": "Local", "ssh": "Ssh", "ec2": "Ec2", "slurm": "Slurm", "batch": "Batch", "sagemaker": "SageMaker"}
+OURS = {"local": "Local", "ssh": "Ssh", "ec2": "Ec2", "slurm": "Slurm", "batch": "Batch", "sagemaker": "SageMaker"}
 
 
-OWNED = ("ssh", "slurm")  # that run on machines of which only their owner can tell
+class Backends(Mapping[str, type[Backend]]):
+    """The class of each backend by its name: ours, and those that installed packages add (host/plugins.py).
 
+    One is loaded when it is asked for: all together take 0.06 s.
+    """
 
-class Backends(Mapping[str, "type[Local | Ssh | Slurm | Batch | SageMaker]"]):
-    """The class of each backend by its name. One is loaded when it is asked for: all together take 0.06 s."""
-
-    def __getitem__(self, name: str) -> type[Local | Ssh | Slurm | Batch | SageMaker]:
-        kind = CLASSES[name]
-        found: type[Local | Ssh | Slurm | Batch | SageMaker] = getattr(import_module(f".{name}", __name__), kind)
+    def __getitem__(self, name: str) -> type[Backend]:
+        if name in OURS:
+            found: object = getattr(import_module(f".{name}", __name__), OURS[name])
+        elif (found := plugins.offered(plugins.OF_BACKENDS, name)) is None:
+            raise KeyError(name)
+        if not isinstance(found, type) or Backend not in found.__mro__ or getattr(found, "name", "") != name:
+            why = f"it must be a class of trainfleet.backends.base.Backend whose name is {name!r}"
+            raise BackendError("is not a backend", where=f"{plugins.OF_BACKENDS}: {name}", why=why, next="mend that package")
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(CLASSES)
+        yield from OURS
+        yield from plugins.names(plugins.OF_BACKENDS)
 
     def __len__(self) -> int:
-        return len(CLASSES)
+        return len(OURS) + len(plugins.names(plugins.OF_BACKENDS))
 
 
 BACKENDS = Backends()
@@ -52,15 +52,15 @@ def backend_of(config: Config) -> Backend:
     return BACKENDS[config.fleet.backend](config)
 
 
-def terms_of(name: str) -> Terms:
+def terms_of(name: str) -> BackendTerms:
     """The rules that the backend of that name adds to a config's."""
     return replace(terms_to_examine(name), refuse=_refuse)
 
 
-def terms_to_examine(name: str) -> Terms:
+def terms_to_examine(name: str) -> BackendTerms:
     """The same for `make doctor`, which finds out what nodes are that nobody has told of."""
     here = BACKENDS[name].is_here
-    return Terms(_node_here if here else _node_elsewhere, _refuse_known, here)
+    return BackendTerms(_node_here if here else _node_elsewhere, _refuse_known, here)
 
 
 def is_guest(config: Config) -> bool:
@@ -70,31 +70,31 @@ def is_guest(config: Config) -> bool:
 
 def shared(config: Config) -> Config:
     """The config for runs of other names, on the machines that are made for this one."""
-    from .honoured import honours
+    from .supported_keys import honours
 
     if not honours(config, "fleet.aws.name"):
         return config
     return replace(config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, name=config.fleet_name)))
 
 
-def _node_here(row: hardware.NodeType | None, nodes: int) -> hardware.Node:
+def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     """A node that this machine plays: its share of what that machine has."""
     if row is None or not row.owned:
-        return hardware.node(row, nodes)
-    return hardware.Node(max(1, row.accelerators // nodes), f"{row.name} over {nodes} nodes", hardware.stack_of(row))
+        return node_types.node(row, nodes)
+    return node_types.Node(max(1, row.accelerators // nodes), f"{row.name} over {nodes} nodes", node_types.stack_of(row))
 
 
-def _node_elsewhere(row: hardware.NodeType | None, nodes: int) -> hardware.Node:
+def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     if row is None:
         what = "a host of no known kind runs one, on its cores"
-        return hardware.Node(1, f"{what}; fleet.instance_type or fleet.accelerator says more, which make doctor finds")
-    return hardware.node(row, nodes)
+        return node_types.Node(1, f"{what}; fleet.instance_type or fleet.accelerator says more, which make doctor finds")
+    return node_types.node(row, nodes)
 
 
 def _refuse(config: Config) -> Iterator[tuple[str, str]]:
     """What the config's backend does not take, what it asks for that the backend can't, and nodes that nobody has told of."""
     fleet = config.fleet
-    if not fleet.is_told and fleet.device != "cpu" and fleet.backend in OWNED and not fleet.slurm.create:
+    if not fleet.is_told and fleet.device != "cpu" and BACKENDS[fleet.backend].owned and not fleet.slurm.create:
         yield untold(fleet)
     yield from _refuse_known(config)
 
@@ -103,8 +103,11 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
     """The same, but for what the nodes are."""
     backend, own = BACKENDS[config.fleet.backend], config.fleet.accelerator
     yield from backend.refuse(config)
+    if config.fleet.backend_options and backend.name in OURS and not backend.is_here:
+        what = f"the {backend.name} backend has keys of its own; leave it out"
+        yield "fleet.backend_options", f"{config.fleet.backend_options[0]}: {what}"
     yield from _refuse_arm(config)
-    if own and own.usd_per_hour is not None and not (backend.name in OWNED or backend.is_here):
+    if own and own.usd_per_hour is not None and not (backend.owned or backend.is_here):
         counts = f"AWS's own prices count on the {backend.name} backend"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; leave it out"
     if config.fleet.slow == "replace" and Can.LEAVE_OUT not in backend.can:
@@ -120,5 +123,11 @@ def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
     why = f"the processors of {kind.accelerator.label} are ARM's, and what is built here is for x86-64"
     if fleet.image != "none":
         yield "fleet.image", f"{fleet.image}: {why}; none works, with a Python of yours (fleet.python)"
-    elif fleet.python is None and (fleet.backend == "ssh" or fleet.hosts):
+    elif fleet.python is None and (fleet.hosts or _sets_up_hosts(config)):
         yield "fleet.python", f"null: {why}; the path of a Python there that has torch works"
+
+
+def _sets_up_hosts(config: Config) -> bool:
+    """Whether make setup builds the Python of hosts that somebody owns."""
+    backend = BACKENDS[config.fleet.backend]
+    return backend.owned and Can.EXAMINE in backend.can

@@ -7,42 +7,50 @@ status(handle)           → Status: cheap, at the backend's own pace behind a c
 stop(handle, at_once)    idempotent. Not at once: the nodes are asked to finish what must not be half done, then to leave.
                          At once: when it returns, nothing of the job runs on any node that can be reached
 find(run)                → Handle of whatever may still run under the run's name: found on the nodes, and not by local state
-place(run)               → Place: how the run's folder comes here (place.py)
+place(run)               → Place: how the run's folder comes here (run_storage.py)
 bill()                   → Bill: what a run costs from set-up to teardown; None if that is unknown
 machines()               → Machines: what jobs run on, made ready and taken down again
-probe()                  → Probe: what its nodes have, as they say themselves; None where none can be asked, or doctor asks each
+
+What only some can do is an object that a backend hands out, or None: head(), harm(), purchase(), bake(), probe().
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
-from .. import runs
 from ..config import Config
-from ..errors import InputError, RunError
+from ..node.placement import Seating, Terms
 from ..nodes.facts import Facts
 from ..plan.bill import Bill
 from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request
-from ..runs import Run
-from ..shapes import Name, fit
-from .place import Place
+from ..run import run_folder
+from ..run.run_folder import Run
+from ..trust.errors import InputError, RunError
+from ..trust.validation import Name, fit
+from .run_storage import Place
 
+if TYPE_CHECKING:
+    from .head import Head
+
+LINKS, OWN_HEAD = "links", "head"  # what a fault of a rehearsal may need: links of the nodes' own, and a head
 HANDLE, REQUEST = "handle.json", "request.json"  # in the run folder: what runs, and what was submitted for it
 
 
 class Can(Enum):
-    """What a backend can do; the README's support table is generated from these."""
+    """What a backend can do; the support table of docs/evidence is generated from these."""
 
     SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
     LEAVE_OUT = "hosts can be left out of an attempt"
     EXAMINE = "make doctor examines its nodes, and a launch passes the gate"
     MACHINES = "make setup makes its machines, and make clean proves them gone"
     RETRIES = "the engine itself starts further attempts"
-    OUTLIVES = "a job goes on without the machine that launched it"
+    OUTLIVES = "a job continues without the machine that launched it"
     IMAGE = "jobs run in an image"
     FOLLOWS = "training is queued with what compiles for it, and begins once that has ended well"
 
@@ -112,43 +120,112 @@ class Probe:
     facts: Mapping[str, Facts]
 
 
+@dataclass(frozen=True)
+class Prospect:
+    """What `make setup` would do to machines, and what a plan can know before it has.
+
+    lines    what would change and what it costs, in words
+    changes  the very requests
+    awaited  what setup makes for an engine is not there yet, or there are no credentials to ask for it
+    unasked  machines would be made in an account that can't be asked, so that none of them is known
+    exact    a job's request names no machine, so it is known before there are any
+    """
+
+    lines: tuple[str, ...] = ()
+    changes: tuple[Artifact, ...] = ()
+    awaited: bool = False
+    unasked: bool = False
+    exact: bool = False
+
+
 class Machines(Protocol):
     """What jobs run on.
 
+    made           whether setup makes them, so that they cost money until they are removed
     changes()      what `apply` would do now, as artifacts; none when all is as it should be
     apply()        does what is missing now; the exit code of `make setup`
     left()         what there is of ours, found by tag alone: one line each
     remove(purge)  takes it down; `purge`: what holds data too. Afterwards `left` is the proof
+    prospect()     what setup would do, for `make plan`, given the run's hours and tokens a second where they are known
     """
+
+    made: bool = False
 
     def changes(self) -> tuple[Artifact, ...]: ...
     def apply(self) -> int: ...
     def left(self) -> list[str]: ...
     def remove(self, purge: bool) -> None: ...
 
-
-@runtime_checkable
-class Prospects(Protocol):
-    """Machines of an engine: what `make setup` would change and what that costs, in words, and the very requests."""
-
-    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]: ...
+    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
+        return Prospect()
 
 
-@runtime_checkable
-class BuysAhead(Protocol):
-    """A backend whose machines may have to be bought ahead: `obtain` says what there is, and whether they can be used now."""
+class Purchase(Protocol):
+    """Machines that are bought ahead."""
 
-    def obtain(self, may_buy: bool) -> tuple[list[str], bool]: ...
+    def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
+        """What there is, bought now if that may be; and whether it can be used now."""
+        ...
+
+
+class JobSteps(Protocol):
+    """An engine that runs a command beside the ranks of a job. `lacking`: what faults need and is not there, and why."""
+
+    folder: str
+    interpreter: str
+    where: str
+    lacking: Mapping[str, str]
+
+    def require(self) -> None:
+        """Raises ConfigError where no command can be run so, from here."""
+        ...
+
+    def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
+        """What a command says on a node of a job; None where the job is not on so many nodes."""
+        ...
+
+    def jobs_in(self, folder: Path) -> list[str]:
+        """The jobs of a folder that are in the queue."""
+        ...
+
+    def guard(self, folder: Path, remove: str) -> str:
+        """A shell's words: once the input ends they end the folder's jobs, and `remove` it unless a word came before."""
+        ...
+
+
+@dataclass(frozen=True)
+class Harm:
+    """How a rehearsal reaches the processes that it breaks: over SSH, by an engine's steps, or else on this machine."""
+
+    head: Head | None = None
+    steps: JobSteps | None = None
+
+
+class Bake(Protocol):
+    """Machines of which one can become the image that the next are made from."""
+
+    def make(self) -> int:
+        """Makes the image, unless there is one with these versions; the exit code of `make image`."""
+        ...
 
 
 class Backend(Protocol):
-    """What launch/ and watch/ need of the place where a job runs; the module's docstring says what each call guarantees."""
+    """What launch/ and watch/ need of the place where a job runs; the module's docstring says what each call guarantees.
+
+    A backend is a class of this one. What only some can do has a default here, by which the others can't.
+    """
 
     name: str
     can: frozenset[Can]
     is_here: bool  # this machine is its nodes
-    hands_over: bool  # its jobs are launched from a machine of its own, to which commands typed here hand over
+    seat: Seating  # how its nodes know which of them they are, and what it does with them (node/placements/)
     tried_on: str  # what carries it in the tests, which the README's table says: real, or a fake
+    pretended: Mapping[Can, str] = MappingProxyType({})  # beside that, what stands in for something in a row of the table
+    hands_over: bool = False  # its jobs are launched from a machine of its own, to which commands typed here hand over
+    owned: bool = False  # its machines are somebody's, who alone can tell what they are
+    image_arguments: tuple[tuple[str, str], ...] = ()  # of the build of an image that its nodes can run
+
+    def __init__(self, config: Config) -> None: ...
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]: ...
@@ -160,13 +237,53 @@ class Backend(Protocol):
     def place(self, run: Run) -> Place: ...
     def bill(self) -> Bill | None: ...
     def machines(self) -> Machines: ...
-    def probe(self) -> Probe | None: ...
+
+    @property
+    def terms(self) -> Terms:
+        """What its engine does with the nodes of a job."""
+        return self.seat.terms
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a run may be at work on its nodes; not where there are none yet."""
+        return True
+
+    def head(self) -> Head | None:
+        """The hosts that are reached by SSH, and the one to which commands are handed; None where there are none."""
+        return None
+
+    def harm(self) -> Harm | None:
+        """How a rehearsal reaches the processes of a job; None where nothing can."""
+        return None
+
+    def purchase(self) -> Purchase | None:
+        """What buys its machines ahead; None where nothing is to be bought."""
+        return None
+
+    def bake(self) -> Bake | None:
+        """What makes an image of one of its nodes; None where machines are not made from one."""
+        return None
+
+    def probe(self) -> Probe | None:
+        """What its nodes have, as they say themselves; None where none can be asked, or make doctor asks each."""
+        return None
+
+    def learn(self, run: Run) -> None:
+        """Keeps what the newest launch of a run has found against hosts."""
+
+    def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
+        """The nodes of a job on these machines that do not answer now, with why; none where `status` tells them already."""
+        return {}
+
+    def cut_off(self, handle: Handle) -> str:
+        """This machine's name among a job's hosts, where it reaches no other and another can lead in its place; else ""."""
+        return ""
 
 
 def save_job(run: Run, handle: Handle, request: Request) -> None:
     """Writes to the run folder what another process needs to query this job, follow it and stop it."""
-    runs.write_json(run.folder / REQUEST, request.record())
-    runs.write_json(run.folder / HANDLE, asdict(handle))
+    run_folder.write_json(run.folder / REQUEST, request.record())
+    run_folder.write_json(run.folder / HANDLE, asdict(handle))
 
 
 def load_job(run: Run) -> tuple[Handle, Request] | None:
@@ -175,13 +292,13 @@ def load_job(run: Run) -> tuple[Handle, Request] | None:
     Raises:
         RunError: the files are not as `keep` leaves them.
     """
-    record, request = runs.read_json(run.folder / HANDLE), runs.read_json(run.folder / REQUEST)
+    record, request = run_folder.read_json(run.folder / HANDLE), run_folder.read_json(run.folder / REQUEST)
     if record is None or request is None:
         return None
     try:
         handle = fit(Handle, record)
     except InputError as error:
         where = str(run.folder / HANDLE)
-        why, next = f"{error.key}: {error.what}", f"rm {where}; make train"
-        raise RunError("is not the handle of a job", where=where, why=why, next=next) from error
+        why, then = f"{error.key}: {error.what}", f"rm {where}; make train"
+        raise RunError("is not the handle of a job", where=where, why=why, next=then) from error
     return handle, Request.of(request, str(run.folder / REQUEST))

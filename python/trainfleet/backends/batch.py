@@ -1,4 +1,4 @@
-"""AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in S3 (remote.py).
+"""AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in S3 (s3_run.py).
 
 A submission is looked up by the job's name, which has the request's token in it, before and after it is made: SubmitJob has no
 client token, and a request whose answer was lost is sent again. Any machine that has the config can ask and stop.
@@ -13,27 +13,28 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..cloud import demands, engine_spending, stages
+from ..cloud import engine_spending, stages, unsupported
 from ..cloud.engine_template import DISK
-from ..cloud.inputs import slug, stack_name, tokenizing_queue
 from ..cloud.prices import Prices, by_table
-from ..cloud.spending import Row
+from ..cloud.spending import CostRow
+from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
-from ..door import show
 from ..entrypoint import AGAIN
-from ..errors import CloudError
-from ..exit_codes import ELSEWHERE
+from ..node.exit_codes import ELSEWHERE
+from ..node.placements.batch import SEATING
 from ..plan.job import Job, on_its_machines
 from ..plan.request import Request
-from ..runs import Run
-from . import definition, engine_checks, hosted, references
+from ..run.run_folder import Run
+from ..trust.errors import CloudError
+from ..trust.untrusted_input import show
+from . import aws_managed, batch_request, engine_checks, secret_refs
+from .aws_managed import ON_REQUEST, Hosted
 from .base import Handle, Phase, Status
-from .bodies import TOKEN, artifact, bodies, pairs
-from .consoles import Console
-from .engines import Engine, filled
-from .hosted import ON_REQUEST, Hosted
-from .waiting import Waiting
+from .container_logs import Console
+from .managed_machines import ManagedMachines, filled
+from .queue_reasons import QueueReasons
+from .request_json import TOKEN, artifact, bodies, pairs
 
 GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")  # keys of fleet.aws, of no use to a queue of yours
@@ -50,11 +51,11 @@ JobRecord = dict[str, Any]
 class Batch(Hosted):
     """AWS Batch, as a backend (base.py)."""
 
-    name, title, gone = "batch", "AWS Batch", GONE
+    name, title, gone, seat = "batch", "AWS Batch", GONE, SEATING
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._waiting = {queue: Waiting(lambda: self.calls, queue) for queue in self.queues}
+        self._waiting = {queue: QueueReasons(lambda: self.calls, queue) for queue in self.queues}
 
     @property
     def queue(self) -> str:
@@ -71,7 +72,7 @@ class Batch(Hosted):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from Batch.lacks(config)
-        yield from demands.refuse_of_engine(config)
+        yield from unsupported.refuse_of_engine(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
         if config.fleet.batch.queue:
@@ -90,9 +91,9 @@ class Batch(Hosted):
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """A job definition and a submission of it. Which machines run it is Batch's to choose, so `without` changes nothing."""
-        secrets, config = references.references(self.config, job.secrets), on_its_machines(self.config, job)
-        what = definition.definition(config, job, job.image, secrets)
-        how = definition.submission(config, job, self._queue_of(job), what["jobDefinitionName"])
+        secrets, config = secret_refs.references(self.config, job.secrets), on_its_machines(self.config, job)
+        what = batch_request.definition(config, job, job.image, secrets)
+        how = batch_request.submission(config, job, self._queue_of(job), what["jobDefinitionName"])
         return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
 
     def submit(self, request: Request) -> Handle:
@@ -105,7 +106,7 @@ class Batch(Hosted):
         if there := self._named(name):
             return self._handle(request, there)
         engine_checks.require(self.calls, on_its_machines(self.config, request.job), self._queue_of(request.job), request)
-        references.keep(self.calls, self.config, request.job.secrets)
+        secret_refs.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
         what = filled(self.machines().own, what)
         known = self.calls("batch", "DescribeJobDefinitions", jobDefinitionName=what["jobDefinitionName"], status="ACTIVE")
@@ -139,7 +140,7 @@ class Batch(Hosted):
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        return hosted.PACE * max(1.0, handle.nodes / AT_ONCE)  # DescribeJobs takes so many jobs at a time
+        return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)  # DescribeJobs takes so many jobs at a time
 
     def look(self, handle: Handle) -> Status:
         jobs = self._described(handle)
@@ -188,20 +189,20 @@ class Batch(Hosted):
         nodes = int(newest.get("nodeProperties", {}).get("numNodes", 1))
         return Handle(self.name, str(newest["jobId"]), str(newest["jobName"])[-16:], nodes)
 
-    def machines(self) -> Engine:
+    def machines(self) -> ManagedMachines:
         own = self.config.fleet.batch
         needed = not (own.queue and own.job_role and own.execution_role)
-        return Engine(self.config, self.name, needed, True, (self.costs, self.times), self._notes)
+        return ManagedMachines(self.config, self.name, needed, (self.costs, self.times), self._notes)
 
     def _notes(self) -> list[str]:
         return [
             *engine_spending.of_tokenizing(self.config, by_table()),
             "",
             "stop",
-            *self.stopping(definition.grace(self.config)),
+            *self.stopping(batch_request.grace(self.config)),
         ]
 
-    def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
+    def costs(self, config: Config, prices: Prices) -> Iterator[CostRow]:
         return engine_spending.of_batch(config, prices)
 
     @staticmethod

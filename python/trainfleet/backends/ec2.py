@@ -11,31 +11,83 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..cloud import demands, reading, spending, stages
-from ..cloud.ahead import Ahead, Paid
+from ..cloud import data_access, spending, stages, unsupported
 from ..cloud.calls import Calls
-from ..cloud.capacity import Blocks
+from ..cloud.capacity_blocks import Blocks
+from ..cloud.capacity_purchase import Ahead, Paid
 from ..cloud.region import region_of, through_agent
-from ..cloud.stack_nodes import Fleet, Node
-from ..cloud.storage import log_group
-from ..cloudwatch import LOGS
+from ..cloud.stack_nodes import FleetStack, StackNode
+from ..cloud.template_storage import log_group
 from ..config import Config
-from ..errors import BackendError
 from ..nodes.fleet import hosts_of
-from ..nodes.operations import SCRATCH
+from ..nodes.install_steps import SCRATCH
 from ..nodes.transport import Transport
 from ..plan.bill import PAID, Bill
 from ..plan.job import Job
-from ..runs import COPY
-from .base import Can, Machines
+from ..run.run_folder import COPY
+from ..storage.cloudwatch import LOGS
+from ..trust.errors import BackendError
+from .bake import Baking
+from .base import Bake, Can, Machines, Purchase
 from .ec2_machines import Instances
-from .known import keep_keys
-from .ssh import HEAD, Ssh
+from .head import HEAD, Head
+from .host_keys import keep_keys
+from .ssh import Ssh
 
 USER = "ubuntu"  # of the images that stacks.lock names
+
+
+class StackHosts(Head):
+    """The hosts that AWS has now, of the stack that `cloud` returns."""
+
+    def __init__(self, config: Config, cloud: Callable[[], FleetStack]) -> None:
+        super().__init__(config)
+        self._cloud = cloud
+
+    @functools.cached_property
+    def located(self) -> Config:
+        """The config with what AWS has now: the running nodes in their order, the way to them, and the file system."""
+        if not self.hands_over:
+            return self.config
+        cloud = self._cloud()
+        nodes, head = cloud.nodes(), cloud.head()
+        fleet = replace(self.fleet, hosts=(), aws=replace(self.fleet.aws, region=cloud.calls.region))
+        if nodes:
+            known, _ = keep_keys(cloud, [*nodes, *([head] if head else [])], self.by_agent)
+            jump = fleet.ssh.jump or (f"{self.user}@{head.public}" if head and head.public else None)
+            ssh = replace(fleet.ssh, user=self.user, known_hosts=fleet.ssh.known_hosts or str(known), jump=jump)
+            hosts = tuple(f"{node.id}={self.address(node)}" for node in nodes)
+            dns_name, mount_name = cloud.mount() or (fleet.fsx.dns_name, fleet.fsx.mount_name)
+            fsx = replace(fleet.fsx, dns_name=dns_name, mount_name=mount_name)
+            fleet = replace(fleet, hosts=hosts, ssh=ssh, fsx=fsx)
+        return replace(self.config, fleet=fleet)
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        region = self._cloud().calls.region
+        proxy = through_agent(region) if self.by_agent else ""
+        if not self.located.fleet.hosts:
+            raise BackendError(f"{self.config.fleet_name} has no nodes in {region}", next="make setup")
+        return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
+
+    @property
+    def user(self) -> str:
+        return self.fleet.ssh.user or USER
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether SSH goes through SSM Session Manager, as no port is open."""
+        return self.hands_over and self.fleet.aws.ssm_only
+
+    def address(self, node: StackNode) -> str:
+        return node.id if self.by_agent else node.address
+
+    @property
+    def ends(self) -> float | None:
+        return self._cloud().ends()
 
 
 class Ec2(Ssh):
@@ -43,12 +95,15 @@ class Ec2(Ssh):
 
     name = "ec2"
     can = Ssh.can | {Can.MACHINES}
-    tried_on = "real sshd, fake AWS"
+    owned, tried_on = False, "real sshd, fake AWS"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, StackHosts(config, lambda: self.cloud))
 
     @functools.cached_property
-    def cloud(self) -> Fleet:
+    def cloud(self) -> FleetStack:
         """The stack and what is in it."""
-        return Fleet(self.ahead.placed() if self.ahead else self.config)
+        return FleetStack(self.ahead.placed() if self.ahead else self.config)
 
     @functools.cached_property
     def ahead(self) -> Ahead | None:
@@ -63,72 +118,40 @@ class Ec2(Ssh):
         """What is paid ahead for each node."""
         return self.ahead.paid() if self.ahead else Paid(float(os.environ.get(PAID, "0")), "a capacity block")
 
+    def purchase(self) -> Purchase | None:
+        return self if self.ahead else None
+
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
-        """What is said of the capacity block, bought now if that may be; and whether nodes can be made in it now."""
+        """The capacity block, bought now if that may be."""
         if self.ahead is None:
             return [], True
         found = self.ahead.obtain(may_buy, self._whole())
-        for name in ("cloud", "located", "transport", "paid"):  # which depend on what is held
+        for name in ("cloud", "paid"):  # which depend on what is held
             self.__dict__.pop(name, None)
+        self._head.look_again()
         return found
 
     def _whole(self) -> Bill | None:
         """The bill but for what is paid ahead."""
         return spending.bill(spending.rows(self.config), stages.of_ec2(self.config), self.fleet.nodes)
 
-    @functools.cached_property
-    def located(self) -> Config:
-        """The config with what AWS has now: the running nodes in their order, the way to them, and the file system."""
-        if not self.hands_over:
-            return self.config
-        nodes, head = self.cloud.nodes(), self.cloud.head()
-        fleet = replace(self.fleet, hosts=(), aws=replace(self.fleet.aws, region=self.cloud.calls.region))
-        if nodes:
-            known, _ = keep_keys(self.cloud, [*nodes, *([head] if head else [])], self.by_agent)
-            jump = fleet.ssh.jump or (f"{self.user}@{head.public}" if head and head.public else None)
-            ssh = replace(fleet.ssh, user=self.user, known_hosts=fleet.ssh.known_hosts or str(known), jump=jump)
-            hosts = tuple(f"{node.id}={self.address(node)}" for node in nodes)
-            dns_name, mount_name = self.cloud.mount() or (fleet.fsx.dns_name, fleet.fsx.mount_name)
-            fleet = replace(fleet, hosts=hosts, ssh=ssh, fsx=replace(fleet.fsx, dns_name=dns_name, mount_name=mount_name))
-        return replace(self.config, fleet=fleet)
-
-    @functools.cached_property
-    def transport(self) -> Transport:
-        proxy = through_agent(self.cloud.calls.region) if self.by_agent else ""
-        if not self.located.fleet.hosts:
-            raise BackendError(f"{self.config.fleet_name} has no nodes in {self.cloud.calls.region}", next="make setup")
-        return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
-
-    @property
-    def user(self) -> str:
-        return self.fleet.ssh.user or USER
-
-    @property
-    def by_agent(self) -> bool:
-        """Whether SSH goes through SSM Session Manager, as no port is open."""
-        return self.hands_over and self.fleet.aws.ssm_only
-
-    def address(self, node: Node) -> str:
-        return node.id if self.by_agent else node.address
-
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from Ssh.refuse(config)
-        yield from demands.refuse(config)
+        yield from unsupported.refuse(config)
         if config.fleet.hosts and HEAD not in os.environ:  # where it is told what hosts there are
             yield "fleet.hosts", "the ec2 backend makes its machines; for hosts that you have there is fleet.backend ssh"
 
     def extras(self, job: Job) -> dict[str, str]:
         """Where nodes send their logs, and whether they copy the dataset to their own disks first."""
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
-        return logs | ({COPY: SCRATCH} if job.torchrun and reading.copies(self.config) else {})
+        return logs | ({COPY: SCRATCH} if job.torchrun and data_access.copies(self.config) else {})
 
-    @property
-    def ends(self) -> float | None:
-        return self.cloud.ends()
+    def bake(self) -> Bake | None:
+        return Baking(self.cloud, self._head)
 
     def bill(self) -> Bill | None:
         return self.paid.on(self._whole())
 
     def machines(self) -> Machines:
-        return Instances(self)
+        return Instances(self.cloud, self._head, self.paid, self.ahead)

@@ -7,26 +7,26 @@ import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import yaml
 
-from ..cloud import clock, outlook, permissions
-from ..cloud.ahead import NOTHING
+from ..cloud import clock, permissions, plan_text
 from ..cloud.calls import Calls
-from ..cloud.inventory import Found, total, weighed
-from ..cloud.stack_nodes import Fleet, Foreseen, Node
+from ..cloud.capacity_purchase import NOTHING, Ahead, Paid
+from ..cloud.inventory import OwnedResource, total, weighed
+from ..cloud.stack_nodes import FleetStack, Foreseen, StackNode
 from ..cloud.sweep import strangers
-from ..config.hosts import Host
-from ..errors import BackendError
-from ..nodes import setup
-from ..nodes.board import Board
+from ..cloud.template_inputs import Inputs
+from ..config import Config
+from ..config.host_list import Host
+from ..nodes import host_setup
+from ..nodes.host_table import Board
 from ..plan.request import Artifact
-from .bodies import artifact
-from .known import keep_keys, require_plugin
-
-if TYPE_CHECKING:
-    from .ec2 import Ec2
+from ..trust.errors import BackendError
+from .base import Machines, Prospect
+from .head import Head
+from .host_keys import keep_keys, require_plugin
+from .request_json import artifact
 
 STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}  # the board's last ones
 KEYS_IN = 600.0  # seconds until the last console has its host keys
@@ -35,26 +35,35 @@ ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the
 
 
 @contextlib.contextmanager
-def told_of(what: str, next: str) -> Iterator[None]:
+def told_of(what: str, then: str) -> Iterator[None]:
     """Ctrl-C ends this program, and nothing that AWS was asked for: that is said."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"{what}, and it may cost money\n  next: make ls shows what there is; {next}", file=sys.stderr, flush=True)
+        print(f"{what}, and it may cost money\n  next: make ls shows what there is; {then}", file=sys.stderr, flush=True)
         raise
 
 
-class Stacked:
+def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
+    """What is enough for whoever makes, runs and removes what the config says, as policies that IAM takes."""
+    for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
+        name = "policy.json" if number == 1 else f"policy-{number}.json"
+        yield Artifact(name, json.dumps(found, indent=2) + "\n")
+
+
+class Stacked(Machines):
     """Machines (base.py) that are a stack: all but what is done on them once they are there."""
 
+    made = True
     paid = NOTHING  # ahead, for their nodes
 
-    def __init__(self, cloud: Fleet) -> None:
+    def __init__(self, cloud: FleetStack) -> None:
         self.cloud = cloud
 
-    def outlook(self, hours: float | None, speed: float | None) -> Iterator[str]:
-        """What would change, what it costs, and what stands against it, for people."""
-        return outlook.describe(self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid)
+    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
+        """What would change, what it costs, and what stands against it."""
+        lines = plan_text.describe(self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid)
+        return Prospect(tuple(lines), self.changes(), unasked=bool(self.foreseen.unasked))
 
     @functools.cached_property
     def foreseen(self) -> Foreseen:
@@ -69,8 +78,7 @@ class Stacked:
         requests = [artifact(number, *request) for number, request in enumerate(planned, 1)]
         bodies = [str(request["TemplateBody"]) for _, _, request in planned]
         stack = [Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False)) for body in bodies]
-        may = permissions.policy(self.cloud.config, self.foreseen.inputs)
-        return (*stack, *requests, Artifact("policy.json", json.dumps(may, indent=2) + "\n"))
+        return (*stack, *requests, *policies(self.cloud.config, self.foreseen.inputs))
 
     def bad(self) -> set[str]:
         """The ids of instances that are to be replaced."""
@@ -86,6 +94,10 @@ class Stacked:
 
             self.cloud.make(self.bad(), show, board.say)
         self.__dict__.pop("foreseen", None)  # it is what was foreseen before
+
+    def apply(self) -> int:
+        self.make()
+        return 0
 
     def left(self) -> list[str]:
         return [one.line() for one in self.cloud.left()]
@@ -107,30 +119,30 @@ class Stacked:
 class Instances(Stacked):
     """Those of the ec2 backend: hosts, which setup makes ready."""
 
-    def __init__(self, backend: Ec2) -> None:
-        super().__init__(backend.cloud)
-        self.backend, self.paid = backend, backend.paid
+    def __init__(self, cloud: FleetStack, head: Head, paid: Paid, ahead: Ahead | None) -> None:
+        super().__init__(cloud)
+        self.head, self.paid, self.ahead = head, paid, ahead
 
     def bad(self) -> set[str]:
         """The ids of instances in quarantine."""
-        return set(self.backend.quarantine.entries())
+        return set(self.head.quarantine.entries())
 
     def apply(self) -> int:
         """Makes the stack as it should be, waits for its nodes, and sets them up."""
-        if self.backend.by_agent:
+        if self.head.by_agent:
             require_plugin()
         bad = self.bad()
         self.make()
         nodes = self.cloud.await_nodes()
-        self.backend.quarantine.forget(bad - {node.id for node in nodes})
+        self.head.quarantine.forget(bad - {node.id for node in nodes})
         self.await_keys(nodes)
-        self.backend.look_again()
-        return setup.main(self.backend.located)
+        self.head.look_again()
+        return host_setup.main(self.head.located)
 
-    def await_keys(self, nodes: list[Node]) -> None:
+    def await_keys(self, nodes: list[StackNode]) -> None:
         """Returns once every node's host key is known from AWS; BackendError where it does not tell one."""
         deadline, said = clock.now() + KEYS_IN, False
-        while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.backend.by_agent)[1]):
+        while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.head.by_agent)[1]):
             if clock.now() > deadline:
                 why = "neither its console nor its SSM agent says it"
                 raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
@@ -141,11 +153,11 @@ class Instances(Stacked):
 
     def remove(self, purge: bool) -> None:
         super().remove(purge)
-        if self.backend.ahead:
-            self.backend.ahead.say_what_stays(say)
+        if self.ahead:
+            self.ahead.say_what_stays(say)
 
 
-def prove_gone(found: list[Found], stay: set[str], config: str, calls: Calls, troubles: Mapping[str, str]) -> None:
+def prove_gone(found: list[OwnedResource], stay: set[str], config: str, calls: Calls, troubles: Mapping[str, str]) -> None:
     """Says what of a config was kept because it holds data, and that nothing else is there; by two looks that agree.
 
     Raises:

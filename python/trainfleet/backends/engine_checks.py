@@ -7,23 +7,31 @@ lack permission (iam:GetRole, for one) passes: the job's own start will show.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from .. import hardware, s3
+from ..cloud import engine_template
+from ..cloud.api_errors import DENIED, passing
 from ..cloud.calls import Calls
+from ..cloud.discovery import placeholders
 from ..cloud.quotas import request_more
-from ..cloud.refusals import DENIED, passing
+from ..cloud.roles import statements
+from ..cloud.template_inputs import Inputs
+from ..cloud.template_storage import log_group
 from ..config import Config
-from ..errors import BackendError, CloudError
+from ..hardware import node_types
 from ..plan.job import Job
 from ..plan.request import Request
-from .bodies import bodies
-from .waiting import enabling, environments, most_nodes
+from ..storage import s3
+from ..trust.errors import BackendError, CloudError
+from .queue_reasons import enabling, environments, most_nodes
+from .request_json import bodies
 
 ABSENT = ("NoSuchEntity", "NoSuchEntityException")
-NEEDED = ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket")  # of a job's role
+KINDS = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList"}  # of a condition's values, as IAM's simulator has them
+Statements = Callable[[Config, Inputs], Iterable[dict[str, Any]]]
 
 
 def require(calls: Calls, config: Config, queue: str, request: Request) -> None:
@@ -32,17 +40,17 @@ def require(calls: Calls, config: Config, queue: str, request: Request) -> None:
     container = what["nodeProperties"]["nodeRangeProperties"][0]["container"]
     require_queue(calls, config, queue, request.job)
     require_bucket(calls, config)
-    for key, judged in (("jobRoleArn", config), ("executionRoleArn", None)):
+    for key, allowed in (("jobRoleArn", statements), ("executionRoleArn", engine_template.of_a_start)):
         if container.get(key, "").startswith("arn:"):
-            require_role(calls, container[key], "ecs-tasks.amazonaws.com", judged)
+            require_role(calls, container[key], "ecs-tasks.amazonaws.com", config, allowed)
 
 
 def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
     """Raises BackendError unless the queue takes jobs, and has an environment for that many such nodes."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues", ())
     if not found:
-        next = "make setup makes one; or fleet.batch.queue names yours"
-        raise BackendError("there is no such job queue", where=queue, next=next)
+        then = "make setup makes one; or fleet.batch.queue names yours"
+        raise BackendError("there is no such job queue", where=queue, next=then)
     if found[0].get("state") == "DISABLED":
         raise BackendError("the job queue is disabled", where=queue, next=enabling(queue))
     if found[0].get("status") == "INVALID":
@@ -50,14 +58,14 @@ def require_queue(calls: Calls, config: Config, queue: str, job: Job) -> None:
     unfit = [(environment, unfitness(config, environment)) for environment in environments(calls, found[0])]
     if all(why for _, why in unfit):
         rows = "\n".join(f"  {environment['computeEnvironmentName']}: {why}" for environment, why in unfit)
-        what, next = f"no compute environment of the queue can run this job\n{rows}", "make setup; or another fleet.batch.queue"
-        raise BackendError(what, where=queue, next=next)
-    vcpus = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus
+        what, then = f"no compute environment of the queue can run this job\n{rows}", "make setup; or another fleet.batch.queue"
+        raise BackendError(what, where=queue, next=then)
+    vcpus = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus
     most = max(most_nodes(environment, vcpus) for environment, why in unfit if not why)
     if most < job.nodes:
         what = f"{job.nodes} nodes are wanted, the queue has {most}"
-        next = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
-        raise BackendError(what, where=queue, why=f"maxvCpus over {vcpus} a node", next=next)
+        then = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
+        raise BackendError(what, where=queue, why=f"maxvCpus over {vcpus} a node", next=then)
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
@@ -97,34 +105,78 @@ def require_bucket(calls: Calls, config: Config) -> None:
                                next=f"a bucket in {calls.region}, or fleet.aws.region: {there}")  # fmt: skip
 
 
-def require_role(calls: Calls, arn: str, service: str, config: Config | None) -> None:
-    """Raises BackendError when a role is not there, does not trust the service, or may not use the config's bucket."""
+def require_role(calls: Calls, arn: str, service: str, config: Config, allowed: Statements) -> None:
+    """Raises BackendError when a role is not there, does not trust the service, or may not do what a run does by it."""
     name = arn.rpartition("/")[2]
     try:
         role = calls("iam", "GetRole", RoleName=name)["Role"]
         trust = role.get("AssumeRolePolicyDocument", {})
         document = json.loads(unquote(trust)) if isinstance(trust, str) else trust
-        allowed = [part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]
-        if service not in json.dumps(allowed):
-            next = f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole"
-            raise BackendError(f"the role does not trust {service}", where=arn, why="its trust policy names others", next=next)
-        if config:
-            _require_actions(calls, arn, config)
+        trusted = [part.get("Principal") for part in document.get("Statement", ()) if part.get("Effect") == "Allow"]
+        if service not in json.dumps(trusted):
+            then = f"aws iam update-assume-role-policy --role-name {name}: allow {service} sts:AssumeRole"
+            raise BackendError(f"the role does not trust {service}", where=arn, why="its trust policy names others", next=then)
+        _require_statements(calls, arn, config, allowed)
     except CloudError as error:
         if error.code in ABSENT:
             raise BackendError("there is no such role", where=arn, next="make setup makes one; or name yours") from error
         _pass_denied(error)
 
 
-def _require_actions(calls: Calls, arn: str, config: Config) -> None:
-    bucket = s3.split(config.fleet.shared_folder or "")[0]
-    partition = arn.split(":")[1]  # of the role's: aws, aws-cn or aws-us-gov
-    resources = [f"arn:{partition}:s3:::{bucket}", f"arn:{partition}:s3:::{bucket}/*"]
-    answers = calls("iam", "SimulatePrincipalPolicy", PolicySourceArn=arn, ActionNames=list(NEEDED), ResourceArns=resources)
-    allowed = {answer["EvalActionName"] for answer in answers.get("EvaluationResults", ()) if answer["EvalDecision"] == "allowed"}
-    if missing := [action for action in NEEDED if action not in allowed]:
-        why, next = f"on s3://{bucket}, where the run's folder is", f"have it allowed on {resources[0]} and {resources[1]}"
-        raise BackendError(f"the role may not do {', '.join(missing)}", where=arn, why=why, next=next)
+def _require_statements(calls: Calls, arn: str, config: Config, allowed: Statements) -> None:
+    """Raises BackendError with all that a role may not do of what it would be allowed by the stack."""
+    partition, account = arn.split(":")[1], arn.split(":")[4]
+    inputs = replace(placeholders(config, calls.region), partition=partition, account=account, engine=config.fleet.backend)
+    group = f"arn:{partition}:logs:{calls.region}:{account}:log-group:{log_group(config)}:*"
+    missing = list[tuple[str, str]]()
+    for statement in allowed(config, inputs):
+        where = [group if isinstance(found, dict) else str(found) for found in statement["Resource"]]
+        if not config.fleet.secrets and where[0].endswith(f":parameter/trainfleet/{config.fleet_name}/*"):
+            continue
+        missing += [(name, where[0]) for name in _refused(calls, arn, statement, where)]
+    if missing:
+        listed, places = ", ".join(dict(missing)), " and ".join(dict.fromkeys(place for _, place in missing))
+        why = "a run does that by it; the role that make setup would make has it"
+        raise BackendError(f"the role may not do {listed}", where=arn, why=why, next=f"have it allowed on {places}")
+
+
+def _refused(calls: Calls, arn: str, statement: Mapping[str, Any], where: list[str]) -> Iterator[str]:
+    """The actions of a statement that IAM's simulator denies a role on any of these resources."""
+    context = [
+        {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": KINDS[kind]}
+        for kind, keys in statement.get("Condition", {}).items()
+        for key, value in keys.items()
+    ]
+    asked = {"ContextEntries": context} if context else {}
+    for resource in where:
+        on = {} if resource == "*" else {"ResourceArns": [resource]}
+        found = calls.pages("iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=arn,
+                            ActionNames=statement["Action"], **on, **asked)  # fmt: skip
+        yield from (str(row["EvalActionName"]) for row in found if row.get("EvalDecision") != "allowed")
+
+
+def require_key(calls: Calls, config: Config) -> None:
+    """Raises BackendError when fleet.sagemaker.kms_key is not there, is not enabled, or is shut to this account."""
+    key = config.fleet.sagemaker.kms_key
+    if key is None:
+        return
+    where, theirs = f"fleet.sagemaker.kms_key {key}", key.split(":")[4] if key.startswith("arn:") else ""
+    try:
+        state = calls("kms", "DescribeKey", KeyId=key)["KeyMetadata"].get("KeyState", "Enabled")
+    except CloudError as error:
+        if error.code == "NotFoundException":
+            then = f"a key of {calls.region}, or null"
+            raise BackendError("there is no such key", where=where, why=error.why, next=then) from error
+        if theirs and error.code in DENIED and theirs != calls("sts", "GetCallerIdentity").get("Account"):
+            what, then = (
+                f"the key of account {theirs} is shut to yours",
+                "have its policy allow your account, or use a key of yours",
+            )
+            raise BackendError(what, where=where, why=error.why, next=then) from error
+        _pass_denied(error)
+        return
+    if state != "Enabled":
+        raise BackendError(f"the key is {state}", where=where, next=f"aws kms enable-key --key-id {key}; or another key")
 
 
 def require_quota(calls: Calls, names: Iterable[str], wanted: int, kind: str) -> None:

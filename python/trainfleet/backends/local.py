@@ -18,40 +18,43 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 
-from .. import contents, door, hardware, runs
-from ..beats import replace_file
-from ..checkpoints import beginning
+from ..checkpoints import init_from
 from ..config import Config
 from ..config.addresses import absent
-from ..errors import BackendError, InputError
+from ..hardware import node_types
+from ..health.heartbeat_format import replace_file
+from ..host.install_paths import CODE, python_path
+from ..host.processes import die_with_parent, identity, signal_group
+from ..node.placement import LOOPBACK, Seat
+from ..node.placements.fleet import SEATING
 from ..nodes import facts as reading
 from ..nodes import probe
-from ..nodes.answers import Implausible
-from ..origin import CODE, python_path
+from ..nodes.host_results import Implausible
 from ..plan.bill import Bill
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
-from ..processes import die_with_parent, identity, signal_group
-from ..runs import Run
-from ..seat import LOOPBACK, Seat
+from ..run import contents, run_folder
+from ..run.run_folder import Run
 from ..supervisor import EXIT, process_in, read, said_file, told, write
-from .base import Can, Handle, Machines, Phase, Probe, Status
-from .machine import Machine
-from .node import node_script, values_of
-from .place import Here, Place
+from ..trust import untrusted_input
+from ..trust.errors import BackendError, InputError
+from .base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Status
+from .node_script import node_script, values_of
+from .run_storage import Here, Place
+from .this_machine import ThisMachine
 
 KILL_GRACE = 5.0  # seconds for SIGKILLed processes to be gone
 MOST_NODES = 64
 WSL = Path("/dev/dxg")  # the GPU of Windows, below its Subsystem for Linux
 
 
-class Local:
+class Local(Backend):
     """This machine, as a backend (base.py)."""
 
     name = "local"
     can = frozenset({Can.SHARED})
-    is_here, hands_over, tried_on = True, False, "real"
+    is_here, tried_on, seat = True, "real", SEATING
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
@@ -70,8 +73,8 @@ class Local:
             yield "fleet.nodes", f"{config.fleet.nodes} nodes on one machine; the local backend plays at most {MOST_NODES}"
         yield from _other(config)
         yield from absent(config)
-        yield from beginning.faults(config)
-        if config.train.precision == "fp8" and not config.fleet.rank_device and not hardware.local_accelerators():
+        yield from init_from.faults(config)
+        if config.train.precision == "fp8" and not config.fleet.rank_device and not node_types.local_accelerators():
             yield "train.precision", "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
@@ -84,7 +87,7 @@ class Local:
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int, port: int) -> Artifact:
-        cores, seat = max(1, hardware.local_cores() // job.nodes), Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK)
+        cores, seat = max(1, node_types.local_cores() // job.nodes), Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK)
         if job.torchrun:
             own = {"OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)), "GLOO_SOCKET_IFNAME": _loopback()}
         else:
@@ -106,7 +109,7 @@ class Local:
             except OSError as error:
                 self.stop(handle, at_once=True)
                 if isinstance(error, PermissionError) or error.errno in (28, 30):
-                    raise runs.unwritable(_file(handle, node), error) from error
+                    raise run_folder.unwritable(_file(handle, node), error) from error
                 where, why = f"node {node}", str(error)
                 raise BackendError("the node could not be started", where=where, why=why, next="df -h . ; ulimit -a") from error
         return handle
@@ -116,7 +119,8 @@ class Local:
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         replace_file(script, artifact.text.encode())
-        with open(said_file(file), "wb", opener=door.opener) as said:  # what it prints before it has a log, or beside it
+        # what it prints before it has a log, or beside it
+        with open(said_file(file), "wb", opener=untrusted_input.opener) as said:
             process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)},
                                        stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
                                        preexec_fn=die_with_parent)  # fmt: skip
@@ -174,7 +178,10 @@ class Local:
         return self._bill
 
     def machines(self) -> Machines:
-        return Machine(self.nodes)
+        return ThisMachine(self.nodes)
+
+    def harm(self) -> Harm:
+        return Harm()
 
     def probe(self) -> Probe | None:
         """What this machine has; None where it tells nothing, as other systems than Linux."""
@@ -209,7 +216,7 @@ def _alive(file: Path) -> int:
 
 def _other(config: Config) -> Iterator[tuple[str, str]]:
     """Where fleet.accelerator says something else than this machine's drivers; in WSL these leave no files to read."""
-    kind, devices, row = config.fleet.node_type, hardware.local_accelerators(), hardware.local_accelerator()
+    kind, devices, row = config.fleet.node_type, node_types.local_accelerators(), node_types.local_accelerator()
     if config.fleet.accelerator is None or kind is None or kind.accelerator is None or WSL.exists():
         return
     if not devices:
@@ -223,7 +230,7 @@ def _other(config: Config) -> Iterator[tuple[str, str]]:
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:
     """Which devices are this node's, when the machine has any."""
-    devices = hardware.local_accelerators()
+    devices = node_types.local_accelerators()
     if not devices or not job.torchrun:
         return {}
     if devices < job.nodes * job.ranks_per_node:

@@ -1,4 +1,4 @@
-"""SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3 (remote.py).
+"""SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3 (s3_run.py).
 
 The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is submitting once. SageMaker
 tells one exit code; which host it was, and why, the entrypoint leaves in /opt/ml/output/failure, which becomes FailureReason.
@@ -9,32 +9,36 @@ What is not: SageMaker itself, EFA in its containers, managed spot.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..cloud import engine_spending, stages
-from ..cloud.engine_kinds import ENDED, LOGS
-from ..cloud.inputs import slug
+from ..cloud import engine_spending, engine_template, stages
+from ..cloud.api_errors import passing
+from ..cloud.capacity_purchase import Ahead
+from ..cloud.engine_resource_types import ENDED, LOGS
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
-from ..cloud.refusals import passing
-from ..cloud.spending import Row
+from ..cloud.spending import CostRow
+from ..cloud.template_inputs import slug
+from ..cloud.training_plans import TrainingPlans
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
-from ..entrypoint import TERMS
-from ..errors import BackendError, CloudError, S3Error
+from ..node.placements.sagemaker import SEATING
+from ..plan.bill import Bill
 from ..plan.job import Job
 from ..plan.request import Request
-from ..runs import Run
-from ..uplink import BUCKET
-from . import engine_checks, references, training_job
-from .base import Handle, Phase, Status
-from .bodies import TOKEN, artifact, bodies
-from .consoles import Console
-from .engines import JOB_ROLE, Engine, filled
-from .hosted import ON_REQUEST, Hosted
+from ..run.run_folder import Run
+from ..storage.s3_sync_agent import BUCKET
+from ..trust.errors import BackendError, CloudError, S3Error
+from . import engine_checks, sagemaker_request, secret_refs
+from .aws_managed import ON_REQUEST, Hosted
+from .base import Handle, Phase, Purchase, Status
+from .container_logs import Console
+from .managed_machines import JOB_ROLE, ManagedMachines, filled
+from .request_json import TOKEN, artifact, bodies
 
 GONE = 180.0  # seconds for a stopped job to be gone: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # characters of a run's name in a job's, which has 63
@@ -68,18 +72,40 @@ OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 class SageMaker(Hosted):
     """SageMaker training jobs, as a backend (base.py)."""
 
-    name, title, gone = "sagemaker", "SageMaker", GONE
+    name, title, gone, seat = "sagemaker", "SageMaker", GONE, SEATING
+    image_arguments = (("RUN_AS", "root"),)  # /opt/ml, where it gives and takes everything, is root's
+
+    @functools.cached_property
+    def ahead(self) -> Ahead | None:
+        """The training plan that make setup finds, buys and uses; None where there is none to buy."""
+        hours = self.config.fleet.sagemaker.plan_hours
+        return None if hours is None else Ahead(self.config, TrainingPlans(self.config, self.calls), hours)
+
+    @property
+    def placed(self) -> Config:
+        """The config with the training plan that is held for it."""
+        return self.ahead.placed() if self.ahead else self.config
+
+    def purchase(self) -> Purchase | None:
+        return self if self.ahead else None
+
+    def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
+        """The training plan, bought now if that may be."""
+        return self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config())) if self.ahead else ([], True)
+
+    def bill(self) -> Bill | None:
+        return self.ahead.paid().on(self._whole(self.ahead.paid_config())) if self.ahead else super().bill()
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield from SageMaker.lacks(config)
-        yield from training_job.refuse(config)
+        yield from sagemaker_request.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """The training job. Which machines run it is SageMaker's to choose, so `without` changes nothing."""
-        secrets = references.references(self.config, job.secrets)
+        secrets = secret_refs.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
-        body = training_job.body(self.config, job, job.image, secrets, role, size_of(self.config))
+        body = sagemaker_request.body(self.placed, job, job.image, secrets, role, size_of(self.config))
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
@@ -88,6 +114,9 @@ class SageMaker(Hosted):
         Raises:
             BackendError: it could not run, and why.
         """
+        if self.ahead and not self.ahead.held:
+            why = "fleet.sagemaker.plan_hours asks for one, and without it machines would be paid on demand"
+            raise BackendError("no training plan is held for the job", why=why, next="make setup shows what is offered")
         name = f"{slug(self.config.name, NAME)}-{request.token}"
         handle = Handle(self.name, name, request.token, request.job.nodes)
         if self._described(name) is not None:
@@ -95,7 +124,7 @@ class SageMaker(Hosted):
         (body,) = bodies(request)
         body = filled(self.machines().own, body)
         self._require(body, request.job)
-        references.keep(self.calls, self.config, request.job.secrets)
+        secret_refs.keep(self.calls, self.config, request.job.secrets)
         body["Environment"] |= request.environment
         try:
             self.calls("sagemaker", "CreateTrainingJob", TrainingJobName=name, **body)
@@ -103,8 +132,8 @@ class SageMaker(Hosted):
             if error.code != "ResourceInUse":
                 raise
             if self._described(name) is None:  # else it is this very request, whose answer was lost
-                why, next = error.why, "another name in config.yaml; or wait until that job is deleted"
-                raise BackendError("the name of the job is taken", where=name, why=why, next=next) from error
+                why, then = error.why, "another name in config.yaml; or wait until that job is deleted"
+                raise BackendError("the name of the job is taken", where=name, why=why, next=then) from error
         return handle
 
     def _require(self, body: dict[str, Any], job: Job) -> None:
@@ -113,8 +142,10 @@ class SageMaker(Hosted):
         if own.warm_pool_minutes:
             names.append(f"{kind} for training warm pool usage")
         engine_checks.require_bucket(self.calls, self.config)
-        engine_checks.require_role(self.calls, body["RoleArn"], "sagemaker.amazonaws.com", self.config)
-        if not own.training_plan:
+        engine_checks.require_key(self.calls, self.config)
+        role, allowed = body["RoleArn"], engine_template.of_a_training_job
+        engine_checks.require_role(self.calls, role, "sagemaker.amazonaws.com", self.config, allowed)
+        if "TrainingPlanArn" not in body["ResourceConfig"]:
             engine_checks.require_quota(self.calls, names, job.nodes, kind)
 
     def _described(self, name: str) -> dict[str, Any] | None:
@@ -156,16 +187,16 @@ class SageMaker(Hosted):
                 return Handle(self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"]))
         return Handle(self.name, "", "", 0)
 
-    def machines(self) -> Engine:
-        def costs(config: Config, prices: Prices) -> Iterator[Row]:
-            return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, size_of(config)))
+    def machines(self) -> ManagedMachines:
+        def costs(config: Config, prices: Prices) -> Iterator[CostRow]:
+            return engine_spending.of_sagemaker(config, prices, sagemaker_request.disk_gib(config, size_of(config)))
 
         needed = not self.config.fleet.sagemaker.role
-        return Engine(self.config, self.name, needed, False, (costs, self.times), self._notes)
+        return ManagedMachines(self.config, self.name, needed, (costs, self.times), self._notes, self.ahead)
 
-    def costs(self, config: Config, prices: Prices) -> Iterator[Row]:
+    def costs(self, config: Config, prices: Prices) -> Iterator[CostRow]:
         """With the smallest disk, as the size of the dataset is unknown."""
-        return engine_spending.of_sagemaker(config, prices, training_job.disk_gib(config, None))
+        return engine_spending.of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     @staticmethod
     def times(config: Config) -> stages.Times:
@@ -173,9 +204,9 @@ class SageMaker(Hosted):
 
     def _notes(self) -> list[str]:
         """How nodes get the dataset, and what is left of a job that is ended, for `make plan`."""
-        channel = training_job.input_of(self.config, size_of(self.config))
+        channel = sagemaker_request.input_of(self.config, size_of(self.config))
         data = f"  {channel.mode}, about {channel.seconds:.0f} s to the first batch: {channel.why}"
-        return ["", "data", data, "", "stop", *self.stopping(TERMS["sagemaker"].grace)]
+        return ["", "data", data, "", "stop", *self.stopping(self.terms.grace)]
 
 
 def size_of(config: Config) -> int | None:

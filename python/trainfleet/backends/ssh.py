@@ -1,59 +1,51 @@
 """Hosts that you have: a torchrun agent on each, started over SSH and left alone there, meeting on the first.
 
 Two places run this. On the machine where the command was typed it plans; what it planned is handed to the head of the fleet
-(launch/handover.py). On the head (TRAINFLEET_HEAD is set, the current folder is the shared one) it starts, watches and stops what
-runs on the nodes. Any machine that reaches the hosts can ask and stop by a job's handle.
+(launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current folder is the shared one) it starts, watches and stops
+what runs on the nodes. Any machine that reaches the hosts can ask and stop by a job's handle.
 
 What is covered: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). What is not: EFA and Lustre.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import shlex
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from zlib import crc32
 
-from .. import lease
 from ..config import Config
-from ..config.hosts import parse_hosts
-from ..errors import BackendError
-from ..nodes import facts as reading
-from ..nodes import jobs, polling
-from ..nodes.answers import Answers, Failure, Host, Implausible, Result, by_host, implausible, settled
-from ..nodes.facts import Facts
-from ..nodes.fleet import is_here, open_fleet, wanted_of
+from ..config.host_list import parse_hosts
+from ..health import lease
+from ..host.host_marker import ALONE
+from ..host.install_paths import python_path
+from ..node.placement import PORT, Seat
+from ..node.placements.fleet import SEATING
+from ..nodes import job_commands, polling
+from ..nodes.fleet import is_here, wanted_of
 from ..nodes.gate import fabric_of
-from ..nodes.health import others_folder
-from ..nodes.jobs import RUNNING, Look
-from ..nodes.operations import lock_name
-from ..nodes.quarantine import Quarantine
+from ..nodes.host_results import Answers, Host, HostFailure, Implausible, Result, by_host, implausible, settled
+from ..nodes.install_steps import lock_name
+from ..nodes.job_commands import RUNNING, PartState
 from ..nodes.stack import load_stack
-from ..nodes.tar import code_files, content_hash
 from ..nodes.transport import Transport
-from ..origin import ROOT, python_path
 from ..plan.bill import Bill
-from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
-from ..presence import ALONE
-from ..runs import Run
-from ..seat import PORT, Seat
-from . import honoured
-from .base import Can, Handle, Machines, Phase, Probe, Status
-from .hosts import Hosts, OwnHosts
-from .node import node_script, secrets_of
-from .place import OnHead, Place
-from .pulling import fetch
+from ..run.run_folder import Run
+from ..trust.errors import BackendError
+from . import supported_keys
+from .base import Backend, Can, Handle, Harm, Machines, Phase, Status
+from .head import FENCE_TIMEOUT, Head, hours_alone
+from .image_pull import fetch
+from .node_script import node_script, secrets_of
+from .own_hosts import OwnHosts
+from .run_storage import OnHead, Place
 
-HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
 PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
 START_TIMEOUT = 60.0
-FENCE_TIMEOUT = 20.0
 
 
 @dataclass
@@ -61,68 +53,46 @@ class Looks:
     """What is known of a job's nodes: what each said last and when, and what keeps others from being heard."""
 
     hosts: tuple[Host, ...]
-    said: dict[Host, Look] = field(default_factory=dict)
+    said: dict[Host, PartState] = field(default_factory=dict)
     heard: dict[Host, float] = field(default_factory=dict)
     trouble: dict[Host, str] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
     asked: bool = False  # to stop
 
 
-class Ssh:
+class Ssh(Backend):
     """The hosts of fleet.hosts, as a backend (base.py)."""
 
     name = "ssh"
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES, Can.IMAGE})
-    is_here = False
-    tried_on = "real sshd"
+    is_here, owned, tried_on = False, True, "real sshd"
+    pretended = MappingProxyType({Can.IMAGE: "fake Docker"})
+    seat = SEATING
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, head: Head | None = None) -> None:
         self.config, self.fleet = config, config.fleet
-        self.hands_over = HEAD not in os.environ
-        self.folder = config.fleet.shared_folder or ""
-        self.quarantine = Quarantine()
-        self.facts: dict[Host, Facts] = {}
+        self._head = head or Head(config)
+        self.hands_over = self._head.hands_over
         self._looks: dict[str, Looks] = {}  # by token
 
-    @property
-    def located(self) -> Config:
-        """The config with the hosts that there are: here those that it names."""
-        return self.config
+    def head(self) -> Head:
+        return self._head
+
+    def harm(self) -> Harm:
+        return Harm(head=self._head)
 
     @property
-    def by_agent(self) -> bool:
-        """Whether no port of the hosts is open, and SSH goes through an agent of theirs."""
-        return False
+    def lingers(self) -> bool:
+        return not self.hands_over or bool(self._head.located.fleet.hosts)
 
     @property
-    def ends(self) -> float | None:
-        """When all machines are reclaimed, unix time; None if they are not."""
-        return None
-
-    @functools.cached_property
     def transport(self) -> Transport:
-        """To all hosts; it connects when it is first used."""
-        return open_fleet(self.located)
-
-    def look_again(self) -> None:
-        """Forgets which hosts there are and how they were reached: make setup has changed that."""
-        for name in ("located", "transport"):
-            self.__dict__.pop(name, None)
-
-    @property
-    def code(self) -> str:
-        """The folder on the nodes with this very code."""
-        return f"{self.folder}/code/{content_hash(code_files())}" if self.hands_over else str(ROOT)
-
-    @property
-    def interpreter(self) -> str:
-        """The nodes' Python."""
-        return wanted_of(self.config).interpreter
+        return self._head.transport
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         fleet = config.fleet
-        yield from honoured.refuse(config)
+        yield from supported_keys.refuse(config)
         if not (fleet.shared_folder or "").startswith("/"):
             yield "fleet.shared_folder", f"the {fleet.backend} backend needs a folder that every node sees, e.g. /fsx/trainfleet"
         if fleet.nodes > polling.MOST_NODES:
@@ -142,34 +112,17 @@ class Ssh:
         Raises:
             BackendError: fewer hosts are sound than there are to be nodes; all that is wrong, by host.
         """
-        sound, unsound = self.survey([host for host in self.transport.hosts if host.name not in without], job.attempt > 1)
+        hosts = self.transport.hosts
+        sound, unsound = self._head.survey([host for host in hosts if host.name not in without], job.attempt > 1)
         if len(sound) < job.nodes:
-            left_out = {host: without[host.name] for host in self.transport.hosts if host.name in without}
+            left_out = {host: without[host.name] for host in hosts if host.name in without}
             raise self._too_few(job.nodes, sound, left_out | unsound)
-        hosts = sound[: job.nodes]
-        scripts = tuple(self._script(job, node, hosts) for node in range(job.nodes))
-        return Request(job, scripts, tuple(host.name for host in hosts))
-
-    def survey(self, hosts: Iterable[Host], again: bool = False) -> tuple[list[Host], dict[Host, str]]:
-        """The hosts that can take a job, in their order, and why the others can't.
-
-        What is known of them is read once; `again`: those that were read are asked whether they still answer, and have the
-        shared folder.
-        """
-        hosts = tuple(hosts)
-        unsound = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
-        asked = [host for host in hosts if host not in unsound and host in self.facts] if again else []
-        unread = [host for host in hosts if host not in unsound and host not in self.facts]
-        answers = reading.read(self.transport, self.located, unread) if unread else {}
-        self.facts |= {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
-        unsound |= {host: str(answer) for host, answer in answers.items() if isinstance(answer, Failure)}
-        file = f"{shlex.quote(self.folder)}/.token.$$"
-        look = f": > {file} && rm -f {file}"  # what a client remembers of the folder answers for it, but takes no file
-        unsound |= {host: str(why) for host, why in self.transport.run(look, timeout=8, hosts=asked).failed.items()}
-        return [host for host in hosts if host not in unsound], unsound
+        chosen = sound[: job.nodes]
+        scripts = tuple(self._script(job, node, chosen) for node in range(job.nodes))
+        return Request(job, scripts, tuple(host.name for host in chosen))
 
     def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
-        host, facts, head = hosts[node], self.facts[hosts[node]], self.facts[hosts[0]]
+        host, facts, head = hosts[node], self._head.facts[hosts[node]], self._head.facts[hosts[0]]
         port = job.port or PORT + (self._first_port + job.attempt - 1) % PORTS
         seat = Seat(node, job.nodes, head.address(hosts[0]), port, address=facts.address(host))
         if job.torchrun:
@@ -180,8 +133,8 @@ class Ssh:
             own = {"WORKERS": str(facts.cores)}
         own |= {ALONE: "1"} if self.fleet.exclusive else {}
         own |= self.extras(job)
-        environment = own | python_path(f"{self.code}/python") | seat.environment() | dict(job.environment)
-        return node_script(job, seat, self.folder, self.interpreter, environment, host.name, self.fleet.stack)
+        environment = own | python_path(f"{self._head.code}/python") | seat.environment() | dict(job.environment)
+        return node_script(job, seat, self._head.folder, self._head.interpreter, environment, host.name, self.fleet.stack)
 
     def extras(self, job: Job) -> dict[str, str]:
         """Further variables of a job's nodes."""
@@ -191,16 +144,16 @@ class Ssh:
         """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""
         handle = Handle(self.name, f"{self.config.name}-{request.job.kind}", request.token, request.job.nodes, request.hosts)
         secrets, hosts = secrets_of(request.job, self.fleet.stack), self._hosts(handle)
-        said = self.transport.run(jobs.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
+        said = self.transport.run(job_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
         if len(said) == len(hosts) and not any(answer.stdout.startswith("absent") for answer in said.values()):
             return handle
         if request.job.image:
             fetch(self.transport, hosts, request.job.image, lock_name(load_stack(self.fleet.stack)))
-        self.refuse_other_runs(hosts)
+        self._head.refuse_other_runs(hosts)
         self._fence(hosts)
-        starting = jobs.start(handle.id, self.mark, self.interpreter, self.code, self.folder)
+        starting = job_commands.start(handle.id, self._head.mark, self._head.interpreter, self._head.code, self._head.folder)
         orders = {
-            host: jobs.task(artifact.text, {**request.environment, **secrets}, handle.token)
+            host: job_commands.task(artifact.text, {**request.environment, **secrets}, handle.token)
             for host, artifact in zip(hosts, request.artifacts, strict=True)
         }
         answers = self.transport.each(
@@ -218,9 +171,9 @@ class Ssh:
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
         for node, host in enumerate(looks.hosts):
             match looks.said.get(host):
-                case Look("ended" | "absent", code, said):
+                case PartState("ended" | "absent", code, said):
                     exits[node], words = code, words or (f"{host}: {said}" if said else "")
-                case Look("rebooted"):
+                case PartState("rebooted"):
                     lost[node] = "it has rebooted"
                 case _ if (silent := now - looks.heard.get(host, 0.0)) > polling.lost_after(len(looks.hosts)):
                     unheard.add(node)
@@ -235,7 +188,7 @@ class Ssh:
         if looks:
             looks.asked = True
         if not at_once:
-            self.transport.run(jobs.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts)
+            self.transport.run(job_commands.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts)
             return
         lost = self.status(handle).lost if looks else {}
         if looks := self._looks.pop(handle.token, None):
@@ -248,6 +201,8 @@ class Ssh:
 
     def cut_off(self, handle: Handle) -> str:
         """This machine's name among the hosts of a job, where none of the others answers; waits until that is known. Else ""."""
+        if not self._head.leads:
+            return ""
         here = next((host for host in self.transport.hosts if is_here(host)), None)
         looks, began = self._looks.get(handle.token), time.monotonic()
         others = [host for host in looks.hosts if host != here] if looks else []
@@ -264,72 +219,25 @@ class Ssh:
     def _any_answers(self, hosts: Sequence[Host]) -> bool:
         return bool(self.transport.run("true", timeout=8, hosts=hosts).ok)
 
-    def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
-        """The nodes of a job on these machines that do not answer now, with why; none where `status` tells them already."""
-        return {}
-
-    @property
-    def leads(self) -> bool:
-        """Whether this machine is a head that can be lost, and another host stands by for it."""
-        return not self.hands_over
-
     def place(self, run: Run) -> Place:
         """Here on the head, which has the folder; elsewhere a mirror of it."""
-        if not self.hands_over:
-            return OnHead(run)
-        return Hosts(self.transport, self.located, self.interpreter, self.code, run)
+        return self._head.place(run) if self.hands_over else OnHead(run)
 
     def learn(self, run: Run) -> None:
-        """Keeps in this machine's quarantine list what the newest launch of a run found against hosts."""
-        events = run.read_events()
-        launch = max((index for index, event in enumerate(events) if event["event"] == "launched"), default=0)
-        for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
-            if event["event"] == "quarantined" and (host := self.known(event.get("host", ""))):
-                self.quarantine.add(host, event.get("evidence", ""), "watchdog")
-
-    def known(self, name: str) -> Host | None:
-        """The host of this name, if it is one of the fleet."""
-        return next((host for host in self.transport.hosts if host.name == name), None)
-
-    def name_of(self, host: Host) -> str:
-        """What a host calls itself, where that is known."""
-        return self.facts[host].hostname if host in self.facts else host.name
+        """On the machine where the command was typed: it plans the next launch."""
+        if self.hands_over:
+            self._head.quarantine.learn(run.read_events(), self._head.known)
 
     def bill(self) -> Bill | None:
-        """Of hosts that you have: their hours alone."""
-        price = list_price(self.config)
-        return None if price is None else Bill(price)
+        return hours_alone(self.config)
 
     def machines(self) -> Machines:
         return OwnHosts(self.config)
 
-    def probe(self) -> Probe | None:
-        return None  # make doctor asks every host
-
     @property
     def _first_port(self) -> int:
         """Which port is this run's first: its own, where several may meet on one host."""
-        return 0 if self.fleet.exclusive else crc32(self.mark.encode())
-
-    @property
-    def mark(self) -> str:
-        """The mark of this run's processes on any node."""
-        return jobs.mark_of(self.folder, self.config.name)
-
-    def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
-        """BackendError where another run has processes on one of these hosts, unless fleet.exclusive is false."""
-        if not self.fleet.exclusive:
-            return
-        answers = self.transport.run(jobs.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
-        others = {host: ", ".join(sorted(jobs.read_marks(answer.stdout, self.mark))) for host, answer in answers.ok.items()}
-        if busy := {host: names for host, names in others.items() if names}:
-            next = "wait for it; or make stop SET='name=...'; or fleet.exclusive: false"
-            raise BackendError(by_host("another run is at work on these hosts", busy), next=next)
-
-    def require_own_folder(self, hosts: Iterable[Host]) -> None:
-        """BackendError where fleet.shared_folder is another user's."""
-        if found := others_folder({host: self.facts[host] for host in hosts}, wanted_of(self.config)):
-            raise BackendError(found.message, where="fleet.shared_folder", next=found.next)
+        return 0 if self.fleet.exclusive else crc32(self._head.mark.encode())
 
     def _hosts(self, handle: Handle) -> tuple[Host, ...]:
         named = {host.name: host for host in self.transport.hosts}
@@ -346,7 +254,7 @@ class Ssh:
 
     def _question(self, handle: Handle) -> str:
         """How a host's part of a job is; of what `find` found, whether anything of the run is on it."""
-        return jobs.look(handle.id, handle.token) if handle.token else jobs.look_for(self.mark)
+        return job_commands.look(handle.id, handle.token) if handle.token else job_commands.look_for(self._head.mark)
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
         """From now on every host is asked how its part is, in a thread of its own."""
@@ -360,17 +268,17 @@ class Ssh:
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
             self._hear(looks, host, settled(self.transport.ask(host, self._question(handle), timeout=8)))
 
-    def _hear(self, looks: Looks, host: Host, answer: Result | Failure) -> None:
-        if isinstance(answer, Failure):
+    def _hear(self, looks: Looks, host: Host, answer: Result | HostFailure) -> None:
+        if isinstance(answer, HostFailure):
             looks.trouble[host] = answer.message
             return
         try:
-            looks.said[host], looks.heard[host] = jobs.read_look(answer.stdout), time.monotonic()
+            looks.said[host], looks.heard[host] = job_commands.read_look(answer.stdout), time.monotonic()
         except Implausible as error:
             looks.trouble[host] = implausible(error, "how its part of the job is").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        fence = jobs.fence(self.mark, launchers=self.hands_over)  # the head itself launches, and stays
+        fence = job_commands.fence(self._head.mark, launchers=self.hands_over)  # the head itself launches, and stays
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..config import Config, flat
 from ..config.families import FAMILIES
-from ..errors import RunError
+from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
 _ORDER = "step s trains on samples (s - 1) x global batch onwards: others would come twice or never"
-# key, or the beginning of one → why it stays. README, "Going on with a run", is this table.
+# key, or the beginning of one → why it stays. docs/how-to/runs.md, "Going on with a run", is this table.
 FIXED = {
     DATA: "a sample is known by its place among the tokens: in others it is another sample",
     "model.": "the weights are of that shape, and mean something in that model only",

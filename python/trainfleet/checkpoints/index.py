@@ -1,78 +1,112 @@
-"""A checkpoint's index: which tensors it holds, and where each of their pieces lies. It is read as data, and then checked.
+"""A checkpoint's index: which tensors it holds, and which file has each of their pieces.
 
-torch.distributed.checkpoint keeps it in `.metadata` as a pickle of its classes, and reads it with pickle.load, which executes
-whatever it contains. Here it is read without that (`pickled`), and every name, size and offset in it is checked against the files
-that the marker lists, so that no more is allocated and read later than those files hold. torch is not needed for it: `make plan`
-looks at what train.init_from names in this way, too.
+    {name: {"dtype": "F32", "shape": [4, 6],
+            "pieces": [["rank-00000.safetensors", [0, 0], [2, 6]], …]}, …}
+
+A file's own header (`headers`) says where a piece lies in it; without the index, each rank would have
+to read all headers. Every name, size and file is checked against the files that the marker lists, so
+no more is allocated and read later than those files hold. It needs no torch: `make plan` looks at what
+train.init_from names in this way, too.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, BinaryIO
 
-from . import pickled
-from .archive import ITEMS, Piece, require_tensor
-from .marker import Broken, Commit, File
-from .pickled import Made
-from .store import Store
+from ..trust import untrusted_input
+from ..trust.errors import InputError
+from . import headers
+from .marker import Broken, Commit, FileSum
+from .pieces import NAME, NUMBERS, WEIGHTS, ArchivePiece, CheckpointIndex, Key, PiecePlace, Sizes, Tensor, are_tiles, is_size
+from .store import CheckpointStore
+from .torch_saved import archive
+from .torch_saved import index as torch_saved
+from .torch_saved.archive import Stored
 
-FILE = ".metadata"
-LARGEST = 2**28  # bytes of an index: of a million pieces
-_CLASSES = "torch.distributed.checkpoint.metadata."
-_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,500}")
-WEIGHTS = "model."  # what the names of a model's weights begin with
-Sizes = tuple[int, ...]
-Key = tuple[str, Sizes | None]  # of a piece: a name, and where in the tensor it begins; None: it is of no tensor
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of a checkpoint: its size, its number format, and where its pieces begin and how large they are."""
-
-    size: Sizes
-    dtype: str
-    chunks: tuple[tuple[Sizes, Sizes], ...]
+FILE = "index.json"
+SUFFIX = ".safetensors"
+LARGEST = 2**28  # bytes of an index: of two million pieces
+LOOKED_AT = 256  # pieces of a checkpoint that are looked for in their files before a launch
+FIELDS = {"dtype", "shape", "pieces"}
 
 
-@dataclass(frozen=True)
-class Index:
-    """The entries of a checkpoint by name (None: a text or a number), and where each piece lies."""
-
-    entries: Mapping[str, Tensor | None]
-    pieces: Mapping[Key, Piece]
+def file_of(rank: int) -> str:
+    """The name of the file that a rank writes."""
+    return f"rank-{rank:05d}{SUFFIX}"
 
 
-def read(store: Store, commit: Commit) -> Index:
+def render(found: CheckpointIndex) -> bytes:
+    """The text of an index; `parse` takes exactly this."""
+    files = {key: piece.file for key, piece in found.pieces.items()}
+    content = {
+        name: {
+            "dtype": tensor.dtype,
+            "shape": tensor.size,
+            "pieces": [[files[name, offsets], offsets, sizes] for offsets, sizes in tensor.chunks],
+        }
+        for name, tensor in found.entries.items()
+        if tensor
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
     """The index of a checkpoint whose marker was read.
 
     Raises:
         Broken: it can't be read, or says what can't be so.
     """
-    with judged(store, commit.step), store.open(commit.step, FILE) as stream:
+    file, parser = (torch_saved.FILE, torch_saved.parse) if commit.torch_saved else (FILE, parse)
+    with judged(store, commit.step), store.open(commit.step, file) as stream:
         data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"its index has more than {LARGEST:,} bytes")
-        return parse(data, commit.files)
+        return parser(data, commit.files)
 
 
-def require_weights(store: Store, commit: Commit, most: int) -> None:
-    """Raises Broken where a checkpoint's index, or what its weights' pieces say of themselves, can't be so.
+class Places:
+    """Finds pieces in the files of a checkpoint; each file's header is read once."""
+
+    def __init__(self, files: Mapping[str, FileSum]) -> None:
+        self.files = files
+        self.headers: dict[str, dict[str, PiecePlace]] = {}
+
+    def find(self, stream: BinaryIO, piece: ArchivePiece) -> PiecePlace:
+        """Where a piece lies in the stream of its file.
+
+        Raises:
+            ValueError: it is not there, or has another size or number format than the index says.
+        """
+        if isinstance(piece, Stored):
+            return archive.place_of(stream, piece)
+        if piece.file not in self.headers:
+            self.headers[piece.file] = headers.read(stream, self.files[piece.file].size, piece.file)
+        place = self.headers[piece.file].get(piece.name)
+        if place is None or (place.dtype, place.size) != (piece.dtype, piece.size):
+            wanted = f"{piece.dtype} numbers of size {piece.size}"
+            raise ValueError(f"{piece.file} does not hold {wanted} as {piece.name}")
+        return place
+
+
+def require_weights(store: CheckpointStore, commit: Commit, most: int) -> None:
+    """Raises Broken where a checkpoint's index, or a header of its weights' files, can't be so.
 
     No weight is read. What is wrong with pieces beyond the first `most`, ranks find out.
     """
-    weights = [piece for piece in read(store, commit).pieces.values() if piece.dtype and piece.name.startswith(WEIGHTS)]
+    pieces = read(store, commit).pieces.values()
+    weights = [piece for piece in pieces if piece.dtype and piece.name.startswith(WEIGHTS)]
+    places = Places(commit.files)
     for piece in weights[:most]:
         with judged(store, commit.step), store.open(commit.step, piece.file) as stream:
-            require_tensor(stream, piece)
+            places.find(stream, piece)
 
 
 @contextmanager
-def judged(store: Store, step: int) -> Iterator[None]:
+def judged(store: CheckpointStore, step: int) -> Iterator[None]:
     """Raises Broken for a ValueError within `with`."""
     try:
         yield
@@ -81,121 +115,55 @@ def judged(store: Store, step: int) -> Iterator[None]:
         raise Broken("can't be believed", where=store.address(step), why=why) from error
 
 
-def parse(data: bytes, files: Mapping[str, File]) -> Index:
+def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
     """What an index says.
 
     Raises:
         ValueError: what it says can't be so, given these files.
     """
-    state = _state(pickled.read(data), f"{_CLASSES}Metadata")
-    stored = _dict(state.get("storage_data"))
-    found = dict(_piece(key, at, files) for key, at in stored.items())
-    entries: dict[str, Tensor | None] = {}
-    left = len(found)  # of pieces: one list of them may stand, in a few bytes, in many tensors
-    for name, made in _dict(state.get("state_dict_metadata")).items():
-        entries[_name(name)] = entry = _entry(made, left)
-        for needed, size, dtype in _pieces(name, entry):
-            piece = found.get(needed)
-            if piece is None or piece.length < math.prod(size) * ITEMS.get(dtype, 0):
-                raise ValueError(f"its index has no place that is large enough for {name}")
-            found[needed] = replace(piece, size=size, dtype=dtype)
-            left -= 1
-    if left or len(found) != len(stored):
-        raise ValueError("its index does not have one place for each piece")
-    if sum(piece.length for piece in found.values()) > sum(file.size for file in files.values()):
-        raise ValueError("its index puts several pieces in one place")
-    return Index(entries, found)
-
-
-def _entry(made: Any, most: int) -> Tensor | None:
-    """The entry of one name, of at most `most` pieces."""
-    if isinstance(made, Made) and made.of == f"{_CLASSES}BytesStorageMetadata":
-        return None
-    state = _state(made, f"{_CLASSES}TensorStorageMetadata")
-    properties = state.get("properties")
-    fields = properties.state if isinstance(properties, Made) else None
-    dtype = str(fields[0]) if isinstance(fields, tuple) and fields and isinstance(fields[0], str) else ""
-    if dtype not in ITEMS:
-        raise ValueError("its index has a tensor of no known number format")
-    size = _sizes(state.get("size"))
-    listed = _list(state.get("chunks"))
-    chunks = [_chunk(chunk) for chunk in listed[: most + 1]]
-    if not _tiled(size, [chunk for chunk in chunks if all(chunk[1])]):
-        raise ValueError(f"its index does not have all of a tensor of size {size}, or has some of it twice")
-    return Tensor(size, dtype, tuple(chunks))
-
-
-def _chunk(made: Any) -> tuple[Sizes, Sizes]:
-    state = _state(made, f"{_CLASSES}ChunkStorageMetadata")
-    return _sizes(state.get("offsets")), _sizes(state.get("sizes"))
-
-
-def _tiled(size: Sizes, chunks: list[tuple[Sizes, Sizes]]) -> bool:
-    """Whether pieces cover a tensor once, as all layouts cut it: along each dimension into the same intervals."""
-    if any(len(offsets) != len(size) or len(sizes) != len(size) for offsets, sizes in chunks):
-        return False
-    cuts = [sorted({(offsets[axis], sizes[axis]) for offsets, sizes in chunks}) for axis in range(len(size))]
-    for intervals, length in zip(cuts, size, strict=True):
-        ends = [0, *(offset + extent for offset, extent in intervals)]
-        if ends[:-1] != [offset for offset, _ in intervals] or ends[-1] != length:
-            return not all(size) and not chunks
-    return len({offsets for offsets, _ in chunks}) == len(chunks) == math.prod(map(len, cuts))
-
-
-def _pieces(name: str, entry: Tensor | None) -> Iterable[tuple[Key, Sizes, str]]:
-    """The pieces under a name, each once."""
-    if entry is None:
-        return [((name, None), (), "")]
-    return {offsets: ((name, offsets), sizes, entry.dtype) for offsets, sizes in entry.chunks}.values()
-
-
-def _piece(key: Any, at: Any, files: Mapping[str, File]) -> tuple[Key, Piece]:
-    """Where one piece lies: inside a file of the checkpoint."""
-    named = _state(key, f"{_CLASSES}MetadataIndex")
-    name, offset = _name(named.get("fqn")), named.get("offset")
-    state = _state(at, "torch.distributed.checkpoint.filesystem._StorageInfo")
-    file, first, length = state.get("relative_path"), _count(state.get("offset")), _count(state.get("length"))
-    if not isinstance(file, str) or file not in files or file == FILE:
-        raise ValueError(f"its index looks for {name} in {str(file)[:80]!r}, which is no file of it")
-    if state.get("transform_descriptors") or first + length > files[file].size:
-        raise ValueError(f"its index looks for {name} behind the end of {file}")
-    return (name, None if offset is None else _sizes(offset)), Piece(name, file, first, length)
-
-
-def _state(made: Any, of: str) -> Mapping[str, Any]:
-    """What an object of that class has in its fields."""
-    if not isinstance(made, Made) or made.of != of or not isinstance(made.state, dict):
-        raise ValueError(f"its index has something else where there should be a {of.rpartition('.')[2]}")
-    return made.state
-
-
-def _dict(value: Any) -> dict[Any, Any]:
-    if not isinstance(value, dict):
+    try:
+        content = untrusted_input.parse_json(untrusted_input.decode(data, FILE), FILE)
+    except InputError as error:
+        raise ValueError(f"its index {error.what}") from error
+    if not isinstance(content, dict):
         raise ValueError("its index has no table of what it holds")
-    return value
+    entries: dict[str, Tensor] = {}
+    pieces: dict[Key, ArchivePiece] = {}
+    for name, entry in content.items():
+        entries[name], files_of = _entry(name, entry, files)
+        for (offsets, sizes), file in zip(entries[name].chunks, files_of, strict=True):
+            pieces[name, offsets] = ArchivePiece(name, file, sizes, entries[name].dtype)
+    needed = sum(math.prod(tensor.size) * NUMBERS[tensor.dtype] for tensor in entries.values())
+    if needed > sum(file.size for file in files.values()):
+        raise ValueError(f"its index has tensors of {needed:,} bytes, which its files do not hold")
+    return CheckpointIndex(entries, pieces)
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("its index has no list of a tensor's pieces")
-    return value
+def _entry(name: str, entry: Any, files: Mapping[str, FileSum]) -> tuple[Tensor, list[str]]:
+    """A tensor, and the file of each of its pieces."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"its index has {name[:80]!r} for a name")
+    if not isinstance(entry, dict) or entry.keys() != FIELDS:
+        raise ValueError(f"its index does not say what {name} is")
+    dtype, size, listed = entry["dtype"], entry["shape"], entry["pieces"]
+    if not isinstance(dtype, str) or dtype not in NUMBERS:
+        raise ValueError(f"its index has {name} in an unknown number format")
+    if not is_size(size) or not isinstance(listed, list):
+        raise ValueError(f"its index has no size, or no pieces, of {name}")
+    found = [_piece(name, piece, files) for piece in listed]
+    chunks = tuple((offsets, sizes) for _, offsets, sizes in found)
+    files_of = [file for file, _, _ in found]
+    if not are_tiles(tuple(size), chunks) or len(set(files_of)) < len(files_of):
+        raise ValueError(f"its index does not have all of {name}, or has some of it twice")
+    return Tensor(tuple(size), dtype, chunks), files_of
 
 
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ValueError(f"its index has {str(value)[:80]!r} for a name")
-    return value
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**60:
-        raise ValueError("its index has no number where there should be one")
-    return value
-
-
-def _sizes(made: Any) -> Sizes:
-    """A torch.Size."""
-    arguments = made.arguments if isinstance(made, Made) and made.of == "torch.Size" else ()
-    if len(arguments) != 1 or not isinstance(arguments[0], tuple) or len(arguments[0]) > 8:
-        raise ValueError("its index has no size where there should be one")
-    return tuple(_count(value) for value in arguments[0])
+def _piece(name: str, listed: Any, files: Mapping[str, FileSum]) -> tuple[str, Sizes, Sizes]:
+    match listed:
+        case [str(file), offsets, sizes] if is_size(offsets) and is_size(sizes):
+            pass
+        case _:
+            raise ValueError(f"its index has a piece of {name} that can't be")
+    if file not in files or not file.endswith(SUFFIX):
+        raise ValueError(f"its index looks for {name} in {file[:80]!r}, which is not a file of it")
+    return file, tuple(offsets), tuple(sizes)

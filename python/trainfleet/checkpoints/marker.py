@@ -16,20 +16,21 @@ from functools import partial
 from typing import Any
 
 from .. import __version__
-from ..errors import RunError
+from ..trust.errors import RunError
 
 MARKER = "committed.json"
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, FORMAT)  # 2: torch.save wrote its pieces (torch_saved)
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DOTALL)
 
 
 @dataclass(frozen=True)
-class File:
+class FileSum:
     """The size and CRC-32 of a file as its writer sent it out, before any disk had it."""
 
     size: int
@@ -51,10 +52,15 @@ class Commit:
     dataset: str
     config: Mapping[str, Any]
     versions: Mapping[str, str]
-    files: Mapping[str, File]
+    files: Mapping[str, FileSum]
     format: int = FORMAT
     guard: tuple[float, ...] = ()  # what steps lately were like (engine.guard)
     scale: tuple[float, ...] = ()  # the loss scale of fp16 (engine.loss_scale)
+
+    @property
+    def torch_saved(self) -> bool:
+        """Whether torch.save wrote its files, which programs before format 3 did."""
+        return self.format < FORMAT
 
     @property
     def size(self) -> int:
@@ -64,8 +70,8 @@ class Commit:
 class Broken(RunError):
     """A checkpoint is not as it was committed."""
 
-    def __init__(self, what: str, *, where: str, why: str = "", next: str = "make checkpoints shows which are good") -> None:
-        super().__init__(what, where=where, why=why, next=next)
+    def __init__(self, what: str, *, where: str, why: str = "", then: str = "make checkpoints shows which are good") -> None:
+        super().__init__(what, where=where, why=why, next=then)
 
 
 def render(commit: Commit) -> str:
@@ -85,9 +91,10 @@ def parse(text: str, where: str) -> Commit:
     if match is None or match[1] != _checksum(match[2]):
         raise Broken(f"{MARKER} is damaged", where=where, why="its text does not fit its checksum")
     content = _object(match[2], where)
-    if content.get("format") != FORMAT:
+    if content.get("format") not in READABLE:
+        shown = json.dumps(content.get("format"))[:20]
         raise RunError(
-            f"is a checkpoint of format {json.dumps(content.get('format'))[:20]}, this program reads {FORMAT}",
+            f"is a checkpoint of format {shown}, this program reads {READABLE[0]} to {FORMAT}",
             where=where,
             why="another version of trainfleet wrote it",
             next="train under another name: make train SET='name=again'",
@@ -98,7 +105,7 @@ def parse(text: str, where: str) -> Commit:
     if wrong or content.keys() - FIELDS.keys():
         why = f"its {', '.join(wrong) or 'keys'} can't be what a save writes"
         raise Broken(f"{MARKER} can't be believed", where=where, why=why)
-    files = {name: File(**file) for name, file in content.pop("files").items()}
+    files = {name: FileSum(**file) for name, file in content.pop("files").items()}
     return Commit(**content | {name: tuple(content[name]) for name in STATES}, files=files)
 
 

@@ -3,7 +3,7 @@
     <folder>/
       .step-00000200/          being written, or left by a save that never ended: nobody reads it
       step-00000100/           visible: complete from its first moment, as it got this name after its marker was on disk
-        __0_0.distcp .metadata ... committed.json
+        rank-00000.safetensors ... index.json committed.json
       step-00000050.broken/    found damaged by a resume, and set aside for inspection
 
 Every change is one rename, so a crash between any two system calls leaves each checkpoint whole or out of sight.
@@ -21,15 +21,16 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from .. import door, s3
-from ..errors import RunError
-from ..runs import Run, step_name, sync_folder
+from ..run.run_folder import Run, step_name, sync_folder
+from ..storage import s3
+from ..trust import untrusted_input
+from ..trust.errors import RunError
 from .marker import BROKEN, MARKER, MARKER_BYTES, NAME
 
 BUFFER = 2**20  # bytes: a tensor's header alone is several small writes
 
 
-class Store(Protocol):
+class CheckpointStore(Protocol):
     """One run's checkpoints, known by their steps."""
 
     def steps(self) -> list[int]:
@@ -93,11 +94,11 @@ class Store(Protocol):
         ...
 
 
-class Folder:
+class FolderStore:
     """Checkpoints in a folder that all ranks see."""
 
     def __init__(self, path: Path) -> None:
-        door.seal(path)
+        untrusted_input.seal(path)
         self.path = path
 
     def steps(self) -> list[int]:
@@ -127,7 +128,7 @@ class Folder:
         """A plain file, and no link: one may lead out of the checkpoint, and a pipe may never answer."""
         path = self._visible(step) / file
         try:
-            descriptor = door.opener(str(path), os.O_RDONLY)
+            descriptor = untrusted_input.opener(str(path), os.O_RDONLY)
         except OSError as error:
             raise (_no_file(path) if error.errno in (errno.ELOOP, errno.ENXIO) else error) from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -144,7 +145,7 @@ class Folder:
 
     @contextmanager
     def create(self, step: int, file: str) -> Iterator[BinaryIO]:
-        with open(self._hidden(step) / file, "xb", buffering=BUFFER, opener=door.opener) as stream:
+        with open(self._hidden(step) / file, "xb", buffering=BUFFER, opener=untrusted_input.opener) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -194,10 +195,10 @@ class Folder:
         return self.path / f"{step_name(step)}.broken"
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
-        if self.path.is_symlink() and door.is_sealed(self.path):
+        if self.path.is_symlink() and untrusted_input.is_sealed(self.path):
             why = "a run's files are not read through links, as its folder may come from somebody else"
-            next = f"rm {self.path}; checkpoint.destination: a folder in which {self.path.parent.name}/ has what the link led to"
-            raise RunError("is a link", where=str(self.path), why=why, next=next)
+            then = f"rm {self.path}; checkpoint.destination: a folder in which {self.path.parent.name}/ has what the link led to"
+            raise RunError("is a link", where=str(self.path), why=why, next=then)
         names = (entry.name for entry in self.path.iterdir() if entry.is_dir()) if self.path.is_dir() else ()
         return sorted(int(match[1]) for match in map(name.fullmatch, names) if match)
 
@@ -206,15 +207,15 @@ def _no_file(path: Path) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "it is no plain file", str(path))
 
 
-def store_at(address: str) -> Store:
+def store_at(address: str) -> CheckpointStore:
     """The store at a folder's path or an s3:// address."""
     if address.startswith(s3.SCHEME):
-        from .bucket import Bucket
+        from .s3_store import BucketStore
 
-        return Bucket(address)
-    return Folder(Path(address))
+        return BucketStore(address)
+    return FolderStore(Path(address))
 
 
-def store_of(run: Run, destination: str | None) -> Store:
+def store_of(run: Run, destination: str | None) -> CheckpointStore:
     """A run's store: under `checkpoint.destination`, or in the run's own folder."""
-    return Folder(run.checkpoints) if destination is None else store_at(f"{destination.rstrip('/')}/{run.name}")
+    return FolderStore(run.checkpoints) if destination is None else store_at(f"{destination.rstrip('/')}/{run.name}")

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .. import origin
-from ..door import printable, shortened
-from ..errors import ConfigError, NoSource, RunError, TrainfleetError, tell
-from ..output import TYPED, guarded
-from ..runs import unwritable
-from ..seat import require_numbers
-from ..spelling import suggest
+from ..host import install_paths
+from ..node.placement import require_numbers
+from ..run.run_folder import unwritable
+from ..trust.errors import ConfigError, NoSource, RunError, TrainfleetError, tell
+from ..trust.safe_output import TYPED, guarded
+from ..trust.spelling import suggest
+from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
@@ -30,6 +30,7 @@ VERBS = {
     "setup": ("CONFIG", "SET", "NODES", "YES"),
     "build": ("CONFIG", "SET"),
     "push": ("CONFIG", "SET"),
+    "image": ("CONFIG", "SET"),
     "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
     "recipes": (),
     "config": ("RECIPE", "CONFIG", "YES"),
@@ -55,11 +56,13 @@ VERBS = {
     "report": ("CONFIG", "RUN", "SET"),
     "ls": ("CONFIG", "SET"),
     "clean": ("CONFIG", "RUN", "SET", "PURGE", "YES"),
+    "new-backend": ("NAME",),
     "test": (),
     "check": (),
+    "release": (),
 }
 
-OF_A_CHECKOUT = ("test", "check")
+OF_A_CHECKOUT = ("test", "check", "release")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,12 +71,12 @@ def main(arguments: Sequence[str]) -> int:
         require_numbers(STARTED)
         started = float(os.environ.get(STARTED) or time.time())  # given where a fleet's head acts for a command
         if list(arguments) == ["-"]:
-            from ..nodes.errand import received  # on a host of a fleet: another machine sends the verb
+            from ..nodes.remote_verb import received  # on a host of a fleet: another machine sends the verb
 
             arguments = received(sys.stdin.fileno())
-        if help := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
+        if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
             with guarded():
-                print(help)
+                print(help_)
             return 0
         verb = _verb(arguments)
         variables = read_variables(verb, VERBS[verb], arguments[1:])
@@ -97,12 +100,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carried_out(verb: str, variables: Variables, started: float) -> int:
-    run: Callable[[Variables, float], int] = importlib.import_module(f".{verb}", __name__).main
+    run: Callable[[Variables, float], int] = importlib.import_module(f".{verb.replace('-', '_')}", __name__).main
     try:
         with guarded():
             return run(variables, started)
     except NoSource as error:
-        from ..launch.settings import placed
+        from ..launch.command import placed
 
         raise placed(error, variables) from error
 
@@ -113,11 +116,13 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
     `goals`: all that make was asked for. Of `make help train` it runs both: this is train's.
     """
     if "--version" in arguments:
-        return f"trainfleet {origin.version()}"
+        return f"trainfleet {install_paths.version()}"
     if arguments and not {"--help", "-h"} & set(arguments) and arguments[0] != "help" and "help" not in goals:
         return ""
     verb = next((word for word in arguments if word in VERBS), "")
-    lines = dict(re.findall(r"^([a-z]+):.*?## (.*?)(?: +\[.*)?$", (origin.ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    lines = dict(
+        re.findall(r"^([a-z-]+):.*?## (.*?)(?: +\[.*)?$", (install_paths.ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    )
     if verb:
         takes = [f"  {name:8} {VARIABLES[name]}" for name in VERBS[verb]]
         return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes])

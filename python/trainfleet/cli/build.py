@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..launch import imaging
-from ..launch.settings import config_of, settings_of
+from ..launch import job_image
+from ..launch.command import config_of, settings_of
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
-    return imaging.build(config)
+    return job_image.build(config)

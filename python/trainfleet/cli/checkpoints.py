@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..checkpoints.catalogue import Entry, look
-from ..errors import RunError
-from ..launch.settings import store_named
-from ..launch.whereabouts import forwarded
+from ..checkpoints.listing import ListedCheckpoint, look
+from ..launch.command import store_named
+from ..launch.run_location import forwarded
 from ..report.history import decimal, layout, moment, size, table
+from ..trust.errors import RunError
 from .variables import Variables
 
 HEAD = ("step", "saved (UTC)", "size", "loss", "layout", "state")
@@ -27,7 +27,7 @@ def main(variables: Variables, started: float) -> int:
     return 0
 
 
-def row(entry: Entry) -> tuple[str, ...]:
+def row(entry: ListedCheckpoint) -> tuple[str, ...]:
     """The cells of one checkpoint."""
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
     if commit is None:

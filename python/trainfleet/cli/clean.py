@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..backends import is_guest
-from ..errors import BackendError, RunError
-from ..launch import cleaning, intending, whereabouts
-from ..launch.settings import run_named
+from ..launch import cleaning, intent_watch, run_location
+from ..launch.command import run_named
+from ..trust.errors import BackendError, RunError
 from .variables import Variables, flag
 
 
@@ -13,17 +13,17 @@ def main(variables: Variables, started: float) -> int:
     run, sure = run_named(variables), flag(variables, "YES")
     purge = flag(variables, "PURGE", "all")
     everything = variables.get("PURGE", "").lower() == "all"
-    config = whereabouts.config_known(run, variables)
+    config = run_location.config_known(run, variables)
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     if config and is_guest(config):
         print(f"the machines stay: make clean with the config {config.fleet_name}, whose they are, removes them")
     try:
-        with whereabouts.place_of(variables) as place:
+        with run_location.place_of(variables) as place:
             place.refresh()
-            intent = None if place.is_running() else intending.under_way(place)
-            if place.is_running() or (intent and not intending.cancel(place, run, intent)):
-                whereabouts.stop(place, run, variables)
-            whereabouts.end(variables)  # also where it did not stop by itself
+            intent = None if place.is_running() else intent_watch.under_way(place)
+            if place.is_running() or (intent and not intent_watch.cancel(place, run, intent)):
+                run_location.stop(place, run, variables)
+            run_location.end(variables)  # also where it did not stop by itself
             if not machines:
                 cleaning.remove_remakeable()
                 code = cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)

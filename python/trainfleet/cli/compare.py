@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import ConfigError, Problem
 from ..report import listing
-from ..runs import Run
-from ..spelling import suggest
+from ..run.run_folder import Run
+from ..trust.errors import ConfigError, Problem
+from ..trust.spelling import suggest
 from .variables import Variables
 
 MOST = 7  # runs that can be told apart in a picture

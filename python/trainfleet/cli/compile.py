@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..launch import compiling
-from ..launch.settings import config_of, settings_of
+from ..launch.command import config_of, settings_of
 from .variables import Variables
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .. import door
-from ..errors import ConfigError, InputError, Problem, TrainfleetError
-from ..origin import ROOT
+from ..host.install_paths import ROOT
 from ..recipes import all_recipes, recipe_named
-from ..runs import write_atomic
+from ..run.run_folder import write_atomic
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError, Problem, TrainfleetError
 from .variables import Variables, flag
 
 
@@ -23,8 +23,8 @@ def main(variables: Variables, started: float) -> int:
         print(f"{path} is the recipe {recipe.name} already")
         return 0
     if before is not None and before not in [linked(other.text, path) for other in all_recipes()] and not flag(variables, "YES"):
-        next = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it"
-        raise TrainfleetError(f"{path} is not a recipe as it came: it has changes that would be lost", next=next)
+        then = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it"
+        raise TrainfleetError(f"{path} is not a recipe as it came: it has changes that would be lost", next=then)
     write_atomic(path, text)
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
     print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
@@ -43,7 +43,7 @@ def linked(text: str, path: Path) -> str:
 def _content(path: Path) -> str | None:
     """What stands at the path; None for nothing, and for what is no text the empty one, which is no recipe either."""
     try:
-        return door.read_text(path, door.MEBIBYTE)
+        return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)
     except FileNotFoundError:
         return None
     except InputError as error:

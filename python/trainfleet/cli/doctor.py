@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..launch.readiness import examine
-from ..launch.settings import config_to_examine, settings_of
+from ..launch.command import config_to_examine, settings_of
+from ..launch.provisioning import examine
 from .variables import Variables
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..launch.harness import evaluate
-from ..launch.settings import run_trained
-from ..launch.whereabouts import forwarded
-from ..processes import run_module
+from ..host.processes import run_module
+from ..launch.command import run_trained
+from ..launch.lm_eval import evaluate
+from ..launch.run_location import forwarded
 from .variables import Variables
 
 

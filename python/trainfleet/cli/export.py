@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..config import exports
-from ..errors import ConfigError
-from ..launch.whereabouts import export
+from ..config import export_formats
+from ..launch.run_location import export
+from ..trust.errors import ConfigError
 from .variables import Variables
 
 
@@ -12,7 +12,7 @@ def main(variables: Variables, started: float) -> int:
     if "OUT" not in variables:
         raise ConfigError.of("OUT", "says which folder to make", next="make export OUT=my-model")
     try:
-        exports.degrees(variables.get("FORMAT") or exports.HUGGINGFACE)
+        export_formats.degrees(variables.get("FORMAT") or export_formats.HUGGINGFACE)
     except ValueError as error:
         raise ConfigError.of("FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8") from error
     return export(variables)

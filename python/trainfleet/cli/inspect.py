@@ -5,9 +5,9 @@ from __future__ import annotations
 from tempfile import NamedTemporaryFile
 
 from ..config import dump_resolved
-from ..launch.settings import config_of, settings_of
-from ..launch.whereabouts import forwarded
-from ..processes import run_module
+from ..host.processes import run_module
+from ..launch.command import config_of, settings_of
+from ..launch.run_location import forwarded
 from .variables import Variables, flag, number
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from ..errors import RunError, tell
+from ..launch.command import run_named
 from ..launch.log_tail import await_first, logs_of, look, print_new
-from ..launch.settings import run_named
-from ..launch.whereabouts import place_of
+from ..launch.run_location import place_of
+from ..trust.errors import RunError, tell
 from .variables import Variables, flag
 
 LINES = 20

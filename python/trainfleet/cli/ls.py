@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..launch.holdings import holdings
-from ..launch.settings import config_of, settings_of
+from ..launch.account_inventory import holdings
+from ..launch.command import config_of, settings_of
 from .variables import Variables
 
 

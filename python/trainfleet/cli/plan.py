@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..config.layouts import best
-from ..launch import preflight, readiness
-from ..launch.experience import experience_of
-from ..launch.settings import config_of, plan_of, settings_of
-from ..launch.whereabouts import is_nowhere, runs_programs
+from ..launch import preflight, provisioning
+from ..launch.calibration import experience_of
+from ..launch.command import config_of, plan_of, settings_of
+from ..launch.run_location import is_nowhere, runs_programs
 from ..plan.estimate import estimate
-from ..plan.neuron import compiles_ahead
+from ..plan.neuron_environment import compiles_ahead
 from ..plan.plan import make_plan
-from ..plan.wishes import Wish
-from ..report import offers, proposal
+from ..plan.sizing import Wish
+from ..report import proposal, sizing_tables
 from .variables import Variables, amounts, flag
 
 ALTERNATIVES = 5  # layouts that are shown
@@ -23,20 +23,20 @@ def main(variables: Variables, started: float) -> int:
     if out := Path(variables["OUT"]) if "OUT" in variables else None:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
-    bill = readiness.bill(config)
+    bill = provisioning.bill(config)
     wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
     if wish != Wish():
-        print("\n".join(offers.answer(config, wish, bill, out)))
+        print("\n".join(sizing_tables.answer(config, wish, bill, out)))
         return 0
-    layouts = offers.describe_layouts(config, best(config, ALTERNATIVES), bill)
+    layouts = sizing_tables.describe_layouts(config, best(config, ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
     preflight.require(config)
-    prospects, changes = readiness.outlook(config, needs)
+    prospect = provisioning.prospect(config, needs)
+    prospects, changes, awaits = prospect.lines, prospect.changes, prospect.awaited
     print("\n".join(prospects), end="\n" if prospects else "")
-    awaits = readiness.awaits_setup(config)
-    if readiness.is_unasked(config) or is_nowhere(config) or awaits:
-        plan = make_plan(config, derived, requests := readiness.exact(config), [], bill)
+    if prospect.unasked or is_nowhere(config) or awaits:
+        plan = make_plan(config, derived, requests := provisioning.exact(config) if prospect.exact else [], [], bill)
         print("\n".join(proposal.describe_requests(requests, ())))
         makes = "make setup makes" if prospects else "fleet.hosts names"
         print("\n${...} is what make setup makes" if awaits else f"\nhosts: none yet, so no command is exact; {makes} them")
@@ -44,10 +44,10 @@ def main(variables: Variables, started: float) -> int:
         plan = make_plan(config, derived, [], [], bill)
         print("\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of fleet.ssh.config")
     else:
-        changes = changes or readiness.planned(config)
+        changes = changes or provisioning.planned(config)
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
-        whole = flag(variables, "VERBOSE", default=bool(out) or not readiness.shares_one_machine(config))
+        whole = flag(variables, "VERBOSE", default=bool(out) or not provisioning.shares_one_machine(config))
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
     if compiles_ahead(config):
         from ..launch import compiling  # loads all that trains

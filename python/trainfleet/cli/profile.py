@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from .. import runs
 from ..backends import shared
-from ..launch.settings import config_of, plan_of, settings_of
+from ..launch.command import config_of, plan_of, settings_of
 from ..launch.training import train
 from ..plan.measurement import PROFILED, TIMED, measured
-from ..report.profile import describe
+from ..report.profile_table import describe
+from ..run import run_folder
 from .variables import Variables
 
 
@@ -20,5 +20,5 @@ def main(variables: Variables, started: float) -> int:
     last = int(steps.partition("-")[2])
     code = train(plan_of(measured(shared(config), name, last + TIMED, steps), derived, launch=name), started, summarize=False)
     if code == 0:
-        print("\n".join(["", *describe(runs.run_of(name))]))
+        print("\n".join(["", *describe(run_folder.run_of(name))]))
     return code

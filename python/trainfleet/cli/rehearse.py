@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
-from ..errors import ConfigError, Problem
+from ..launch.command import config_of, settings_of
 from ..launch.faults import FAULTS, Fault, rehearse
-from ..launch.settings import config_of, settings_of
-from ..launch.staging import stage_for
-from ..report import html, rehearsal
-from ..runs import run_of
-from ..spelling import suggest
+from ..launch.rehearsal_targets import stage_for
+from ..report import html, rehearsal_table
+from ..run.run_folder import run_of
+from ..trust.errors import ConfigError, Problem
+from ..trust.spelling import suggest
 from .variables import Variables, flag
 
 WIDTHS = (18, 13, 20, 10, 15, 9, 9)
@@ -20,10 +20,10 @@ WIDTHS = (18, 13, 20, 10, 15, 9, 9)
 def main(variables: Variables, started: float) -> int:
     faults = chosen(variables.get("FAULTS", ""))
     config, _ = config_of(settings_of(variables))
-    outcomes: list[rehearsal.Outcome] = []
+    outcomes: list[rehearsal_table.FaultOutcome] = []
     run = run_of(f"{config.name}-rehearsal-{time.strftime('%m%d-%H%M%S')}")
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
-        print(row(*rehearsal.HEAD), flush=True)
+        print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
             print(fault.name, end="", flush=True)  # its row is there once it was played
             try:
@@ -32,11 +32,11 @@ def main(variables: Variables, started: float) -> int:
                 print()
                 raise
             print(row(*outcomes[-1].cells).removeprefix(fault.name), flush=True)
-        rehearsal.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
+        rehearsal_table.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:
         print(f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}", file=sys.stderr)
-    print(f"\n{rehearsal.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; everything is put back")
+    print(f"\n{rehearsal_table.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; everything is put back")
     print(f"report  {html.write(run)}")
     return 1 if broken else 0
 

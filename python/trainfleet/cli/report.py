@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import RunError
-from ..launch.settings import run_named
+from ..launch.command import run_named
 from ..report import html, plots
+from ..trust.errors import RunError
 from .variables import Variables
 
 

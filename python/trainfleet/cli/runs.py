@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..launch import cleaning
-from ..launch.settings import run_named
+from ..launch.command import run_named
 from ..report import listing
 from .variables import Variables
 

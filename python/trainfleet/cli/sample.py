@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..launch.settings import run_trained
-from ..launch.whereabouts import forwarded
-from ..processes import run_module
+from ..host.processes import run_module
+from ..launch.command import run_trained
+from ..launch.run_location import forwarded
 from ..report.history import opening
 from .variables import Variables, amount, flag, number
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 
-from .. import hardware, runs
 from ..backends import shared
 from ..config import Config
-from ..launch.readiness import shares_one_machine
-from ..launch.settings import plan_of, sized
+from ..hardware import node_types
+from ..launch.command import plan_of, sized
+from ..launch.provisioning import shares_one_machine
 from ..launch.training import train
 from ..plan.measurement import WARM_UP, measured, measures_of, steady
 from ..plan.plan import degrees
-from ..report import scaling
+from ..report import scaling_table
+from ..run import run_folder
 from .variables import Variables, flag, number
 
 STEPS = 20
@@ -29,12 +30,12 @@ def main(variables: Variables, started: float) -> int:
         print(f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
             return code
-        run = runs.run_of(short.name)
-        done.append((config, degrees(config), run.read_results() | scaling.speed_of(steady(list(run.read_metrics())))))
-    run = runs.run_of(base)
+        run = run_folder.run_of(short.name)
+        done.append((config, degrees(config), run.read_results() | scaling_table.speed_of(steady(list(run.read_metrics())))))
+    run = run_folder.run_of(base)
     found = measures_of(done)
-    scaling.write(run, found, weak)
-    print("\n".join(["", *scaling.describe(found, weak), *_remark(sizes[-1][0]), "", f"table  {run.folder}/scaling.md"]))
+    scaling_table.write(run, found, weak)
+    print("\n".join(["", *scaling_table.describe(found, weak), *_remark(sizes[-1][0]), "", f"table  {run.folder}/scaling.md"]))
     fastest = max(found, key=lambda measure: measure.tokens_per_second)
     print(f"plot   {run.plots}/scaling.png\nnext   make train NODES={fastest.nodes}  the fastest of these")
     return 0
@@ -42,7 +43,7 @@ def main(variables: Variables, started: float) -> int:
 
 def _remark(config: Config) -> list[str]:
     """What nodes that this machine plays can show: they share it, and a single one has all of it."""
-    if not shares_one_machine(config) or hardware.local_accelerators():
+    if not shares_one_machine(config) or node_types.local_accelerators():
         return []
-    cores = hardware.local_cores()
+    cores = node_types.local_cores()
     return ["", f"note: all sizes share this machine's {cores} cores: this is what dividing costs, not what more machines bring"]

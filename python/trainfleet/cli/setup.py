@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..launch.readiness import make_ready
-from ..launch.settings import config_of, settings_of
+from ..launch.command import config_of, settings_of
+from ..launch.provisioning import make_ready
 from .variables import Variables, flag
 
 

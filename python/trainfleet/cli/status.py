@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from ..errors import BackendError
-from ..launch import intending, whereabouts
-from ..launch.settings import run_named
+from ..launch import intent_watch, run_location
+from ..launch.command import run_named
 from ..report.summary import status
+from ..trust.errors import BackendError
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     run = run_named(variables)
     try:
-        with whereabouts.place_of(variables) as place:
+        with run_location.place_of(variables) as place:
             place.refresh()
-            led, intent = place.is_running(), intending.under_way(place)
-            alone = "" if led or intent else whereabouts.orphan_note(run, variables)
+            led, intent = place.is_running(), intent_watch.under_way(place)
+            alone = "" if led or intent else run_location.orphan_note(run, variables)
             alone = f"\nit is being launched: {intent}" if intent and not led else alone
     except BackendError:
         if run.results.exists():

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from ..launch import intending, whereabouts
-from ..launch.settings import run_named
-from ..runs import Run
+from ..launch import intent_watch, run_location
+from ..launch.command import run_named
+from ..run.run_folder import Run
 from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
     run = run_named(variables)
-    with whereabouts.place_of(variables) as place:
+    with run_location.place_of(variables) as place:
         place.refresh()
         led = place.is_running()
-        if not led and (intent := intending.under_way(place)):
-            if intending.cancel(place, run, intent):
-                whereabouts.end(variables)
+        if not led and (intent := intent_watch.under_way(place)):
+            if intent_watch.cancel(place, run, intent):
+                run_location.end(variables)
                 print(f"the launch of {run.name} has ended, and nothing of it runs\nnext: make train begins again")
                 return 0
             led = True
-        if not led and not (alone := whereabouts.nodes_at_work(variables)):
+        if not led and not (alone := run_location.nodes_at_work(variables)):
             print(f"{run.name} is not running{place.words}; nothing to stop")
             return 0
         if not led:
             print(f"its launcher is gone, and {', '.join(alone)} go on without it", flush=True)
-        calmly = whereabouts.stop(place, run, variables)
+        calmly = run_location.stop(place, run, variables)
         if not calmly:
-            print(f"nothing was heard for {whereabouts.PATIENCE:.0f} s; what runs is ended at once", flush=True)
-            whereabouts.end(variables)
+            print(f"nothing was heard for {run_location.PATIENCE:.0f} s; what runs is ended at once", flush=True)
+            run_location.end(variables)
             place.refresh()
-            whereabouts.require_over(run)
+            run_location.require_over(run)
     print(_ended(run, calmly))
     return 0
 

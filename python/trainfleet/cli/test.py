@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tempfile import gettempdir
 
-from ..processes import run_module
+from ..host.processes import run_module
 from .variables import Variables
 
 

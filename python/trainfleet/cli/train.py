@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..launch import compiling, execution, training
-from ..launch.intending import launching
-from ..launch.settings import config_of, plan_for, settings_of
+from ..launch.command import config_of, plan_for, settings_of
+from ..launch.intent_watch import launching
 from .variables import Variables
 
 

@@ -11,10 +11,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from ..door import printable, show, unprintable
-from ..errors import ConfigError, Problem
-from ..runs import run_of
-from ..spelling import suggest
+from ..run.run_folder import run_of
+from ..trust.errors import ConfigError, Problem
+from ..trust.spelling import suggest
+from ..trust.untrusted_input import printable, show, unprintable
 
 VARIABLES = {
     "NODES": "how many nodes (fleet.nodes)",
@@ -47,6 +47,7 @@ VARIABLES = {
     "HEAL": "0: continue exactly the prompt's tokens, as transformers' generate does, also where the last may be half a word (1)",
     "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
+    "NAME": "what a new backend is called: small letters, digits and _",
 }
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # these may be long

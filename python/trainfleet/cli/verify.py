@@ -10,16 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 from rich.progress import Progress
 
-from .. import hardware
-from ..checkpoints.catalogue import damage, read
+from ..checkpoints.listing import damage, read
 from ..checkpoints.marker import Broken, Commit
-from ..checkpoints.store import Store
-from ..errors import ConfigError, RunError
-from ..launch.settings import store_named
-from ..launch.whereabouts import forwarded
-from ..output import unguarded
-from ..processes import run_module
+from ..checkpoints.store import CheckpointStore
+from ..hardware import node_types
+from ..host.processes import run_module
+from ..launch.command import store_named
+from ..launch.run_location import forwarded
 from ..report.history import layout, size
+from ..trust.errors import ConfigError, RunError
+from ..trust.safe_output import unguarded
 from .variables import Variables
 
 
@@ -32,13 +32,13 @@ def main(variables: Variables, started: float) -> int:
     print(f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by {layout(commit.layout)}", flush=True)
     faults = [fault for fault in read_through(store, step, commit) if fault]
     if faults:
-        next = "make train sets it aside and goes on from the one before it"
-        raise Broken("is not as it was committed", where=store.address(step), why="; ".join(faults), next=next)
+        then = "make train sets it aside and goes on from the one before it"
+        raise Broken("is not as it was committed", where=store.address(step), why="; ".join(faults), then=then)
     print(f"every byte is as it was written ({len(commit.files)} checksums)", flush=True)
     return run_module("trainfleet.engine.checkpoint.verify", store.address(step))
 
 
-def chosen(variables: Variables, store: Store, name: str) -> int:
+def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
     """STEP, or else the newest in sight."""
     steps, text = store.steps(), variables.get("STEP", "")
     if not steps:
@@ -49,10 +49,10 @@ def chosen(variables: Variables, store: Store, name: str) -> int:
     return int(text) if text else steps[-1]
 
 
-def read_through(store: Store, step: int, commit: Commit) -> Iterator[str]:
+def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
     """What is wrong with each file, as they come; a bar shows how far it is when somebody looks."""
     show = Progress(console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty())
-    with ThreadPoolExecutor(hardware.local_cores()) as pool, show as bar:
+    with ThreadPoolExecutor(node_types.local_cores()) as pool, show as bar:
         task = bar.add_task("reading", total=commit.size)
         faults = pool.map(lambda item: damage(store, step, *item), commit.files.items())
         for file, fault in zip(commit.files.values(), faults, strict=True):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 
-from .. import door
-from ..backends.place import Place
-from ..errors import BackendError, ConfigError, RunError
-from ..launch.settings import run_named
-from ..launch.whereabouts import place_of
+from ..backends.run_storage import Place
+from ..launch.command import run_named
+from ..launch.run_location import place_of
 from ..report import html
 from ..report.server import Server
-from ..runs import Run
+from ..run.run_folder import Run
+from ..trust import untrusted_input
+from ..trust.errors import BackendError, ConfigError, RunError
 from .variables import Variables, number
 
 LARGEST_PORT = 65535
@@ -45,7 +45,7 @@ def main(variables: Variables, started: float) -> int:
 def served(run: Run, port: int) -> Server:
     """The page's server, on `port` where one was asked for. ConfigError where another program has it."""
     try:
-        return Server(lambda: door.read_bytes(run.report, 4 * door.RECORD), port or None)
+        return Server(lambda: untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD), port or None)
     except OSError as error:
         message = f"{port} can't be had: {error.strerror}"
         raise ConfigError.of("PORT", message, next="PORT=another, or leave it out: then any that is free is taken") from error

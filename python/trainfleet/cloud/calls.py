@@ -1,7 +1,7 @@
 """The one way to send AWS control requests: each is checked against botocore's model, sent, and explained when it is refused.
 
 `send` is the hook: the fakes of the tests and the crash matrix put their own function there. Objects in S3 have their own module
-(s3.py), as nodes use it too. The first request loads boto3.
+(storage/s3.py), as nodes use it too. The first request loads boto3.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import CloudError
-from . import refusals
+from ..trust.errors import CloudError
+from . import api_errors
 
 TRIES = 8  # of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS throttles
 SECONDS = 30  # for an answer
-ONCE = ("PurchaseCapacityBlock",)  # what must not be sent again by itself: it is paid for each time
+ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")  # what must not be sent again by itself: it is paid for each time
 PAGES = 10_000  # of one listing: a server may go on for ever
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
@@ -30,7 +30,8 @@ def by_boto3(region: str, service: str, operation: str, request: dict[str, Any])
         client = _client(region, service, 1 if operation in ONCE else TRIES)
     answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
     if "html" in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("content-type", ""):
-        raise refusals.NotAws(f"{operation} was answered with a page")  # botocore takes one for an empty answer of some services
+        # botocore takes one for an empty answer of some services
+        raise api_errors.NotAws(f"{operation} was answered with a page")
     return answer
 
 
@@ -53,7 +54,7 @@ class Calls:
         Raises:
             CloudError: the request is none that the service takes, it was refused, or no answer came; `code` is AWS's.
         """
-        with refusals.explained(self.region, service, operation):
+        with api_errors.explained(self.region, service, operation):
             require_valid(service, operation, request)
             return send(self.region, service, operation, request)
 

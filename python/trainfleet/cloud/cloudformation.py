@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import CloudError
+from ..trust.errors import CloudError
 from . import clock
 from .calls import Calls
-from .inputs import pairs
+from .template_inputs import pairs
 
 POLL = 5.0  # seconds between two polls of a stack that is being changed
 PATIENCE = 3 * 3600.0  # seconds without any event until it gives up: CloudFormation itself gives up before that
@@ -29,7 +29,7 @@ Show = Callable[[str, str, str], None]  # a resource's logical id, its state, an
 
 
 @dataclass(frozen=True)
-class State:
+class StackState:
     """A stack, from DescribeStacks."""
 
     id: str
@@ -55,7 +55,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Event:
+class StackEvent:
     """What happened to one resource. `own`: it is the stack's own event."""
 
     id: str
@@ -81,14 +81,14 @@ class CloudFormationStack:
     config: str
     followed: str = ""
 
-    def look(self, id: str = "") -> State | None:
+    def look(self, id_: str = "") -> StackState | None:
         """The stack as it is now; None where there is none. By `id` also one that is deleted.
 
         Raises:
             CloudError: a stack of that name was not made by this config.
         """
         try:
-            rows = self.calls("cloudformation", "DescribeStacks", StackName=id or self.name)["Stacks"]
+            rows = self.calls("cloudformation", "DescribeStacks", StackName=id_ or self.name)["Stacks"]
         except CloudError as error:
             if error.code == "ValidationError" and "does not exist" in error.why:
                 return None
@@ -96,14 +96,14 @@ class CloudFormationStack:
         state = _state(rows[0])
         if state.tags.get(PROJECT) != OURS or state.tags.get(CONFIG) != self.config:
             what = f"there is a stack {self.name} already, and this config has not made it"
-            next = "another name in config.yaml, or delete that stack yourself"
-            raise CloudError(what, where=f"cloudformation in {self.calls.region}", next=next, code="Foreign")
+            then = "another name in config.yaml, or delete that stack yourself"
+            raise CloudError(what, where=f"cloudformation in {self.calls.region}", next=then, code="Foreign")
         return state
 
-    def create(self, template: str, tags: Mapping[str, str], token: str) -> State:
+    def create(self, template: str, tags: Mapping[str, str], token: str) -> StackState:
         """Begins it. Asked twice with a token it is begun once. What fails takes all with it: nothing half made is left."""
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
-        return self.look(answer["StackId"]) or State(answer["StackId"], "CREATE_IN_PROGRESS")  # just made, and not seen yet
+        return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")  # just made, and not seen yet
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
         """What CreateStack is asked."""
@@ -145,7 +145,7 @@ class CloudFormationStack:
         found = json.loads(body) if isinstance(body, str) else body
         return found if isinstance(found, dict) else {}
 
-    def follow(self, state: State, show: Show) -> tuple[State, Event | None]:
+    def follow(self, state: StackState, show: Show) -> tuple[StackState, StackEvent | None]:
         """The stack once CloudFormation has left it alone, and what failed first on the way, if something did.
 
         Raises:
@@ -158,7 +158,7 @@ class CloudFormationStack:
                     heard = clock.now()
                     first = first or (event if event.failed else None)
                     _tell(event, show)
-                state = self.look(state.id) or State(state.id, "DELETE_COMPLETE")
+                state = self.look(state.id) or StackState(state.id, "DELETE_COMPLETE")
                 misses = 0
             except CloudError as error:
                 misses += 1
@@ -171,10 +171,10 @@ class CloudFormationStack:
                 raise CloudError(what, where=f"cloudformation in {self.calls.region}", next="make setup again, or make clean")
             clock.sleep(POLL)
 
-    def _news(self, id: str) -> Iterator[Event]:
+    def _news(self, id_: str) -> Iterator[StackEvent]:
         """What has happened since the last look, the oldest first."""
         news = []
-        for row in self.calls.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=id):
+        for row in self.calls.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=id_):
             if row["EventId"] == self.followed:
                 break
             news.append(_event(row))
@@ -188,8 +188,8 @@ class CloudFormationStack:
             list(self._news(self.name))
 
 
-def _state(row: Mapping[str, Any]) -> State:
-    return State(
+def _state(row: Mapping[str, Any]) -> StackState:
+    return StackState(
         row["StackId"], row["StackStatus"], row.get("StackStatusReason", ""),
         {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
         {out["OutputKey"]: out["OutputValue"] for out in row.get("Outputs", ())},
@@ -197,13 +197,13 @@ def _state(row: Mapping[str, Any]) -> State:
     )  # fmt: skip
 
 
-def _event(row: Mapping[str, Any]) -> Event:
+def _event(row: Mapping[str, Any]) -> StackEvent:
     own = row["ResourceType"] == "AWS::CloudFormation::Stack" and row.get("PhysicalResourceId") == row["StackId"]
-    return Event(row["EventId"], row["LogicalResourceId"], row.get("PhysicalResourceId", ""), row["ResourceType"],
+    return StackEvent(row["EventId"], row["LogicalResourceId"], row.get("PhysicalResourceId", ""), row["ResourceType"],
                  row["ResourceStatus"], row.get("ResourceStatusReason", ""), own)  # fmt: skip
 
 
-def _tell(event: Event, show: Show) -> None:
+def _tell(event: StackEvent, show: Show) -> None:
     """A resource's line: its kind while it is worked on, its id when it is done, the reason when it failed."""
     if event.own:
         return

@@ -11,15 +11,16 @@ from typing import Any
 
 from ..config import Config
 from ..config.tokenizing import tokenizing
-from ..errors import CloudError, ConfigError
 from ..nodes.stack import load_stack
+from ..trust.errors import CloudError, ConfigError
 from . import clock
+from .api_errors import passing
+from .baking import fitting
 from .calls import Calls
-from .inputs import Inputs, bucket_of
 from .instances import capacity_of
-from .kinds import is_ours
-from .kinds import tags_of as tags
-from .refusals import passing
+from .resource_types import is_ours
+from .resource_types import tags_of as tags
+from .template_inputs import Inputs, bucket_of
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
 PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
@@ -32,30 +33,30 @@ def zones(config: Config, calls: Calls) -> list[str]:
     Raises:
         ConfigError: the region has the type nowhere, or a named zone does not.
     """
-    type, cheap = config.fleet.instance_type or "", config.data.instance_type
-    offered = _offering(type, "fleet.instance_type", calls)
+    type_, cheap = config.fleet.instance_type or "", config.data.instance_type
+    offered = _offering(type_, "fleet.instance_type", calls)
     if cheap:  # its machines are in the same subnet
         beside = set(_offering(cheap, "data.instance_type", calls))
         if not (offered := [zone for zone in offered if zone in beside]):
-            message = f"{calls.region} has no zone with both {type} and {cheap}"
+            message = f"{calls.region} has no zone with both {type_} and {cheap}"
             raise ConfigError.of("data.instance_type", message, next="another data.instance_type, or null")
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
-        message = f"{', '.join(strange)}: {type} is offered in {', '.join(offered)}"
+        message = f"{', '.join(strange)}: {type_} is offered in {', '.join(offered)}"
         raise ConfigError.of("fleet.aws.zones", message, next="one or more of these")
     bound = set(_bound(config, calls))
     return list(wanted) or [zone for zone in offered if zone in bound] or offered
 
 
-def _offering(type: str, key: str, calls: Calls) -> list[str]:
+def _offering(type_: str, key: str, calls: Calls) -> list[str]:
     """The zones that have a type, which `key` names; ConfigError where the region has none."""
     rows = calls.pages(
         "ec2", "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": [type]}],
+        Filters=[{"Name": "instance-type", "Values": [type_]}],
     )  # fmt: skip
     if found := sorted(row["Location"] for row in rows):
         return found
-    message = f"{calls.region} does not have {type}"
+    message = f"{calls.region} does not have {type_}"
     raise ConfigError.of("fleet.aws.region", message, next=f"another fleet.aws.region, or another {key}")
 
 
@@ -90,9 +91,12 @@ def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is
     """What a template for this zone needs to know. `is_made`: there is a stack already, and a bucket of ours is its own."""
     who = calls("sts", "GetCallerIdentity")
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
-    image = image_of(config, calls, engine)
+    pinned = image_of(config, calls, engine)
+    own = None if engine else fitting(config, calls)
+    image = own.id if own else pinned
     inputs = Inputs(
         calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image, created, slots, root=root_of(image, calls),
+        head_image=pinned,
         public_key=public_key(config), subnet=subnet_in(config, calls, zone), group=group_of(config, calls),
         partition=who["Arn"].split(":")[1], engine=engine, tokenizing=_for_tokenizing(config, calls, engine),
     )  # fmt: skip
@@ -115,7 +119,7 @@ def placeholders(config: Config, region: str) -> Inputs:
     return Inputs(
         region, (*aws.zones, f"{region}a")[0], "0" * 12, "you", aws.image or f"ami-{'0' * 17}", created,
         tuple(range(config.fleet.nodes)), public_key=public_key(config), subnet=(*aws.subnets, None)[0], partition=partition,
-        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "",
+        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "", head_image=aws.image or f"ami-{'0' * 17}",
     )  # fmt: skip
 
 
@@ -178,8 +182,8 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
         if row["AvailabilityZone"] == zone:
             return str(row["SubnetId"])
     there = ", ".join(f"{row['SubnetId']} in {row['AvailabilityZone']}" for row in rows)
-    next = "a subnet in that zone, or other fleet.aws.zones"
-    raise ConfigError.of("fleet.aws.subnets", f"none is in {zone}: {there}", next=next)
+    then = "a subnet in that zone, or other fleet.aws.zones"
+    raise ConfigError.of("fleet.aws.subnets", f"none is in {zone}: {there}", next=then)
 
 
 def public_key(config: Config) -> str:

@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..config import Config
-from ..errors import CloudError
+from ..trust.errors import CloudError
 from . import engine_template
-from .inputs import Inputs
-from .stack_nodes import Fleet, Node
+from .stack_nodes import FleetStack, StackNode
+from .template_inputs import Inputs
 
 
-class EngineFleet(Fleet):
-    """What `engine`, batch, sagemaker or parallelcluster, needs. `on_ec2`: its nodes are instances of the account."""
+class EngineFleet(FleetStack):
+    """What `engine`, batch, sagemaker or parallelcluster, needs."""
 
-    def __init__(self, config: Config, engine: str, on_ec2: bool) -> None:
+    def __init__(self, config: Config, engine: str) -> None:
         super().__init__(config)
-        self.engine, self.on_ec2 = engine, on_ec2
+        self.engine = engine
 
     def render(self, inputs: Inputs) -> str:
         return engine_template.render(self.config, inputs, self.engine)
 
-    def check(self, inputs: Inputs) -> None:
-        """Machines of the engine's own count against other quotas, which are looked at when a job is submitted."""
-        if self.on_ec2:
-            super().check(inputs)
-
-    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[Node]]:
+    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
         return (), (), []
 
     def outputs(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Batch: a network, an environment whose launch template has every EFA interface, in one placement group, and its queue. SageMaker
 makes machines itself and needs a role. Both: the roles of containers, a log group. ParallelCluster: a
-network. The definition of a job is none of these: it holds the image, and is registered with the job (backends/definition.py).
+network. The definition of a job is none of these: it holds the image, and is registered with the job (backends/batch_request.py).
 
 What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it has been made in an account.
 """
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from .. import hardware
 from ..config import Config
 from ..config.tokenizing import tokenizing
-from .inputs import Inputs, stack_name, tags_of, tokenizing_queue
+from ..hardware import node_types
+from .instance_networking import interfaces
 from .instances import hardened, newest, placement, reserved, together
-from .machines import interfaces
 from .roles import AGENT, allow, keys, pulls, role, statements
-from .storage import logs
 from .template import assemble
+from .template_inputs import Inputs, stack_name, tags_of, tokenizing_queue
+from .template_storage import logs
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
@@ -63,13 +63,12 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
 def batch(config: Config, inputs: Inputs) -> Resources:
     """What multi-node jobs of AWS Batch run on."""
     name, group = stack_name(config), placement(config, inputs)
-    reads = [_parameters(config, inputs), *_secrets(config)]
     return {
         **network(config, inputs), **walls(config, inputs), **logs(config), **together(config),
         "NodeRole": role(inputs, "ec2.amazonaws.com", (), [INSTANCES, AGENT]),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
         "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
-        "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", reads, [TASKS]),
+        "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", _reads(config, inputs), [TASKS]),
         **_queue(config, inputs, (f"{name}-nodes", name), group),
         **(_tokenizing(config, inputs) if config.data.instance_type else {}),
     }  # fmt: skip
@@ -83,7 +82,7 @@ def _tokenizing(config: Config, inputs: Inputs) -> Resources:
 
 def _queue(config: Config, inputs: Inputs, names: tuple[str, str], group: Any, prefix: str = "") -> Resources:
     """A launch template, the environment of these names that makes machines by it, and its queue."""
-    row, tags = hardware.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
+    row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     environment = resource(
         "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=names[0], Type="MANAGED", State="ENABLED",
         ReplaceComputeEnvironment=False, Tags=tags,
@@ -109,11 +108,21 @@ def _queue(config: Config, inputs: Inputs, names: tuple[str, str], group: Any, p
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
     """What SageMaker's training jobs need: their role, which also pulls the image, writes the log and reads secrets."""
-    allowed = [
-        *statements(config, inputs), *pulls(config, inputs), _parameters(config, inputs), *_secrets(config),
-        *_of_sagemaker(config, inputs), *keys(config, inputs),
+    return {**logs(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs))}
+
+
+def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
+    """What the role of a training job is allowed, whether the stack makes it or it is the user's."""
+    return [
+        *statements(config, inputs), *pulls(config, inputs), *_reads(config, inputs), *_of_sagemaker(config, inputs),
+        *keys(config, inputs),
     ]  # fmt: skip
-    return {**logs(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", allowed)}
+
+
+def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
+    """What a role of the user's is allowed by which ECS starts containers; a stack's role has a policy of AWS's beside it."""
+    *_, log = statements(config, inputs)
+    return [*_reads(config, inputs), *pulls(config, inputs), log]
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
@@ -128,8 +137,13 @@ NETWORK = "parallelcluster"
 MAKERS = {"batch": batch, "sagemaker": sagemaker, NETWORK: parallelcluster}
 
 
+def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
+    """Reading the secrets of a job."""
+    return [_parameters(config, inputs), *_secrets(config)]
+
+
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """Reading the parameters in which the secrets of this config are kept (backends/references.py)."""
+    """Reading the parameters in which the secrets of this config are kept (backends/secret_refs.py)."""
     where = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}:parameter/trainfleet/{config.fleet_name}/*"
     return allow(["ssm:GetParameter", "ssm:GetParameters"], [where])
 
@@ -156,7 +170,7 @@ def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
         yield allow([f"ec2:{action}" for action in faces], ["*"])
 
 
-def _image(inputs: Inputs, row: hardware.NodeType) -> dict[str, str]:
+def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
     """The machine image, and what Batch takes it for.
 
     Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
@@ -181,7 +195,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
 def user_data(config: Config) -> str:
     """What an instance does before it takes jobs. Batch adds its own part, so it is a message of several (MIME)."""
     lines = ["#!/bin/bash", "set -eu", REFUSE, f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE}s >> /etc/ecs/ecs.config"]
-    if hardware.INSTANCE_TYPES[config.fleet.instance_type or ""].efa:
+    if node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].efa:
         lines.append("modprobe efa")
     lines += _mounting(config)
     head = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', "", f"--{BOUNDARY}",

@@ -11,9 +11,9 @@ import base64
 from typing import Any
 
 from ..config import Config
-from ..origin import ROOT
-from .inputs import Inputs, pairs
-from .machines import PLAIN, interfaces
+from ..host.install_paths import ROOT
+from .instance_networking import PLAIN, interfaces
+from .template_inputs import Inputs, pairs
 from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
 SCRIPTS = ROOT / "scripts"
@@ -58,7 +58,7 @@ def _node(config: Config, slot: int) -> Resource:
 
 def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
     fleet, capacity = config.fleet, capacity_of(config)
-    data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "NodeProfile")
+    data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "Node")
     data["NetworkInterfaces"] = [
         {"NetworkCardIndex": interface.card, "DeviceIndex": interface.device, "InterfaceType": interface.kind,
          "SubnetId": subnet(inputs), "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
@@ -86,12 +86,12 @@ def reserved(config: Config) -> dict[str, Any]:
     return data
 
 
-def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, profile: str) -> dict[str, Any]:
-    """What nodes and head have in common."""
+def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str) -> dict[str, Any]:
+    """What nodes and head have in common; `part`: Node or Head."""
     data = {
-        "ImageId": ref("Image"),
+        "ImageId": ref("HeadImage" if part == "Head" else "Image"),
         "InstanceType": kind,
-        "IamInstanceProfile": {"Arn": attribute(profile, "Arn")},
+        "IamInstanceProfile": {"Arn": attribute(f"{part}Profile", "Arn")},
         **hardened(ref("Root"), volume, tags),
     }
     if config.fleet.aws.key_pair or inputs.public_key:
@@ -123,7 +123,7 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     """A small machine in the public subnet, with an address of its own, through which SSH reaches the nodes."""
-    data = _common(config, inputs, tags, config.fleet.aws.head or "", HEAD_GIB, "HeadProfile")
+    data = _common(config, inputs, tags, config.fleet.aws.head or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
         {"DeviceIndex": 0, "SubnetId": ref("PublicSubnet"), "Groups": [attribute("HeadWall", "GroupId")],
          "DeleteOnTermination": True}

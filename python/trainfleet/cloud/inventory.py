@@ -9,21 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import CloudError
-from . import clock, worth
+from ..trust.errors import CloudError
+from . import clock, resource_cost
 from .calls import Calls
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
-from .engine_kinds import ENGINES
-from .kinds import KINDS, Kind, Row, is_ours, tags_of
+from .engine_resource_types import ENGINES
+from .resource_types import KINDS, LOCK, ResourceKind, Row, is_ours, tags_of
 
 AGAIN = 4.0  # seconds between two looks: what was made a moment ago may be missing in the first
 # Services whose things the kinds find.
 KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
+BESIDE = ("AMI", "snapshot")  # kinds that stay without a stack and its network
 DAY = 24.0
 
 
 @dataclass(frozen=True)
-class Found:
+class OwnedResource:
     """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None if unknown."""
 
     kind: str
@@ -34,7 +35,7 @@ class Found:
     usd: float | None = 0.0
     holds_data: bool = False
     row: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
-    removable: Kind | None = field(default=None, compare=False, hash=False)
+    removable: ResourceKind | None = field(default=None, compare=False, hash=False)
 
     def line(self) -> str:
         """For people: kind, id, what it is, since when, dollars a day."""
@@ -43,7 +44,7 @@ class Found:
         return "  ".join(filter(None, (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what)))
 
 
-def find(calls: Calls, config: str | None = None) -> list[Found]:
+def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
     """All that is ours, or all of one config, in the order in which it can be removed; the stacks first.
 
     Raises:
@@ -51,11 +52,11 @@ def find(calls: Calls, config: str | None = None) -> list[Found]:
     """
     found = [*_stacks(calls, config)]
     for kind in (*ENGINES, *KINDS):
-        found += [_found(calls, kind, id, tags, row) for id, tags, row in kind.find(calls, config)]
+        found += [_found(calls, kind, id_, tags, row) for id_, tags, row in kind.find(calls, config)]
     return [*found, *_others(calls, config)]
 
 
-def surely(calls: Calls, config: str | None) -> list[Found]:
+def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
     """As `find`, repeated until two listings in a row agree."""
     before, now = None, find(calls, config)
     while before is None or {one.id for one in before} != {one.id for one in now}:
@@ -64,18 +65,18 @@ def surely(calls: Calls, config: str | None) -> list[Found]:
     return now
 
 
-def weighed(calls: Calls, found: Iterable[Found]) -> Iterator[Found]:
+def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
     """The same things, those that are paid by what is in them with size and price: for people, as it takes more requests."""
     for one in found:
         try:
             size = _size(calls, one) if one.kind == "bucket" else None
         except CloudError:  # who may not ask for it, or came too late, has it listed without a price
             size = None
-        what, usd = (one.what, one.usd) if size is None else worth.stored(one.kind, size)
+        what, usd = (one.what, one.usd) if size is None else resource_cost.stored(one.kind, size)
         yield replace(one, what=what, usd=usd)
 
 
-def _size(calls: Calls, one: Found) -> float | None:
+def _size(calls: Calls, one: OwnedResource) -> float | None:
     """Bytes in a bucket, which CloudWatch reports a day later."""
     if not one.holds_data:
         return 0.0
@@ -90,7 +91,7 @@ def _size(calls: Calls, one: Found) -> float | None:
     return newest and float(newest["Average"])
 
 
-def table(found: Iterable[Found]) -> Iterator[str]:
+def table(found: Iterable[OwnedResource]) -> Iterator[str]:
     """By config: a line each for what costs money or holds data, one line for what is free."""
     rows = sorted(found, key=lambda one: one.config)
     for config, group in itertools.groupby(rows, key=lambda one: one.config):
@@ -103,7 +104,7 @@ def table(found: Iterable[Found]) -> Iterator[str]:
             yield f"  free: {', '.join(f'{count} {kind}' if count > 1 else kind for kind, count in sorted(free.items()))}"
 
 
-def total(found: Iterable[Found]) -> str:
+def total(found: Iterable[OwnedResource]) -> str:
     """What it all costs, in words."""
     found = list(found)
     known = sum(one.usd or 0.0 for one in found) * DAY
@@ -111,52 +112,57 @@ def total(found: Iterable[Found]) -> str:
     return f"${known:,.2f} a day" + (f", and {unknown} of unknown price" if unknown else "")
 
 
-def _stacks(calls: Calls, config: str | None) -> Iterable[Found]:
+def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
     for row in calls.pages("cloudformation", "DescribeStacks", "Stacks"):
         if is_ours(tags := tags_of(row.get("Tags")), config):
-            yield Found(
+            yield OwnedResource(
                 "stack", row["StackName"], tags.get(CONFIG, ""), row["StackStatus"], _seconds(row["CreationTime"]), 0.0, row=row
             )
 
 
-def _found(calls: Calls, kind: Kind, id: str, tags: Mapping[str, str], row: Row) -> Found:
-    what, usd = worth.of(kind.name, row)
-    return Found(
-        kind.name, id, tags.get(CONFIG, ""), what, _since(row, tags), usd, _holds_data(calls, kind.name, id, row), row, kind
+def _found(calls: Calls, kind: ResourceKind, id_: str, tags: Mapping[str, str], row: Row) -> OwnedResource:
+    what, usd = resource_cost.of(kind.name, row)
+    return OwnedResource(
+        kind.name, id_, tags.get(CONFIG, ""), what, _since(row, tags), usd, _stays(calls, kind.name, id_, tags, row), row, kind
     )
 
 
-def _others(calls: Calls, config: str | None) -> Iterable[Found]:
+def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
     """What has our tags in services that no kind knows: named, and not touched."""
     wanted = [{"Key": PROJECT, "Values": [OURS]}, *([{"Key": CONFIG, "Values": [config]}] if config else [])]
     for row in calls.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted):
         service = row["ResourceARN"].split(":")[2]
         if service not in KNOWN:
             tags = tags_of(row.get("Tags"))
-            yield Found(service, row["ResourceARN"], tags.get(CONFIG, ""), "", _since({}, tags), None)
+            yield OwnedResource(service, row["ResourceARN"], tags.get(CONFIG, ""), "", _since({}, tags), None)
 
 
-def _holds_data(calls: Calls, kind: str, id: str, row: Row) -> bool:
+def _stays(calls: Calls, kind: str, id_: str, tags: Mapping[str, str], row: Row) -> bool:
+    """Whether only a purge removes it: it holds data, or is a machine image that a later setup uses, or that image's snapshot."""
+    return (kind in BESIDE and LOCK in tags) or _holds_data(calls, kind, id_, row)
+
+
+def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
     """Whether it holds data that can't be made again; True if unknown."""
     try:
         if kind == "bucket":
-            versions = calls("s3", "ListObjectVersions", Bucket=id, MaxKeys=1)
+            versions = calls("s3", "ListObjectVersions", Bucket=id_, MaxKeys=1)
             return bool(versions.get("Versions") or versions.get("DeleteMarkers"))
         if kind == "file system":
-            return row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING") and _written(calls, id, row) != 0
+            return row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING") and _written(calls, id_, row) != 0
     except CloudError as error:
         return error.code not in ("NoSuchBucket", "FileSystemNotFound")
     return kind == "backup"
 
 
-def _written(calls: Calls, id: str, row: Row) -> float | None:
+def _written(calls: Calls, id_: str, row: Row) -> float | None:
     """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes); None if unknown."""
     day = datetime.timedelta(days=1)
     made = row["CreationTime"]
     end = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC) + day
     answer = calls(
         "cloudwatch", "GetMetricStatistics", Namespace="AWS/FSx", MetricName="DataWriteBytes", Period=86400, Statistics=["Sum"],
-        Dimensions=[{"Name": "FileSystemId", "Value": id}], StartTime=made - day, EndTime=end,
+        Dimensions=[{"Name": "FileSystemId", "Value": id_}], StartTime=made - day, EndTime=end,
     )  # fmt: skip
     sums = [point["Sum"] for point in answer.get("Datapoints", ())]
     return sum(sums) if sums else None

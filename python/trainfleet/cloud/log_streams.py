@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import CloudError
+from ..trust.errors import CloudError
+from .api_errors import passing
 from .calls import Calls
-from .refusals import passing
 
 ABSENT = "ResourceNotFoundException"
 OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")  # what the entrypoint has printed says who and when by itself

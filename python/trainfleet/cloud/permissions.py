@@ -6,56 +6,71 @@ enough. What a service does in the caller's name through CloudFormation needs th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..config import Config
-from ..errors import CloudError
-from . import repository
+from ..storage import s3
+from ..trust.errors import CloudError
+from . import cluster_permissions, repository
 from .calls import Calls
-from .inputs import Inputs, bucket_of, stack_name
 from .roles import allow, written
-from .storage import log_group, makes_file_system
+from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
+from .template_storage import log_group, makes_file_system
 
 LOOKS = (  # at what there is, which no resource narrows
-    "cloudwatch:GetMetricStatistics", "tag:GetResources", "servicequotas:ListServiceQuotas", "ssm:GetParameter", "iam:ListRoles",
-    "iam:SimulatePrincipalPolicy", "iam:ListInstanceProfiles", "s3:ListAllMyBuckets", "logs:DescribeLogGroups",
-    "fsx:DescribeFileSystems",
+    "cloudwatch:GetMetricStatistics", "cloudformation:DescribeStacks", "tag:GetResources", "pricing:GetProducts",
+    "servicequotas:ListServiceQuotas", "servicequotas:GetServiceQuota", "servicequotas:GetAWSDefaultServiceQuota",
+    "ssm:GetParameter", "ssm:GetParametersByPath", "iam:ListRoles", "iam:SimulatePrincipalPolicy", "iam:ListInstanceProfiles",
+    "s3:ListAllMyBuckets", "logs:DescribeLogGroups", "ecr:DescribeRepositories", "ecr:DescribeImages", "ecr:ListTagsForResource",
+    "batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "batch:DescribeJobDefinitions", "sagemaker:ListTrainingJobs",
+    "sagemaker:ListTags",
+    "fsx:DescribeFileSystems", "fsx:DescribeDataRepositoryAssociations", "fsx:DescribeBackups",
     *(f"ec2:Describe{what}" for what in (
-        "Addresses", "AvailabilityZones", "CapacityReservations", "Images", "InstanceTypeOfferings", "Instances",
-        "InternetGateways", "KeyPairs", "LaunchTemplates", "NatGateways", "NetworkInterfaces", "PlacementGroups", "RouteTables",
-        "SecurityGroups", "SpotPriceHistory", "Subnets", "Volumes", "VpcEndpoints", "Vpcs",
+        "Addresses", "AvailabilityZones", "CapacityReservations", "FlowLogs", "Images", "InstanceAttribute",
+        "InstanceCreditSpecifications", "InstanceTypeOfferings", "Instances", "InternetGateways", "KeyPairs", "LaunchTemplates",
+        "LaunchTemplateVersions", "NatGateways", "NetworkInterfaces", "PlacementGroups", "RouteTables", "SecurityGroupRules",
+        "SecurityGroups", "Snapshots", "SpotPriceHistory", "Subnets", "Volumes", "VpcAttribute", "VpcEndpoints", "Vpcs",
     )),
 )  # fmt: skip
 STACK = (
-    "CreateStack", "UpdateStack", "CancelUpdateStack", "DeleteStack", "DescribeStacks", "DescribeStackEvents", "GetTemplate",
+    "CreateStack", "UpdateStack", "CancelUpdateStack", "DeleteStack", "DescribeStackEvents", "GetTemplate",
     "ListStackResources",
 )  # fmt: skip
 MACHINES = (
     "RunInstances", "StartInstances", "TerminateInstances", "GetConsoleOutput", "CreateLaunchTemplate",
     "CreateLaunchTemplateVersion", "DeleteLaunchTemplate", "CreatePlacementGroup", "DeletePlacementGroup", "CreateSecurityGroup",
     "DeleteSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupEgress",
-    "ImportKeyPair", "DeleteKeyPair", "CreateTags",
+    "RevokeSecurityGroupIngress", "ImportKeyPair", "DeleteKeyPair", "DeleteNetworkInterface", "DeleteVolume", "CreateTags",
+    "DeleteTags",
 )  # fmt: skip
 NETWORK = (
     "CreateVpc", "ModifyVpcAttribute", "DeleteVpc", "CreateSubnet", "ModifySubnetAttribute", "DeleteSubnet",
     "CreateInternetGateway", "AttachInternetGateway", "DetachInternetGateway", "DeleteInternetGateway", "CreateNatGateway",
-    "DeleteNatGateway", "AllocateAddress", "AssociateAddress", "ReleaseAddress", "CreateRouteTable", "CreateRoute",
-    "DeleteRouteTable", "AssociateRouteTable", "DisassociateRouteTable", "CreateVpcEndpoint", "DeleteVpcEndpoints",
+    "DeleteNatGateway", "AllocateAddress", "AssociateAddress", "DisassociateAddress", "ReleaseAddress", "CreateRouteTable",
+    "CreateRoute", "DeleteRoute", "DeleteRouteTable",
+    "AssociateRouteTable", "DisassociateRouteTable", "CreateVpcEndpoint", "DeleteVpcEndpoints", "DeleteFlowLogs",
 )  # fmt: skip
+PLANS = ("SearchTrainingPlanOfferings", "CreateTrainingPlan", "CreateReservedCapacity", "ListTrainingPlans")
+BAKING = ("CreateImage", "DeregisterImage", "DeleteSnapshot")
 BLOCKS = ("DescribeCapacityBlockOfferings", "PurchaseCapacityBlock")
-FILE_SYSTEM = ("CreateFileSystem", "DeleteFileSystem", "CreateDataRepositoryAssociation", "TagResource")
+FILE_SYSTEM = (
+    "CreateFileSystem", "DeleteFileSystem", "CreateDataRepositoryAssociation", "DeleteDataRepositoryAssociation", "DeleteBackup",
+    "TagResource",
+)  # fmt: skip
 ROLES = (
     "CreateRole", "GetRole", "TagRole", "ListRoleTags", "ListRolePolicies", "ListAttachedRolePolicies", "DeleteRole",
-    "PutRolePolicy", "DeleteRolePolicy", "AttachRolePolicy", "DetachRolePolicy", "PassRole",
+    "PutRolePolicy", "GetRolePolicy", "DeleteRolePolicy", "AttachRolePolicy", "DetachRolePolicy", "PassRole",
 )  # fmt: skip
-PROFILES = ("CreateInstanceProfile", "DeleteInstanceProfile", "AddRoleToInstanceProfile", "RemoveRoleFromInstanceProfile")
-BUCKET = ("CreateBucket", "PutEncryptionConfiguration", "PutBucketPublicAccessBlock", "PutLifecycleConfiguration",
-          "PutBucketPolicy", "PutBucketTagging", "PutBucketOwnershipControls", "DeleteBucket")  # fmt: skip
+PROFILES = cluster_permissions.PROFILES
+LINKED_BUCKET = ("GetBucketPolicy", "PutBucketPolicy")  # FSx writes into the policy of a bucket that it is linked to
+BUCKET = ("CreateBucket", "PutEncryptionConfiguration", "PutBucketPublicAccessBlock", "PutLifecycleConfiguration", *LINKED_BUCKET,
+          "DeleteBucketPolicy", "PutBucketTagging", "PutBucketOwnershipControls", "DeleteBucket")  # fmt: skip
 REPOSITORY = (
-    "CreateRepository", "DescribeRepositories", "DeleteRepository", "PutLifecyclePolicy", "TagResource", "ListTagsForResource",
-    "DescribeImages", "ListImages", "BatchGetImage", "GetDownloadUrlForLayer", "BatchDeleteImage", "PutImage",
+    "CreateRepository", "DeleteRepository", "PutLifecyclePolicy", "TagResource", "ListImages",
+    "BatchGetImage", "GetDownloadUrlForLayer", "BatchDeleteImage", "PutImage",
     "BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload",
 )  # fmt: skip
 LOGS = (
@@ -64,67 +79,122 @@ LOGS = (
 STREAMS = ("GetLogEvents", "DeleteLogStream")
 DATA = ("ListBucket", "ListBucketVersions", "ListBucketMultipartUploads", "GetBucketLocation", "GetBucketTagging")
 OBJECTS = ("GetObject", "PutObject", "DeleteObject", "DeleteObjectVersion", "AbortMultipartUpload")
-SECRETS = ("PutParameter", "AddTagsToResource", "GetParametersByPath", "DeleteParameter")
+SECRETS = ("PutParameter", "AddTagsToResource", "DeleteParameter")
 ENGINES = {
     "batch": (
-        "CreateComputeEnvironment", "UpdateComputeEnvironment", "DeleteComputeEnvironment", "DescribeComputeEnvironments",
-        "CreateJobQueue", "UpdateJobQueue", "DeleteJobQueue", "DescribeJobQueues", "RegisterJobDefinition",
-        "DescribeJobDefinitions", "DeregisterJobDefinition", "SubmitJob", "DescribeJobs", "ListJobs", "TerminateJob",
-        "TagResource",
+        "CreateComputeEnvironment", "UpdateComputeEnvironment", "DeleteComputeEnvironment", "CreateJobQueue", "UpdateJobQueue",
+        "DeleteJobQueue", "RegisterJobDefinition", "DeregisterJobDefinition", "SubmitJob", "DescribeJobs", "ListJobs",
+        "TerminateJob", "TagResource",
     ),
     "sagemaker": (
-        "CreateTrainingJob", "DescribeTrainingJob", "ListTrainingJobs", "UpdateTrainingJob", "StopTrainingJob",
-        "DeleteTrainingJob", "AddTags", "ListTags",
+        "CreateTrainingJob", "DescribeTrainingJob", "UpdateTrainingJob", "StopTrainingJob", "DeleteTrainingJob", "AddTags",
     ),
 }  # fmt: skip
 ON_EC2 = ("", "batch")  # whose nodes are instances of the account
-LINKED = ("batch.amazonaws.com", "fsx.amazonaws.com", "spot.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
+CLUSTER = "parallelcluster"
+FSX, TO_S3 = "fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"  # of the second there is a role for each file system
 ROLES_OF = {"batch": ("batch.amazonaws.com",)}  # an engine's
 LINK = "iam:CreateServiceLinkedRole"
 MOST = 50  # actions in one request to the simulator
+LARGEST = 6_100  # characters of a policy's statements
+Policy = dict[str, Any]
 
 
 def needed(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], str]]:
     """(actions, the resource that they are done to) for each group."""
     here, fleet = f"arn:{inputs.partition}:%s:{inputs.region}:{inputs.account}:%s", config.fleet
-    yield _of("cloudformation", STACK), here % ("cloudformation", f"stack/{stack_name(config)}/x")
-    on_ec2 = inputs.engine in ON_EC2
-    if on_ec2:
-        yield _of("ec2", MACHINES + (() if fleet.aws.vpc else NETWORK)), "*"
-    if not inputs.engine and fleet.aws.block_hours is not None:
-        yield _of("ec2", BLOCKS), "*"
-    for kind, operations in (("role", ROLES), ("instance-profile", PROFILES if on_ec2 else ())):
-        yield _of("iam", operations), f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
+    if inputs.engine == CLUSTER:
+        yield from cluster_permissions.of_cluster(cluster_name(config), inputs.partition, inputs.region, inputs.account)
+    if inputs.engine != CLUSTER or not fleet.aws.subnets:
+        yield from _of_stack(config, inputs, here)
     if fleet.image == repository.BUILD:
         yield ("ecr:GetAuthorizationToken",), "*"
         yield _of("ecr", REPOSITORY), here % ("ecr", f"repository/{repository.NAME}")
-    yield _of("logs", LOGS), here % ("logs", f"log-group:{log_group(config)}")
-    yield _of("logs", STREAMS), here % ("logs", f"log-group:{log_group(config)}:log-stream:x")
-    if not inputs.engine and makes_file_system(config):
+    if inputs.engine in ENGINES:
+        plans = PLANS if fleet.sagemaker.plan_hours is not None else ()
+        yield _of(inputs.engine, (*ENGINES[inputs.engine], *plans)), "*"
+        if fleet.sagemaker.kms_key:
+            yield ("kms:DescribeKey",), "*"  # it may be an alias
+        if fleet.secrets:
+            yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
+    if _makes_file_system(config, inputs):
         yield _of("fsx", FILE_SYSTEM), "*"
-    if not fleet.aws.bucket:
-        yield _of("s3", BUCKET), f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
-    if inputs.engine:
-        yield _of(inputs.engine, ENGINES[inputs.engine]), "*"
-    if inputs.engine and fleet.secrets:
-        yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
+        yield from _of_links(config, inputs)
     for name in sorted(written(config, inputs)):
         yield _of("s3", DATA), f"arn:{inputs.partition}:s3:::{name}"
         yield _of("s3", OBJECTS), f"arn:{inputs.partition}:s3:::{name}/x"
+
+
+def _of_stack(config: Config, inputs: Inputs, here: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What the stack of the config needs, or that of a cluster's network."""
+    on_ec2 = inputs.engine in ON_EC2
+    yield _of("cloudformation", STACK), here % ("cloudformation", f"stack/{stack_name(config)}/x")
+    has_network = inputs.engine in (*ON_EC2, CLUSTER) and not config.fleet.aws.vpc
+    if operations := (MACHINES if on_ec2 else ()) + (() if inputs.engine else BAKING) + (NETWORK if has_network else ()):
+        yield _of("ec2", operations), "*"
+    if inputs.engine == CLUSTER:
+        return
+    if not inputs.engine and config.fleet.aws.block_hours is not None:
+        yield _of("ec2", BLOCKS), "*"
+    for kind, operations in (("role", ROLES), ("instance-profile", PROFILES if on_ec2 else ())):
+        yield _of("iam", operations), f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
+    yield _of("logs", LOGS), here % ("logs", f"log-group:{log_group(config)}")
+    yield _of("logs", STREAMS), here % ("logs", f"log-group:{log_group(config)}:log-stream:x")
+    if not inputs.engine and not config.fleet.aws.bucket:
+        yield _of("s3", BUCKET), f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
+
+
+def _of_links(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What FSx does in the caller's name for a link to S3: it gives the role of the file system a policy, and the bucket too.
+
+    Source: FSx for Lustre user guide, "Service-linked roles" and "Linking your file system to an S3 bucket", prerequisites.
+    """
+    fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
+    if _to_s3(config):
+        yield ("iam:AttachRolePolicy", "iam:PutRolePolicy"), _linked(inputs, f"{TO_S3}/x")
+    if fsx.link:
+        name = f"arn:{inputs.partition}:s3:::{s3.split(fsx.link)[0]}"
+        yield _of("s3", ("ListBucket", *LINKED_BUCKET)), name
+    if fsx.export and bucket:
+        yield _of("s3", LINKED_BUCKET), f"arn:{inputs.partition}:s3:::{bucket}"
+
+
+def _to_s3(config: Config) -> bool:
+    return bool(config.fleet.fsx.link or config.fleet.fsx.export)
+
+
+def _makes_file_system(config: Config, inputs: Inputs) -> bool:
+    return inputs.engine in ("", CLUSTER) and makes_file_system(config)
 
 
 def _of(service: str, operations: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{service}:{operation}" for operation in operations)
 
 
-def policy(config: Config, inputs: Inputs) -> dict[str, Any]:
+def policy(config: Config, inputs: Inputs) -> Policy:
     """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
-    resources: dict[tuple[str, ...], list[str]] = {LOOKS: ["*"]}
+    looks = LOOKS + (cluster_permissions.LOOKS if inputs.engine == CLUSTER else ())
+    resources: dict[tuple[str, ...], list[str]] = {looks: ["*"]}
     for actions, resource in needed(config, inputs):
-        resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x$", "*", resource))
+        resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", resource))
     allowed = [allow(sorted(actions), where) for actions, where in resources.items() if actions]
-    names = {"StringEquals": {"iam:AWSServiceName": list(LINKED)}}
-    return {"Version": "2012-10-17", "Statement": [*allowed, allow([LINK], [_linked(inputs, "*")], names)]}
+    if services := sorted(_services(config, inputs)):
+        names = {"StringEquals": {"iam:AWSServiceName": services}}
+        allowed.append(allow([LINK], [_linked(inputs, f"{name}/*") for name in services], names))
+    return {"Version": "2012-10-17", "Statement": allowed}
+
+
+def documents(whole: Policy) -> Iterator[Policy]:
+    """The policy in as many as IAM takes it in: a managed policy holds 6,144 characters without white space."""
+    left, size = list[Any](), 0
+    for statement in whole["Statement"]:
+        added = len(json.dumps(statement, separators=(",", ":"))) + 1
+        if left and size + added > LARGEST:
+            yield whole | {"Statement": left}
+            left, size = [], 0
+        left.append(statement)
+        size += added
+    yield whole | {"Statement": left}
 
 
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
@@ -148,7 +218,7 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
             missing += refused(actions[first : first + MOST], resource)
     there = {str(row["Path"]) for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")}
     for service in _services(config, inputs):
-        if f"/aws-service-role/{service}/" not in there:  # AWS makes it with the first thing that needs it
+        if service == TO_S3 or f"/aws-service-role/{service}/" not in there:  # AWS makes it with the first that needs it
             entry = {"ContextKeyName": "iam:AWSServiceName", "ContextKeyValues": [service], "ContextKeyType": "string"}
             missing += [
                 f"{one} for {service}" for one in refused([LINK], _linked(inputs, f"{service}/x"), ContextEntries=[entry])
@@ -159,8 +229,10 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
     """Those that act in the account by a role of their own, which is made for the first who uses them."""
     yield from ROLES_OF.get(inputs.engine, ())
-    if not inputs.engine and makes_file_system(config):
-        yield "fsx.amazonaws.com"
+    if _makes_file_system(config, inputs):
+        yield FSX
+        if _to_s3(config):
+            yield TO_S3
     if config.fleet.aws.capacity == "spot":
         yield "spot.amazonaws.com"
 

@@ -1,10 +1,11 @@
 """AWS's prices: from the Pricing API where it answers, else from a table of list prices, with the source.
 
-The table: US dollars in us-east-1, on-demand Linux; instance types in hardware.py; the rest from aws.amazon.com/ebs/pricing,
-/fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price lists had them. Other regions cost up to half more.
+The table: US dollars in us-east-1, on-demand Linux; instance types in instance_types.json; the rest from
+aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price lists had them. Other regions cost up
+to half more.
 
-SageMaker asks 15 to 25 % more than EC2 for the same machine: TRAINING has its types of which two public lists say the same
-(aws.amazon.com/sagemaker/pricing, read 2026-09-27). Of managed spot and of a type that is missing here the API knows more.
+SageMaker asks 15 to 25 % more than EC2 for the same machine. Of managed spot, and of a type without a price there,
+the API knows more.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import hardware
 from ..config import Config
-from ..door import parse_json
-from ..errors import CloudError, ConfigError
+from ..hardware import node_types
+from ..trust.errors import CloudError, ConfigError
+from ..trust.untrusted_input import parse_json
 from .calls import Calls
 from .region import region_of
 
@@ -38,12 +39,6 @@ GIB_MONTH = {  # a GiB for a month; the pages are aws.amazon.com's, their figure
 HOUR = {"nat": 0.045, "address": 0.005}  # /vpc/pricing
 NAT_GB = 0.045  # for each GB that goes through it (/vpc/pricing)
 LOG_GB = 0.50  # for each GB that CloudWatch Logs takes in (/cloudwatch/pricing)
-HEADS = {"c5.4xlarge": 0.68, "c7i.large": 0.0893, "c7i.xlarge": 0.1785, "c7i.2xlarge": 0.357, "m7i.large": 0.1008,
-         "m7i.xlarge": 0.2016, "t3.medium": 0.0416, "t3.large": 0.0832}  # fmt: skip
-TRAINING = {  # an hour of SageMaker's ml.<type>
-    "trn1.2xlarge": 1.54, "trn1.32xlarge": 24.73, "p4d.24xlarge": 25.2513, "p4de.24xlarge": 31.5641, "p5.48xlarge": 63.296,
-    "g5.48xlarge": 20.36, "g6.48xlarge": 16.688, "g6e.48xlarge": 37.66, "c7i.8xlarge": 1.714,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,12 +55,13 @@ class Price:
 
 def of(kind: str, what: str, amount: float) -> float | None:
     """US dollars an hour by the table: `amount` instances (training: SageMaker's), addresses, NATs, or GiB of what keeps data."""
-    if kind == "instance":
-        row = hardware.instance(what)
-        each = row.usd_per_hour if row else HEADS.get(what)
+    if kind in ("instance", "training"):
+        row = node_types.instance(what)
+        if kind == "instance":
+            each = row.usd_per_hour if row else node_types.HEADS.get(what)
+        else:
+            each = row.sagemaker_usd_per_hour if row else None
         return None if each is None else each * amount
-    if kind == "training":
-        return TRAINING[what] * amount if what in TRAINING else None
     if kind in HOUR:
         return HOUR[kind] * amount
     rate = GIB_MONTH.get(what if what in GIB_MONTH else kind)
@@ -118,11 +114,11 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
     request: dict[str, Any] = {"Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 100 if is_training else 10}
     service, usage = ("AmazonSageMaker", f"Train:ml.{name}") if is_training else ("AmazonEC2", "")
     answer = Calls(WHERE_PRICES_ARE)("pricing", "GetProducts", ServiceCode=service, **request)
-    found = [usd for text in answer.get("PriceList") or () for usd in _dollars(text, usage)]
+    found = [usd for text in answer.get("PriceList") or () for usd in dollars(text, usage)]
     return min(found, default=None)
 
 
-def _dollars(text: Any, usage: str) -> Iterator[float]:
+def dollars(text: Any, usage: str) -> Iterator[float]:
     """Every hourly on-demand price of a product, as the API writes one, if it is of that type of usage, such as USE1-`usage`."""
     try:
         product = parse_json(text, API) if isinstance(text, str) else text

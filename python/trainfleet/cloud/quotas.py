@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import hardware
 from ..config import Config
+from ..hardware import node_types
+from .api_errors import passing
 from .calls import Calls
-from .inputs import Inputs
+from .instance_networking import Quota, quota_of
 from .instances import capacity_of
-from .kinds import is_ours, tags_of
-from .machines import MACHINES, Quota, quota_of
-from .refusals import passing
-from .storage import makes_file_system
+from .resource_types import is_ours, tags_of
+from .template_inputs import Inputs
+from .template_storage import makes_file_system
 
 ADDRESSES = Quota("L-0263D0A3", "EC2-VPC Elastic IPs")
 VPCS = Quota("L-F678F1CE", "VPCs per Region")
@@ -22,7 +22,7 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Obstacle:
     """What keeps a fleet from being made (`blocks`), or could not be looked at; and what to type."""
 
     what: str
@@ -33,22 +33,22 @@ class Finding:
         return self.what + (f"\n    next: {self.next}" if self.next else "")
 
 
-def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation has been counted already."""
     name, capacity = config.fleet.instance_type or "", capacity_of(config)
     quota = quota_of(name, capacity)
     if capacity in ("reservation", "block"):
         return
     if quota is None:
-        yield Finding(f"the spot quota of {name} is not looked at: its code is not known", blocks=False)
+        yield Obstacle(f"the spot quota of {name} is not looked at: its code is not known", blocks=False)
         return
     allowed = value(calls, "ec2", quota)
     used = sum(_others(config, calls, quota, capacity))
-    wanted = len(inputs.slots) * hardware.INSTANCE_TYPES[name].vcpus
+    wanted = len(inputs.slots) * node_types.INSTANCE_TYPES[name].vcpus
     if allowed is not None and used + wanted > allowed:
         beside = f", and {used:,.0f} are in use by others" if used else ""
         what = f"{len(inputs.slots)} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is {allowed:,.0f}{beside}"
-        yield Finding(what, request_more(calls.region, "ec2", quota.code, used + wanted))
+        yield Obstacle(what, request_more(calls.region, "ec2", quota.code, used + wanted))
 
 
 def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterator[float]:
@@ -56,13 +56,13 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
     for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=RUNNING):
         for row in reservation.get("Instances", ()):
             kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
-            same = kind in MACHINES and quota_of(kind, capacity) == quota and is_spot == (capacity == "spot")
+            same = kind in node_types.INSTANCE_TYPES and quota_of(kind, capacity) == quota and is_spot == (capacity == "spot")
             if same and not is_ours(tags_of(row.get("Tags")), config.fleet_name):
                 cpu = row.get("CpuOptions", {})
-                yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or hardware.INSTANCE_TYPES[kind].vcpus
+                yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or node_types.INSTANCE_TYPES[kind].vcpus
 
 
-def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether there is room for a VPC and its addresses, where they are not there yet."""
     if config.fleet.aws.vpc:
         return
@@ -77,10 +77,10 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
         if allowed is not None and used + wanted > allowed:
             what = f"{wanted} more is wanted of {quota.name!r}; you have {used} of {allowed:,.0f}"
             more = request_more(calls.region, service, quota.code, used + wanted)
-            yield Finding(what, f"fleet.aws.vpc names one of yours; or {more}")
+            yield Obstacle(what, f"fleet.aws.vpc names one of yours; or {more}")
 
 
-def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
+def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether the file system fits FSx's quotas on the storage of its kind. They are found by their names: codes are not
     published."""
     if not makes_file_system(config):
@@ -96,7 +96,7 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Finding]:
             if used + fsx.size_gib > allowed:
                 quota = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
                 what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {quota}"
-                yield Finding(what, request_more(calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib))
+                yield Obstacle(what, request_more(calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib))
 
 
 def _kind(row: dict[str, Any]) -> str:

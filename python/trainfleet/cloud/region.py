@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..config import Config
-from ..errors import ConfigError
+from ..trust.errors import ConfigError
 
 
 def region_of(config: Config) -> str:

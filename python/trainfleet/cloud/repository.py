@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..config import Config
+from .api_errors import passing
 from .calls import Calls
-from .inputs import Inputs, slug
-from .refusals import passing
+from .template_inputs import Inputs, slug
 
 NAME = "trainfleet"
 HOST = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")

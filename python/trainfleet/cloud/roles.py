@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import s3
 from ..config import Config
-from .inputs import Inputs, bucket_of
+from ..storage import s3
 from .repository import pulled
+from .template_inputs import Inputs, bucket_of
 from .vpc import Resource, Resources, attribute, ref, resource
 
 READ = ["s3:GetObject"]
@@ -21,7 +21,8 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 def written(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that a run writes to."""
     addresses = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
-    return {bucket_of(config, inputs), *_buckets(addresses)}
+    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()  # an engine's stack makes none
+    return own | set(_buckets(addresses))
 
 
 def only_read(config: Config, inputs: Inputs) -> set[str]:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from ..config import Config
 from ..config.types import Fsx
-from ..plan.bill import Bill, Stage
+from ..plan.bill import Bill, BillStage
 from .instances import HEAD_GIB, capacity_of
 from .prices import GIB_MONTH, NAT_GB, TABLE, Prices, by_table, of
 from .stages import Times
-from .storage import has_file_system
+from .template_storage import has_file_system
 
 
 @dataclass(frozen=True)
-class Row:
+class CostRow:
     """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown), and the source.
 
     `shared`: it is paid for while there are no nodes, too.
@@ -33,13 +33,13 @@ class Row:
     shared: bool = True
 
 
-def hourly(found: Iterable[Row]) -> float | None:
+def hourly(found: Iterable[CostRow]) -> float | None:
     """US dollars an hour for all; None where one price is not known."""
     costs = [row.usd for row in found]
     return None if None in costs else sum(filter(None, costs))
 
 
-def bill(found: Iterable[Row], times: Times, nodes: int) -> Bill | None:
+def bill(found: Iterable[CostRow], times: Times, nodes: int) -> Bill | None:
     """What a run on so many nodes costs from set-up to teardown; None where one price is not known."""
     found = list(found)
     own, rest = hourly(row for row in found if not row.shared), hourly(row for row in found if row.shared)
@@ -51,12 +51,12 @@ def deployment(fsx: Fsx) -> str:
     return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
 
 
-def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterator[Row]:
+def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterator[CostRow]:
     """Everything of the ec2 backend that costs money by the hour."""
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
     capacity, prices = capacity_of(config), prices or by_table()
     each = prices.instance(fleet.instance_type or "", capacity, zone)
-    yield Row("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source, shared=False)
+    yield CostRow("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source, shared=False)
     yield volumes(count, aws.volume_gib)
     if has_file_system(config):
         yield file_system(fleet.fsx)
@@ -65,32 +65,32 @@ def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterat
         yield head(aws.head, HEAD_GIB, prices)
 
 
-def volumes(count: int, size: int) -> Row:
+def volumes(count: int, size: int) -> CostRow:
     """The nodes' own disks, of so many GiB each."""
-    return Row("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE, shared=False)
+    return CostRow("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE, shared=False)
 
 
-def file_system(fsx: Fsx) -> Row:
+def file_system(fsx: Fsx) -> CostRow:
     """FSx for Lustre."""
     kind = deployment(fsx)
     what = f"FSx for Lustre, {fsx.size_gib:,} GiB {kind.replace('-', ', ')}"
-    return Row("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
+    return CostRow("file system", 1, what, of("fsx", kind, fsx.size_gib), TABLE)
 
 
-def head(name: str, size: int, prices: Prices) -> Row:
+def head(name: str, size: int, prices: Prices) -> CostRow:
     """The head machine with its disk of so many GiB."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
-    return Row("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
+    return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
 
-def network(config: Config, addresses: int) -> Iterator[Row]:
+def network(config: Config, addresses: int) -> Iterator[CostRow]:
     """The network of the stack, where it makes one."""
     if not config.fleet.aws.vpc:
-        yield Row("NAT", 1, f"NAT gateway; ${NAT_GB} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE)
-        yield Row("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
+        yield CostRow("NAT", 1, f"NAT gateway; ${NAT_GB} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE)
+        yield CostRow("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
 
 
-def describe(found: Iterable[Row], hours: float | None) -> Iterator[str]:
+def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
     """The table that `make plan` prints: dollars an hour by resource, all together, for the run's hours, and who says so."""
     found = list(found)
     width, whole = max(len(row.name) for row in found), hourly(found)
@@ -118,7 +118,7 @@ def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterat
     yield from ("", "dollars from set-up to teardown")
     stages = [("paid ahead", bill.paid * nodes, bill.paid_for)] if bill.paid else []
 
-    def add(found: Iterable[Stage], when: str) -> None:
+    def add(found: Iterable[BillStage], when: str) -> None:
         stages.extend((f"{when}: {one.name}", bill.of([one], nodes), f"{_length(one.minutes / 60)}, {one.why}") for one in found)
 
     add(bill.before, "set-up")

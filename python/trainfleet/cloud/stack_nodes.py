@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import Config
-from ..errors import CloudError, NotAsked
+from ..trust.errors import CloudError, NotAsked
 from . import checks, clock, discovery, template
 from .calls import Calls
 from .changeset import Change, compare
-from .cloudformation import CloudFormationStack, Show, State
-from .failures import explain, is_capacity
-from .inputs import Inputs, stack_name, tags_of
+from .cloudformation import CloudFormationStack, Show, StackState
 from .instances import NODE, capacity_of
-from .inventory import Found, find, surely
-from .kinds import instances, is_ours
-from .kinds import tags_of as tags
+from .inventory import BESIDE, OwnedResource, find, surely
 from .region import region_of
+from .resource_types import instances, is_ours
+from .resource_types import tags_of as tags
+from .stack_errors import explain, is_capacity
 from .sweep import Say, Sweep
+from .template_inputs import Inputs, stack_name, tags_of
 
 LOGICAL = "aws:cloudformation:logical-id"
 UP_IN = 900.0  # seconds until an instance runs and its host key is told
@@ -37,7 +37,7 @@ BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILE
 
 
 @dataclass(frozen=True)
-class Node:
+class StackNode:
     """An instance of ours: its slot (None: the head), id, state, zone and addresses."""
 
     slot: int | None
@@ -66,7 +66,7 @@ class Foreseen:
         return compare(self.before.get("Resources", {}), self.after["Resources"])
 
 
-class Fleet:
+class FleetStack:
     """The stack of a config."""
 
     engine = ""
@@ -78,24 +78,24 @@ class Fleet:
 
     # What there is
 
-    def everyone(self) -> list[Node]:
+    def everyone(self) -> list[StackNode]:
         """All instances of the stack that are not terminated, the head first and then by slot."""
         found = []
         for row in instances(self.calls, self.config.fleet_name):
             logical = tags(row.get("Tags")).get(LOGICAL, "")
             slot = re.fullmatch(rf"{NODE}([0-9]{{1,6}})", logical)
             if slot or logical == "Head":
-                found.append(Node(
+                found.append(StackNode(
                     int(slot[1]) if slot else None, row["InstanceId"], row["State"]["Name"], row.get("PrivateIpAddress", ""),
                     row.get("PublicIpAddress", ""), row["Placement"]["AvailabilityZone"],
                 ))  # fmt: skip
         return sorted(found, key=lambda node: (node.slot is not None, node.slot or 0, node.id))
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[StackNode]:
         """The nodes that run, by slot: the order of their ranks."""
         return [node for node in self.everyone() if node.slot is not None and node.state == "running"]
 
-    def head(self) -> Node | None:
+    def head(self) -> StackNode | None:
         """The machine through which the nodes are reached, where there is one."""
         return next((node for node in self.everyone() if node.slot is None and node.state == "running"), None)
 
@@ -154,10 +154,10 @@ class Fleet:
     def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
         """What is foreseen of a stack that is not there yet."""
         text = self.render(inputs)
-        creation = self.stack.creation(text, tags_of(self.config, inputs), "<one a command>")
+        creation = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
         return Foreseen(inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)], unasked)
 
-    def _at_rest(self, show: Show, say: Say) -> State | None:
+    def _at_rest(self, show: Show, say: Say) -> StackState | None:
         """Waits until the stack is stable; the stack, or None if there is none that can be updated."""
         state = self.stack.look()
         if state and state.busy:
@@ -187,12 +187,12 @@ class Fleet:
             error = explain(failed, f"the fleet could not be made in {zone}", self.where)
             if not state.gone:
                 self.remove(False, say)
-                state = self.stack.look() or State(state.id, "DELETE_COMPLETE")
+                state = self.stack.look() or StackState(state.id, "DELETE_COMPLETE")
             if not (failed and is_capacity(failed.reason) and others and state.gone):
                 raise error
             say(f"{error.why}; trying the next zone")
 
-    def _change(self, state: State, bad: Collection[str], show: Show, say: Say) -> None:
+    def _change(self, state: StackState, bad: Collection[str], show: Show, say: Say) -> None:
         wanted, there, everyone = self._wanted(bad)
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
@@ -206,7 +206,7 @@ class Fleet:
             say(f"starting {', '.join(stopped)}, which had been stopped")
             self.calls("ec2", "StartInstances", InstanceIds=stopped)
 
-    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[Node]]:
+    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
         """The slots that there should be, those that there are, and the instances in them."""
         everyone = [node for node in self.everyone() if node.slot is not None]
         lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
@@ -225,7 +225,7 @@ class Fleet:
         if state.status != "UPDATE_COMPLETE":
             raise explain(failed, "the fleet could not be changed; its nodes are those that it had", self.where)
 
-    def inputs(self, state: State, slots: tuple[int, ...]) -> Inputs:
+    def inputs(self, state: StackState, slots: tuple[int, ...]) -> Inputs:
         """What an update needs: what is found out, with what the stack has fixed."""
         zone = state.parameters.get("Zone") or state.outputs.get("In") or next(iter(discovery.zones(self.config, self.calls)))
         return template.read_back(self._discover(zone, slots, True), state.parameters)
@@ -246,7 +246,7 @@ class Fleet:
     def where(self) -> str:
         return f"cloudformation in {self.calls.region}"
 
-    def await_nodes(self) -> list[Node]:
+    def await_nodes(self) -> list[StackNode]:
         """The nodes, once as many run as the config asks for; CloudError where they do not come up."""
         deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
@@ -264,11 +264,12 @@ class Fleet:
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
-        kept = [] if purge else [one for one in find(self.calls, self.config.fleet_name) if one.holds_data]
+        stays = [] if purge else [one for one in find(self.calls, self.config.fleet_name) if one.holds_data]
+        kept = [one for one in stays if one.kind not in BESIDE]  # what needs the network
         if kept and self._reduce(say):
-            stay = {*self.stack.resources().values(), self.stack.name, *(one.id for one in kept)}
+            stay = {*self.stack.resources().values(), self.stack.name, *(one.id for one in stays)}
         else:
-            ids = {one.id for one in kept}
+            ids = {one.id for one in stays}
             sweep.pieces(lambda one: one.kind in ("file system", "bucket", "association") and one.id not in ids)
             sweep.delete_stack()
             stay = ids
@@ -292,7 +293,7 @@ class Fleet:
             return False
         return True
 
-    def left(self) -> list[Found]:
+    def left(self) -> list[OwnedResource]:
         """What is there of this config, by two looks that agree."""
         return surely(self.calls, self.config.fleet_name)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..config import Config
-from ..plan.bill import Stage
-from .storage import has_file_system
+from ..plan.bill import BillStage
+from .template_storage import has_file_system
 
 ASSUMED = "assumed"
 STACK, FILE_SYSTEM = 4.0, 10.0  # minutes until a stack is made, and until one with a file system is
@@ -35,8 +35,8 @@ UNLIMITED = 60.0  # until make clean, where nodes stay until then
 class Times:
     """The stages before training and after it, and the hours for which nodes are paid after a launch."""
 
-    before: tuple[Stage, ...]
-    after: tuple[Stage, ...]
+    before: tuple[BillStage, ...]
+    after: tuple[BillStage, ...]
     lingers: float
 
 
@@ -44,16 +44,16 @@ def of_ec2(config: Config) -> Times:
     """Every node is paid for from the making of the stack on."""
     fleet, kind = config.fleet, config.fleet.node_type
 
-    def stages() -> Iterator[Stage]:
+    def stages() -> Iterator[BillStage]:
         made = has_file_system(config)
-        yield Stage("stack and file system" if made else "stack", FILE_SYSTEM if made else STACK, ASSUMED)
-        yield Stage("boot and host keys", HOST_KEYS, ASSUMED)
+        yield BillStage("stack and file system" if made else "stack", FILE_SYSTEM if made else STACK, ASSUMED)
+        yield BillStage("boot and host keys", HOST_KEYS, ASSUMED)
         if fleet.device in DRIVER:
-            yield Stage("driver", DRIVER[fleet.device], ASSUMED)
+            yield BillStage("driver", DRIVER[fleet.device], ASSUMED)
         if kind and kind.efa and fleet.nodes > 1:
-            yield Stage("EFA", EFA, ASSUMED)
+            yield BillStage("EFA", EFA, ASSUMED)
         if not fleet.python:
-            yield Stage("Python environment", ENVIRONMENT, ASSUMED)
+            yield BillStage("Python environment", ENVIRONMENT, ASSUMED)
         yield _start()
 
     return Times(tuple(stages()), *_idle(config))
@@ -61,45 +61,45 @@ def of_ec2(config: Config) -> Times:
 
 def of_batch(config: Config) -> Times:
     """Batch starts machines for a job, and ends them some minutes after it."""
-    own = [] if config.fleet.batch.queue else [Stage("stack", STACK, ASSUMED, nodes=False)]
-    before = (*own, Stage("boot", BOOT, ASSUMED), _image(), _start())
-    return Times(before, (Stage("idle machines", ENGINE_IDLE, ASSUMED),), ENGINE_IDLE / 60)
+    own = [] if config.fleet.batch.queue else [BillStage("stack", STACK, ASSUMED, nodes=False)]
+    before = (*own, BillStage("boot", BOOT, ASSUMED), _image(), _start())
+    return Times(before, (BillStage("idle machines", ENGINE_IDLE, ASSUMED),), ENGINE_IDLE / 60)
 
 
 def of_sagemaker(config: Config) -> Times:
     """SageMaker charges from the download of the image on, and for a warm pool after the job."""
     warm = config.fleet.sagemaker.warm_pool_minutes or 0
-    after = [Stage("upload", UPLOAD, ASSUMED)]
+    after = [BillStage("upload", UPLOAD, ASSUMED)]
     if warm:
-        after.append(Stage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes"))
+        after.append(BillStage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes"))
     return Times((_image(), _start()), tuple(after), warm / 60)
 
 
 def of_cluster(config: Config, static: bool) -> Times:
     """ParallelCluster starts nodes for a job, and ends them when they were idle; `static`: those of the job are always there."""
     before = (
-        Stage("cluster and head", FILE_SYSTEM, ASSUMED, nodes=static),
-        *([] if config.fleet.python else [Stage("Python environment", ENVIRONMENT, ASSUMED, nodes=static)]),
-        Stage("boot of the nodes", NODE_BOOT, ASSUMED, counted=True),
+        BillStage("cluster and head", FILE_SYSTEM, ASSUMED, nodes=static),
+        *([] if config.fleet.python else [BillStage("Python environment", ENVIRONMENT, ASSUMED, nodes=static)]),
+        BillStage("boot of the nodes", NODE_BOOT, ASSUMED, counted=True),
         _start(),
     )
     after, lingers = _idle(config)
     if static:
-        return Times(before, (Stage("until make clean", UNLIMITED, ASSUMED),), math.inf)
+        return Times(before, (BillStage("until make clean", UNLIMITED, ASSUMED),), math.inf)
     return Times(before, after, lingers)
 
 
-def _idle(config: Config) -> tuple[tuple[Stage, ...], float]:
+def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
     """What follows training where nodes go by themselves when they are idle, and for how many hours they are paid."""
     minutes = config.fleet.idle_minutes
     if minutes is None:
-        return (Stage("until make clean", UNLIMITED, ASSUMED),), math.inf
-    return (Stage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60
+        return (BillStage("until make clean", UNLIMITED, ASSUMED),), math.inf
+    return (BillStage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60
 
 
-def _image() -> Stage:
-    return Stage("download of the image", IMAGE, "published job logs: 2.5 to 2.9 min", counted=True)
+def _image() -> BillStage:
+    return BillStage("download of the image", IMAGE, "published job logs: 2.5 to 2.9 min", counted=True)
 
 
-def _start() -> Stage:
-    return Stage("start of the ranks", START, ASSUMED, counted=True)
+def _start() -> BillStage:
+    return BillStage("start of the ranks", START, ASSUMED, counted=True)

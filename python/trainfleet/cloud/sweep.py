@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ..errors import CloudError
+from ..trust.errors import CloudError
 from . import clock
 from .calls import Calls
-from .cloudformation import PASSING, CloudFormationStack, State
-from .inventory import Found, find
-from .kinds import instances, is_gone
+from .cloudformation import PASSING, CloudFormationStack, StackState
+from .inventory import OwnedResource, find
+from .resource_types import instances, is_gone
 
 AGAIN = 15.0  # seconds between two rounds
 PATIENCE = 900.0  # seconds without anything going until a sweep gives up
@@ -24,7 +24,7 @@ LATER = {  # refusals that time may mend: something else must go first
     "DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse", "InvalidIPAddress.InUse",
     "VolumeInUse", "DeleteConflict", "IncorrectState", "IncorrectInstanceState", "BadRequest", "Conflict", "ConflictException",
     "ValidationError", "InvalidNetworkInterface.InUse", "InvalidParameterValue", "OperationAborted", "ResourceInUse",
-    "BucketNotEmpty", "OperationNotPermitted",
+    "BucketNotEmpty", "OperationNotPermitted", "InvalidSnapshot.InUse",
 }  # fmt: skip
 Say = Callable[[str], None]
 
@@ -46,7 +46,7 @@ class Sweep:
                 return
             self.say(f"deleting the stack {self.stack.name}")
             self.stack.delete()
-            state, failed = self.stack.follow(State(state.id, "DELETE_IN_PROGRESS"), lambda *_: None)
+            state, failed = self.stack.follow(StackState(state.id, "DELETE_IN_PROGRESS"), lambda *_: None)
             if state.gone:
                 return
             if failed:
@@ -54,7 +54,7 @@ class Sweep:
             self.say(f"CloudFormation could not delete all of it: {failed.reason if failed else state.reason}")
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
-    def _quiet(self) -> State | None:
+    def _quiet(self) -> StackState | None:
         """Waits until no change of the stack is under way that would delay a deletion; the stack."""
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
@@ -71,7 +71,7 @@ class Sweep:
             if error.code not in LATER | PASSING and not is_gone(error):
                 raise
 
-    def pieces(self, chosen: Callable[[Found], bool]) -> None:
+    def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
         """Removes what is chosen of all that is found, each when nothing uses it any more."""
         asked: set[str] = set()
         before, moved = None, clock.now()
@@ -85,7 +85,7 @@ class Sweep:
                 self._ask(one, asked)
             clock.sleep(AGAIN)
 
-    def _ask(self, one: Found, asked: set[str]) -> None:
+    def _ask(self, one: OwnedResource, asked: set[str]) -> None:
         """Asks for the end of one thing, once where that takes its time."""
         if one.id in asked or _is_going(one):
             return
@@ -109,13 +109,13 @@ class Sweep:
             self._try(lambda: self.calls("ec2", "TerminateInstances", InstanceIds=ids))
 
 
-def _is_going(one: Found) -> bool:
+def _is_going(one: OwnedResource) -> bool:
     state = one.row.get("State") or one.row.get("Lifecycle") or ""
     name = state.get("Name", "") if isinstance(state, dict) else str(state)
     return name.lower() in ("shutting-down", "deleting")
 
 
-def strangers(calls: Calls, found: Iterable[Found]) -> list[str]:
+def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
     """What is not ours and stands in one of our networks: why that can't go, one line each."""
     said = []
     for vpc in (one for one in found if one.kind == "VPC"):

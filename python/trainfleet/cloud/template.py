@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError
-from .inputs import Inputs, bucket_of, pairs, tags_of
+from ..trust.errors import ConfigError
 from .instances import machines
 from .roles import roles
-from .storage import bucket, file_system, logs, makes_file_system
+from .template_inputs import Inputs, bucket_of, pairs, tags_of
+from .template_storage import bucket, file_system, logs, makes_file_system
 from .vpc import Resources, attribute, network, ref, walls
 
 MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
@@ -29,8 +29,8 @@ UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere
     "AWS::EC2::VPCGatewayAttachment", "AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress",
     "AWS::IAM::InstanceProfile", "AWS::S3::BucketPolicy", "AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue",
 }  # fmt: skip
-FIXED = {"Image": "image", "Root": "root", "Zone": "zone", "Created": "created", "PublicKey": "public_key", "Owner": "owner",
-         "Plain": "plain"}  # fmt: skip
+FIXED = {"Image": "image", "HeadImage": "head_image", "Root": "root", "Zone": "zone", "Created": "created",
+         "PublicKey": "public_key", "Owner": "owner", "Plain": "plain"}  # fmt: skip
 
 
 def render(config: Config, inputs: Inputs) -> str:
@@ -98,6 +98,8 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
 def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
     """The inputs with what the parameters of the stack that is there have fixed."""
     fixed: dict[str, Any] = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
+    if "Image" in parameters:
+        fixed.setdefault("head_image", parameters["Image"])  # of a stack that was made when there was one for both
     if inputs.plain == "no":  # there are several nodes now, which need the fabric
         fixed.pop("plain", None)
     return replace(inputs, **fixed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from .inputs import Inputs
+from .template_inputs import Inputs
 
 Resource = dict[str, Any]
 Resources = dict[str, Resource]

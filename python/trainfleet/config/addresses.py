@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from ..errors import InputError
-from .hosts import parse_host
-from .hub import HUB, dataset_of, fault_of
+from ..trust.errors import InputError
+from .host_list import parse_host
+from .hub_addresses import HUB, dataset_of, fault_of
 from .types import Config
 
 S3 = "s3://"

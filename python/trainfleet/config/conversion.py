@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from .. import door
-from ..errors import DataError
-from ..shapes import fit
+from ..trust import untrusted_input
+from ..trust.errors import DataError
+from ..trust.validation import fit
 
 Definition = dict[str, Any]
-LARGEST = 128 * door.MEBIBYTE  # of a tokenizer's file: the largest that are published have 35
+LARGEST = 128 * untrusted_input.MEBIBYTE  # of a tokenizer's file: the largest that are published have 35
 LONGEST = 1024  # bytes of a SentencePiece token: every cut of it is tried
 SETTINGS = "tokenizer_config.json"
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Named(TypedDict):
     content: str
 
 
-class Settings(TypedDict, total=False):
+class TokenizerSettings(TypedDict, total=False):
     """tokenizer_config.json, as far as it is read here."""
 
     eos_token: str | Named | None
@@ -51,7 +51,7 @@ def convert(path: Path) -> str | None:
     words = _file(path, "vocab.txt", "vocab.txt")
     merges = path / "merges.txt"
     if model is not None:
-        return _dump(_from_sentencepiece(door.read_bytes(model, LARGEST), str(model)))
+        return _dump(_from_sentencepiece(untrusted_input.read_bytes(model, LARGEST), str(model)))
     if words is not None:
         return _dump(_from_wordpiece(words))
     return _dump(_from_merges(path / "vocab.json", merges)) if merges.exists() else None
@@ -68,19 +68,19 @@ def _dump(definition: Definition) -> str:
     )
 
 
-def _added(id: int, content: str, *, special: bool = True) -> Definition:
+def _added(id_: int, content: str, *, special: bool = True) -> Definition:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": id, "content": content, "special": special} | flags
+    return {"id": id_, "content": content, "special": special} | flags
 
 
 def _from_wordpiece(path: Path) -> Definition:
     """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a capital letter."""
-    tokens = door.read_text(path, LARGEST).splitlines()
+    tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
     cased = any(token != token.lower() for token in tokens if not token.startswith("["))
-    settings = fit(Settings, door.read_json(file), str(file)) if file.exists() else Settings()
+    settings = fit(TokenizerSettings, untrusted_input.read_json(file), str(file)) if file.exists() else TokenizerSettings()
     lower = settings.get("do_lower_case", not cased)
-    vocabulary = {token: id for id, token in enumerate(tokens)}
+    vocabulary = {token: id_ for id_, token in enumerate(tokens)}
     named = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
     return {
         "added_tokens": [_added(vocabulary[token], token) for token in named],
@@ -105,8 +105,8 @@ def _from_wordpiece(path: Path) -> Definition:
 
 def _from_merges(vocabulary: Path, merges: Path) -> Definition:
     """GPT-2's byte-level BPE, which RoBERTa has too."""
-    vocab = fit(dict[str, int], door.read_json(vocabulary, LARGEST), str(vocabulary))
-    lines = door.read_text(merges, LARGEST).splitlines()
+    vocab = fit(dict[str, int], untrusted_input.read_json(vocabulary, LARGEST), str(vocabulary))
+    lines = untrusted_input.read_text(merges, LARGEST).splitlines()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "added_tokens": [_added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab],
@@ -134,15 +134,15 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         raise DataError(
             "is no SentencePiece model", where=where, why=str(error), next="set data.tokenizer to another one"
         ) from error
-    unknown = next((id for id, (_, _, type) in enumerate(pieces) if type == UNKNOWN), None)
-    byte_fallback = any(type == BYTE for _, _, type in pieces)
+    unknown = next((id_ for id_, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
+    byte_fallback = any(type_ == BYTE for _, _, type_ in pieces)
     added = [
-        _added(id, token, special=type != USER_DEFINED)
-        for id, (token, _, type) in enumerate(pieces)
-        if type in (UNKNOWN, CONTROL, USER_DEFINED)
+        _added(id_, token, special=type_ != USER_DEFINED)
+        for id_, (token, _, type_) in enumerate(pieces)
+        if type_ in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
     if kind == BPE:
-        vocab = {token: id for id, (token, _, _) in enumerate(pieces)}
+        vocab = {token: id_ for id_, (token, _, _) in enumerate(pieces)}
         unk_token = None if unknown is None else pieces[unknown][0]
         merges = [f"{left} {right}" for left, right in _merges(pieces)]
         body = _bpe(vocab, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
@@ -186,11 +186,11 @@ def _decoder(prefix: bool) -> Definition:
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
     """All pairs that make a piece, best score first: SentencePiece merges the pair whose joint piece has the highest score."""
-    ids = {token: id for id, (token, _, type) in enumerate(pieces) if type in (NORMAL, USER_DEFINED)}
+    ids = {token: id_ for id_, (token, _, type_) in enumerate(pieces) if type_ in (NORMAL, USER_DEFINED)}
     pairs = [
         (-score, ids[token[:cut]], ids[token[cut:]])
-        for token, score, type in pieces
-        if type == NORMAL
+        for token, score, type_ in pieces
+        if type_ == NORMAL
         for cut in range(1, len(token))
         if token[:cut] in ids and token[cut:] in ids
     ]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
-from .. import cpu_speed, hardware
-from . import hub, huggingface, owned
-from .families import FAMILIES
-from .neuron import XLA
+from ..hardware import cpu_speed, node_types
+from . import hub_addresses, huggingface_config, owned_machines
+from .families import FAMILIES, USUAL
+from .neuron_limits import XLA
 from .presets import PLAIN, PRESETS, Preset
 
 Values = dict[str, Any]
@@ -26,10 +26,10 @@ class Derived:
     why: str
 
 
-OfKind = Callable[[hardware.NodeType | None, int], hardware.Node]
+OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 
 
-def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool = False) -> list[Derived]:
+def derive(values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False) -> list[Derived]:
     """Fills what is None in `values`, in place; says what and why.
 
     `values` are checked; `tokens`: the tokenizer's size; `node`: a node of a kind, of so many; `here`: this machine is all nodes.
@@ -42,8 +42,8 @@ def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool
 
     _derive_model(values["model"], tokens, put)
     fleet, train = values["fleet"], values["train"]
-    found += [Derived(*row) for row in owned.settle(fleet, here)]
-    kind = owned.node_type_of(fleet)
+    found += [Derived(*row) for row in owned_machines.settle(fleet, here)]
+    kind = owned_machines.node_type_of(fleet)
     machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
     if fleet["ranks_per_node"] is None:
         put(fleet, "fleet", "ranks_per_node", *ranks_of(machine, fleet["nodes"], train["global_batch"]))
@@ -54,7 +54,7 @@ def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool
     if machine.cores and train["precision"] == "auto":  # which stays so in the config: ranks on other CPUs may decide otherwise
         speed = cpu_speed.of_this_machine()
         found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
-    device = kind.accelerator if kind else hardware.local_accelerator() if here else None
+    device = kind.accelerator if kind else node_types.local_accelerator() if here else None
     if device is not None and device.bf16 is None and train["precision"] == "auto":
         why = f"{device.name} has no instructions for bf16; in fp16 its products run at {device.peak('fp16') / 1e12:.0f} TFLOP/s"
         found.append(Derived("train.precision", device.half, f"{why}, in fp32 at {device.fp32 / 1e12:.1f}"))
@@ -71,15 +71,15 @@ def derive(values: Values, tokens: int, node: OfKind = hardware.node, here: bool
     return found
 
 
-def _given_by_gres(machine: hardware.Node, kind: hardware.NodeType | None, fleet: Values) -> hardware.Node:
+def _given_by_gres(machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values) -> node_types.Node:
     """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that there are some at all."""
-    gres, gpus = fleet["slurm"]["gres"], owned.gpus_of(fleet["slurm"]["gres"])
+    gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
     if gpus is None or fleet["stack"] == "cpu" or (kind is not None and gpus.count >= machine.ranks):
         return machine
     return replace(machine, ranks=gpus.count, reason=f"fleet.slurm.gres {gres}", stack="cuda" if kind is None else machine.stack)
 
 
-def ranks_of(machine: hardware.Node, nodes: int, batch: int) -> tuple[int, str]:
+def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
     """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as was measured to be faster."""
     if machine.cores <= 1:
         return machine.ranks, machine.reason
@@ -95,13 +95,13 @@ def compilation(values: Values) -> tuple[bool, str]:
         return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
     if fleet["stack"] == XLA:
         return False, "PyTorch/XLA compiles every step by itself"
-    row = owned.node_type_of(fleet)
-    if (row and row.accelerator) or hardware.local_accelerators():
+    row = owned_machines.node_type_of(fleet)
+    if (row and row.accelerator) or node_types.local_accelerators():
         return True, "an accelerator"
     layers, width = model["layers"] or 0, model["hidden_size"] or 0
     matrices = 12 * layers * width**2 + model["vocabulary_size"] * width
     flops = 6.0 * matrices * train["steps"] * train["global_batch"] * train["sequence_length"]
-    speed, cores = cpu_speed.of_this_machine(), hardware.local_cores()
+    speed, cores = cpu_speed.of_this_machine(), node_types.local_cores()
     half = train["precision"] == "bf16" or (train["precision"] == "auto" and speed.half)
     minutes = flops / (speed.rate("bf16" if half else "fp32") * CPU_SHARE * cores) / 60
     pays = minutes > COMPILE_PAYS_MINUTES
@@ -114,7 +114,11 @@ def shape_of(preset: str | None) -> Preset | None:
     Raises:
         ValueError: the folder's config.json is missing or of a model that is not built.
     """
-    return huggingface.read(hub.folder_of(preset)) if preset and preset not in PRESETS else PRESETS.get(preset or "")
+    return (
+        huggingface_config.read(hub_addresses.folder_of(preset))
+        if preset and preset not in PRESETS
+        else PRESETS.get(preset or "")
+    )
 
 
 def other_family(model: Values) -> str:
@@ -138,7 +142,7 @@ def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, A
     for field in fields(Preset):
         if model[field.name] is None and field.default is not MISSING and field.default is not None:
             put(model, "model", field.name, field.default, "Llama 2's")
-    family = FAMILIES[model["family"] or "llama"]
+    family = FAMILIES[model["family"] or USUAL]
     for name in ("norm_epsilon", "dropout"):
         if model[name] is None:
             put(model, "model", name, getattr(family, name), f"{family.name}'s")

@@ -1,25 +1,93 @@
-"""Facts about the architectures behind `model.family`, for config, plan and data, which don't load them."""
+"""The architectures that `model.family` names, one object each: its shape, its folders at Hugging
+Face, its module.
+
+Control plane and node plane read it; no other file compares a family's name. Nothing is loaded for
+it: `module` is a dotted name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 MASKED = 0.15  # of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+Json = Mapping[str, Any]
+NONE: Json = MappingProxyType({})
+
+
+class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every verb does
+    """How Hugging Face's folders have a family: config.json (config/huggingface_config.py) and weights
+    (models/huggingface_weights.py).
+
+    Of config.json, `keys`: which key each of our dimensions has there. `fixed`: what must stand in
+    others. `written`: what is written besides. `refused`: what no folder may ask for, as it makes
+    another function of the same weights, or other weights, in one version or another; none of it is
+    written, as the value here is the one that a missing key has. `dropouts`: further keys of the
+    one dropout. What `transformers` takes where older files leave a key out: `defaults`, the value
+    of another key (`same_as`), four times that (`four_times`). `aliases`: other names of keys,
+    which count first. `window`: the key of a window beyond which no sequence may go.
+
+    Of weights, `trunk`: the prefix of all but `heads`. `names`: ours to theirs within the trunk;
+    `heads`: beside it. `turned`: matrices are turned, and query, key and value lie side by side in
+    one. `ignored`: what folders may have beside the weights: buffers that older versions saved,
+    tied copies, and a head that is not trained here.
+    """
+
+    architecture: str
+    keys: Mapping[str, str]
+    fixed: Json = NONE
+    written: Json = NONE
+    refused: Json = NONE
+    dropouts: tuple[str, ...] = ()
+    defaults: Json = NONE
+    same_as: Mapping[str, str] = NONE
+    four_times: Mapping[str, str] = NONE
+    aliases: Mapping[str, str] = NONE
+    window: str = ""
+    trunk: str = "model"
+    names: Mapping[str, str] = NONE
+    heads: Mapping[str, str] = MappingProxyType({"lm_head": "lm_head"})
+    turned: bool = False
+    ignored: str = r"rotary_emb\.inv_freq$"
+
+
+class Slices(NamedTuple):
+    """How AWS's examples for NxD Core divide a family's weights (the stack nxd).
+
+    `column` and `row`: what tensor ranks divide by its outputs, or by its inputs. `tied`: two names
+    of one tensor. `fused`: gate and up projection are one tensor, and query, key and value too;
+    key-value heads are copied where there are fewer than tensor ranks. `staged`: it may be divided
+    into pipeline stages.
+    """
+
+    column: str
+    row: str
+    tied: tuple[str, str]
+    fused: bool = False
+    staged: bool = True
 
 
 @dataclass(frozen=True)
 class Family:
-    """`objective`: next (the next token), masked (hidden tokens), pairs (hidden tokens, and whether B follows A).
+    """`objective`: next (the next token), masked (hidden tokens), pairs (hidden tokens, and whether
+    B follows A).
 
-    `rotary`: positions are turned into the queries and keys; otherwise they are learnt, `positions_from` rows after the first.
-    What distinguishes the decoders with rotary positions is data too: `biases` of query, key and value; norms of query and key
-    by head, or of `all` heads together; `normed_after`: a block norms what its parts give, not what they take; `gains_from_one`:
-    a norm's weight is what its gain has over 1; `scaled`: the embedding times the square root of its width; `gelu` in place of
-    silu.
+    `module`: the network, by dotted name. `rotary`: positions are turned into the queries and keys;
+    otherwise they are learnt, `positions_from` rows after the first. What distinguishes the
+    decoders with rotary positions is data too: `biases` of query, key and value; norms of query and
+    key by head, or of `all` heads together; `normed_after`: a block norms what its parts give, not
+    what they take; `gains_from_one`: a norm's weight is what its gain has over 1; `scaled`: the
+    embedding times the square root of its width; `gelu` in place of silu. `tanh`: gelu by its tanh
+    approximation. `xla`: engine/parallel realises its plan with NxD Core's layers. `slices`: how
+    AWS's examples divide it; None: they lack it.
     """
 
     name: str
     objective: str
+    module: str
+    folder: Folder
     rotary: bool = False
     positions_from: int = 0
     segments: int = 0
@@ -31,29 +99,134 @@ class Family:
     gains_from_one: bool = False
     scaled: bool = False
     gelu: bool = False
+    tanh: bool = False
+    xla: bool = False
+    slices: Slices | None = None
 
     @property
     def causal(self) -> bool:
         """Whether a token sees only those before it."""
         return self.objective == "next"
 
+    @property
+    def copies_heads(self) -> bool:
+        """Whether NxD Core can have a key-value head on several tensor ranks."""
+        return self.xla and self.rotary
+
     def guesses(self, sequence_length: int) -> int:
         """Tokens of a sequence that the loss is a mean over; the same for every sequence, so that means of means are exact."""
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
 
+_COMMON = {
+    "vocabulary_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_sequence_length": "max_position_embeddings",
+    "tie_embeddings": "tie_word_embeddings",
+}
+_LLAMA = _COMMON | {"norm_epsilon": "rms_norm_eps", "kv_heads": "num_key_value_heads"}
+_BERT = _COMMON | {"norm_epsilon": "layer_norm_eps", "dropout": "hidden_dropout_prob"}
+_GPT2 = _COMMON | {
+    "hidden_size": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_sequence_length": "n_positions",
+    "norm_epsilon": "layer_norm_epsilon",
+    "dropout": "resid_pdrop",
+}
+_GPT2_NAMES = {
+    "embed.tokens": "wte", "embed.positions": "wpe", "layers.": "h.", "input_layernorm": "ln_1", "norm.": "ln_f.",
+    "post_attention_layernorm": "ln_2", "self_attn.q_proj": "attn.c_attn", "self_attn.k_proj": "attn.c_attn",
+    "self_attn.v_proj": "attn.c_attn", "self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc",
+    "mlp.down_proj": "mlp.c_proj",
+}  # fmt: skip
+_ENCODER_NAMES = {
+    "embed.tokens": "embeddings.word_embeddings", "embed.positions": "embeddings.position_embeddings",
+    "embed.segments": "embeddings.token_type_embeddings", "embed.norm": "embeddings.LayerNorm", "layers.": "encoder.layer.",
+    "self_attn.q_proj": "attention.self.query", "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value", "self_attn.o_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "mlp.up_proj": "intermediate.dense", "mlp.down_proj": "output.dense",
+    "mlp_norm": "output.LayerNorm", "pooler.dense": "pooler.dense",
+}  # fmt: skip
+_PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+_ENCODER = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+_PARTS = {"add_cross_attention": False, "pruned_heads": {}}
+_TIED = {"tie_word_embeddings": True}  # the default of older architectures
+
+
+def _rotary(architecture: str, fixed: Json, epsilon: float = 1e-6, **more: Any) -> Folder:
+    defaults = {"tie_word_embeddings": False, "rms_norm_eps": epsilon} | more.pop("defaults", {})
+    return Folder(architecture, _LLAMA, fixed, refused={"partial_rotary_factor": 1.0}, defaults=defaults, **more)
+
+
+def _encoder(architecture: str, fixed: Json, **more: Any) -> Folder:
+    return Folder(
+        architecture, _BERT, {**_ENCODER, **fixed}, refused={"is_decoder": False, **_PARTS},
+        dropouts=("attention_probs_dropout_prob",), defaults=_TIED, names=_ENCODER_NAMES, **more,
+    )  # fmt: skip
+
+
+_SILU = {"hidden_act": "silu"}
+_NO_BIAS = {"attention_bias": False}
+_OWN_HEADS = {"num_key_value_heads": "num_attention_heads"}
+LLAMA = "trainfleet.models.llama:Llama"
+_LLAMA_SLICES = Slices(
+    r"(embed_tokens|lm_head|[qkv]_proj|gate_proj|up_proj)\.weight$",
+    r"(o_proj|down_proj)\.weight$",
+    ("lm_head.weight", "model.embed_tokens.weight"),
+    fused=True,
+)
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama", "next", rotary=True),
-        Family("mistral", "next", rotary=True),  # Llama's, but for its window, beyond which no sequence may go here
-        Family("qwen2", "next", rotary=True, norm_epsilon=1e-6, biases=True),  # arXiv:2412.15115
-        Family("qwen3", "next", rotary=True, norm_epsilon=1e-6, normed="head"),  # arXiv:2505.09388
-        Family("olmo2", "next", rotary=True, norm_epsilon=1e-6, normed="all", normed_after=True),  # arXiv:2501.00656
-        Family("gemma", "next", rotary=True, norm_epsilon=1e-6, gains_from_one=True, scaled=True, gelu=True),  # arXiv:2403.08295
-        Family("gpt2", "next", dropout=0.1),
-        Family("bert", "pairs", segments=2, dropout=0.1, norm_epsilon=1e-12),
+        Family("llama", "next", LLAMA, rotary=True, xla=True, slices=_LLAMA_SLICES,
+               folder=_rotary("LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS)),
+        # Llama's, but for its window, beyond which no sequence may go here; what was trained here saw whole sequences
+        Family("mistral", "next", LLAMA, rotary=True, slices=_LLAMA_SLICES,
+               folder=_rotary("MistralForCausalLM", _SILU, window="sliding_window", written={"sliding_window": None})),
+        Family("qwen2", "next", LLAMA, rotary=True, norm_epsilon=1e-6, biases=True,  # arXiv:2412.15115
+               folder=_rotary("Qwen2ForCausalLM", {**_SILU, "use_sliding_window": False})),
+        Family("qwen3", "next", LLAMA, rotary=True, norm_epsilon=1e-6, normed="head",  # arXiv:2505.09388
+               folder=_rotary("Qwen3ForCausalLM", {**_SILU, **_NO_BIAS, "use_sliding_window": False},
+                              defaults={"head_dim": 128})),
+        Family("olmo2", "next", "trainfleet.models.llama:Olmo2", rotary=True, norm_epsilon=1e-6, normed="all",
+               normed_after=True,  # arXiv:2501.00656
+               folder=_rotary("Olmo2ForCausalLM", {**_SILU, **_NO_BIAS}, 1e-5, same_as=_OWN_HEADS)),
+        Family("gemma", "next", LLAMA, rotary=True, norm_epsilon=1e-6, gains_from_one=True, scaled=True, gelu=True,
+               folder=_rotary("GemmaForCausalLM", _NO_BIAS, defaults={"head_dim": 256, **_TIED})),  # arXiv:2403.08295
+        Family("gpt2", "next", "trainfleet.models.gpt2:GPT2", dropout=0.1, tanh=True, xla=True,
+               folder=Folder(
+                   "GPT2LMHeadModel", _GPT2, {"activation_function": "gelu_new", **_PLAIN}, refused=_PARTS,
+                   dropouts=("attn_pdrop", "embd_pdrop"), defaults=_TIED, four_times={"n_inner": "n_embd"},
+                   aliases={_COMMON[ours]: _GPT2[ours] for ours in ("hidden_size", "layers", "heads", "max_sequence_length")},
+                   trunk="transformer", names=_GPT2_NAMES, turned=True, ignored=r"\.attn\.(masked_)?bias$",
+               )),
+        Family("bert", "pairs", "trainfleet.models.bert:Bert", segments=2, dropout=0.1, norm_epsilon=1e-12, xla=True,
+               slices=Slices(r"attention\.self\.(query|key|value)\.(weight|bias)$", r"attention\.output\.dense\.weight$",
+                             ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"), staged=False),
+               folder=_encoder(
+                   "BertForPreTraining", {"type_vocab_size": 2}, trunk="bert",
+                   heads={
+                       "head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm",
+                       "head.lm_head.weight": "cls.predictions.decoder.weight", "head.lm_head.bias": "cls.predictions.bias",
+                       "pooler.follows": "cls.seq_relationship",
+                   },
+                   ignored=r"position_ids$|^cls\.predictions\.decoder\.bias$",
+               )),
         # Position 0 has row 2: fairseq counts from the row after the padding token's, which is 1.
-        Family("roberta", "masked", positions_from=2, segments=1, dropout=0.1),
+        Family("roberta", "masked", "trainfleet.models.roberta:Roberta", positions_from=2, segments=1, dropout=0.1, xla=True,
+               folder=_encoder(
+                   "RobertaForMaskedLM", {"type_vocab_size": 1, "pad_token_id": 1}, trunk="roberta",
+                   heads={
+                       "head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm",
+                       "head.lm_head.weight": "lm_head.decoder.weight", "head.lm_head.bias": "lm_head.bias",
+                   },
+                   ignored=r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
+               )),
     )
-}
+}  # fmt: skip
+USUAL = next(iter(FAMILIES))  # of a model whose config names neither a family nor a preset

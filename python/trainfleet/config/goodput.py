@@ -17,7 +17,7 @@ from .types import Config
 # 419 unexpected interruptions of 16,384 H100 in 54 days (Llama 3, arXiv:2407.21783, 3.3.4) are 2.0e-5; 6.5 of 1,000 node-days
 # of 8 A100 (Kokolis et al. 2024, arXiv:2410.21680) are 3.4e-5. Nobody has published rates of Trainium.
 FAILURES = 2.0e-5
-NOTICED = 12.3  # seconds until a fault is noticed, the longest of README's table
+NOTICED = 12.3  # seconds until a fault is noticed, the longest of docs/evidence/faults.md
 RESTART = 60.0  # seconds from there to the first step, beside reading state: 9 to 13 of small models there; large ones compile
 STORE = 1e9  # bytes/s at which a node reads or writes a checkpoint, assumed: FSx for Lustre, or S3 by several streams
 COPY = 4e9  # bytes/s at which ranks copy their state before they train on, assumed; they train while it is written

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from .. import hardware
-from ..accelerators import Accelerator
-from . import rules
+from ..hardware import node_types
+from ..hardware.accelerators import Accelerator
+from . import cross_checks
 from .derive import Derived
+from .layout_search import KEYS, MODES, MOST_TOKENS, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
+from .optimizers import OPTIMIZERS
 from .precision import is_half, usable_bytes
-from .search import KEYS, MODES, MOST_TOKENS, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
 from .types import Config
 
 CPU_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see tests/bench/LOG.md
@@ -46,7 +47,7 @@ def lack(config: Config, asked: set[str]) -> str | None:
     device = config.fleet.rank_device
     if device is None or not any(key.startswith("layout.") for key in asked) or needs(config) <= usable_bytes(device):
         return None
-    if any(message for rule in rules.DIVISION for message in rule(config)):
+    if any(message for rule in cross_checks.DIVISION for message in rule(config)):
         return None  # no layout was found for another reason, which that rule tells
     for times in (2, 4, 8, 16, 32, 64):
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
@@ -88,7 +89,7 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
     """`, or train.weights=bf16`, where that alone makes it fit."""
-    if config.train.optimizer != "adamw" or config.train.weights == "bf16" or not is_half(config):
+    if "bf16" not in OPTIMIZERS[config.train.optimizer].formats or config.train.weights == "bf16" or not is_half(config):
         return ""
     small = least(replace(config, train=replace(config.train, weights="bf16", precision="bf16")), asked, device)
     return ", or train.weights=bf16 train.precision=bf16" if _fits(small, device) else ""
@@ -116,7 +117,7 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
     unknown = "the table of devices does not have this one, so memory can't be checked; set train.layout yourself"
     part = max(1, config.train.global_batch // max(1, config.data_parallel))
     why = {
-        "layout.shard": f"every rank has the whole model: {unknown if hardware.local_accelerators() else known}",
+        "layout.shard": f"every rank has the whole model: {unknown if node_types.local_accelerators() else known}",
         "micro_batch": f"largest that divides {part} (train.global_batch over {config.data_parallel} data-parallel ranks)"
         f" within {CPU_TOKENS} tokens",
     }

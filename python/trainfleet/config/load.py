@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import re
 import shlex
@@ -15,19 +14,19 @@ from typing import Any
 
 import yaml
 
-from .. import door, hardware, spelling
-from ..errors import ConfigError, DataError, InputError, Problem
-from ..origin import page
-from ..secrecy import keep_secret, looks_secret
-from ..shapes import fit
-from . import goodput, layouts, owned, rules, schema
+from ..hardware import node_types
+from ..host.install_paths import page
+from ..trust import spelling, untrusted_input
+from ..trust.errors import ConfigError, DataError, InputError, Problem
+from ..trust.redaction import keep_secret, looks_secret
+from ..trust.validation import fit
+from . import cross_checks, goodput, layouts, owned_machines, schema
 from .derive import Derived, OfKind, derive, other_family
-from .positions import DEEPEST, Document, Key, dotted, read, read_value
-from .types import Config, Data, flat
+from .types import Config, Data
 from .vocabulary import lack_for, vocabulary_size_of
+from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
-LARGEST = 256 * door.KIBIBYTE  # of a config: one that names 4,096 hosts has 160
-LONGEST_SET = 32 * door.KIBIBYTE
+LARGEST, LONGEST_SET = 256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE  # a config of 4,096 hosts has 160 KiB
 KEYS = f"all keys: {page('schema/README.md')}"
 RETYPE = f"SET='train.steps=50 train.seed=2', with blanks between the keys; {KEYS}"
 COMPARE = "make config RECIPE=first-run CONFIG=new.yaml, which writes a good one to compare with"
@@ -52,7 +51,7 @@ class Derivation(list[Derived]):
 
 
 @dataclass(frozen=True)
-class Terms:
+class BackendTerms:
     """A backend's terms for a config: a node of a kind, given a number of nodes; what it refuses; whether this machine is all."""
 
     node: OfKind
@@ -60,12 +59,12 @@ class Terms:
     here: bool = False
 
 
-def no_terms(backend: str) -> Terms:
+def no_terms(backend: str) -> BackendTerms:
     """The terms for a config that is only read: no backend's rules."""
-    return Terms(hardware.node, lambda config: iter(()))
+    return BackendTerms(node_types.node, lambda config: iter(()))
 
 
-def load(settings: Settings, terms_of: Callable[[str], Terms] = no_terms) -> tuple[Config, Derivation]:
+def load(settings: Settings, terms_of: Callable[[str], BackendTerms] = no_terms) -> tuple[Config, Derivation]:
     """The config with everything derived, and from what. `terms_of`: what the backend of that name says to it.
 
     Raises:
@@ -81,7 +80,7 @@ def load(settings: Settings, terms_of: Callable[[str], Terms] = no_terms) -> tup
 
 
 def _loaded(
-    settings: Settings, terms_of: Callable[[str], Terms]
+    settings: Settings, terms_of: Callable[[str], BackendTerms]
 ) -> tuple[Config | None, list[Derived], list[Problem], dict[str, Any]]:
     document, values, broken, problems = _checked(settings)
     terms = terms_of(values["fleet"]["backend"])
@@ -111,7 +110,7 @@ def _loaded(
     config, interval = goodput.with_interval(config)
     if not broken and (what := layouts.lack(config, asked)):
         report("train.layout", what)
-    for key, message in (*rules.check(config, broken, tokens), *terms.refuse(config)):
+    for key, message in (*cross_checks.check(config, broken, tokens), *terms.refuse(config)):
         if key not in broken:
             report(key, message)
     if lack := _lacks(config, problems):
@@ -119,7 +118,7 @@ def _loaded(
     return config, [*derived, *chosen, *interval], problems, document.value
 
 
-def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str], Terms]) -> list[Problem]:
+def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]) -> list[Problem]:
     """The problems, with those that the file alone has not blamed on the variables that brought them about."""
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
@@ -144,8 +143,7 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
     """What the tokenizer lacks for the model's family, unless it can't be read anyway."""
-    broken = any(problem.key == "data.tokenizer" for problem in problems)
-    return None if broken else lack_for(config.data, config.model.family)
+    return None if any(problem.key == "data.tokenizer" for problem in problems) else lack_for(config.data, config.model.family)
 
 
 def load_name(settings: Settings) -> str:
@@ -184,7 +182,7 @@ def load_resolved(path: Path) -> Config:
     if not problems:
         try:
             config = fit(Config, schema.fill(document.value, schema.load_schema()))
-            wrong = rules.check_shape(config)
+            wrong = cross_checks.check_shape(config)
         except InputError as error:
             wrong = iter([(error.key, f"is not a resolved config: {error.what}")])
         problems = [Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong]
@@ -201,11 +199,6 @@ def load_steps(path: Path) -> int:
         return fit(int, value["train"]["steps"])
     except (ConfigError, InputError, KeyError, TypeError):
         return 0
-
-
-def dump_resolved(config: Config) -> str:
-    """The whole config as YAML, with every derived value in it."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
 
 
 def dump_known(path: Path) -> str:
@@ -230,29 +223,13 @@ def _known(value: Any, of: Mapping[str, Any]) -> Any:
     return {name: _known(inner, keys[name]) for name, inner in value.items() if name in keys}
 
 
-def dump_asked(config: Config, derivation: Derivation) -> str:
-    """What was asked for, as YAML: the file with SET and the variables in it, so that all else is derived again.
-
-    With the keys that a verb has changed in the config since it was loaded, as a shorter run of it has.
-    """
-    values = copy.deepcopy(derivation.asked)
-    before = dict(flat(dataclasses.asdict(derivation.config)))
-    for name, value in flat(dataclasses.asdict(config)):
-        if value != before.get(name):
-            *groups, key = name.split(".")
-            target = values
-            for group in groups:
-                target[group] = target = target.get(group) or {}
-            target[key] = value
-    return yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
-
-
-def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], list[Problem]]:
+def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str], list[Problem]]:
     """The document, its values with defaults in, the keys that are wrong (these are back at their defaults), and why."""
     document = _read(settings.path)
     problems, top = document.problems, f"{settings.path}:1"
     unread = not isinstance(document.value, dict) or any("is no key" in problem.message for problem in problems)
-    if unread and (other := door.mistaken(document.text, str(settings.path), (*door.MISTAKEN, door.TEMPLATE))):
+    endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
+    if unread and (other := untrusted_input.mistaken(document.text, str(settings.path), endings)):
         raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
     if document.value is None and not problems:
         problems.append(Problem(1, top, "", "is empty; the least that it needs is `name: my-run`"))
@@ -272,7 +249,7 @@ def _checked(settings: Settings) -> tuple[Document, dict[str, Any], set[str], li
     return document, schema.fill(document.value, schema.load_schema()), broken, problems
 
 
-def _secrets_in(document: Document, value: Any, key: Key = ()) -> Iterator[Problem]:
+def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[Problem]:
     """Values that have a secret's form: a config is printed, kept with its run and copied to nodes."""
     if isinstance(value, str) and looks_secret(value):
         what = "holds what looks like a secret: export it as a variable, and name that in fleet.secrets"
@@ -282,24 +259,24 @@ def _secrets_in(document: Document, value: Any, key: Key = ()) -> Iterator[Probl
         yield from _secrets_in(document, inner, key if isinstance(value, list) else (*key, name))
 
 
-def _open_short(document: Document) -> None:
+def _open_short(document: YamlDocument) -> None:
     """Writes out the words that stand for a group: `train.layout: auto`, which is null for all of it, and `fleet.accelerator`."""
     train, fleet = document.value.get("train"), document.value.get("fleet")
     if isinstance(train, dict) and train.get("layout") == "auto":
         train["layout"] = {}
     if isinstance(fleet, dict) and type(word := fleet.get("accelerator")) in (str, int):
-        fleet["accelerator"] = owned.expand(str(word))
+        fleet["accelerator"] = owned_machines.expand(str(word))
 
 
-def _read(path: Path) -> Document:
+def _read(path: Path) -> YamlDocument:
     try:
-        return read(door.read_text(path, LARGEST), str(path))
+        return read(untrusted_input.read_text(path, LARGEST), str(path))
     except FileNotFoundError:
-        problem, where, next = "there is no such file", str(path), _instead(path)
+        problem, where, then = "there is no such file", str(path), _instead(path)
     except InputError as error:
         problem, where = error.what, error.where
-        next = error.next if error.next and not error.next.startswith("ls -ld") else _instead(path)
-    raise ConfigError([Problem(1, where if ":" in where else f"{where}:1", "", problem)], next=next)
+        then = error.next if error.next and not error.next.startswith("ls -ld") else _instead(path)
+    raise ConfigError([Problem(1, where if ":" in where else f"{where}:1", "", problem)], next=then)
 
 
 def _instead(path: Path) -> str:
@@ -315,13 +292,13 @@ def _instead(path: Path) -> str:
     return "make config RECIPE=first-run writes a config.yaml; CONFIG=path names another"
 
 
-def _override(document: Document, settings: Settings) -> Iterator[Problem]:
+def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
     try:
         if len(settings.set) > LONGEST_SET:
             raise ValueError(f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are read")
         words = _words(settings.set)
     except ValueError as error:
-        yield Problem(0, "SET", "", f"{door.show(settings.set)} can't be read: {error}")
+        yield Problem(0, "SET", "", f"{untrusted_input.show(settings.set)} can't be read: {error}")
         words = []
     if {"="} & {word[:1] for word in words} or any(word.endswith("=") for word in words[:-1]):
         closed = re.sub(r"\s*=\s*", "=", settings.set.strip())
@@ -331,7 +308,8 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            yield Problem(0, "SET", "", f"{door.shortened(repr(word))} is not key=value, as in SET='train.steps=50 train.seed=2'")
+            shown = untrusted_input.shortened(repr(word))
+            yield Problem(0, "SET", "", f"{shown} is not key=value, as in SET='train.steps=50 train.seed=2'")
         elif name in names:
             yield Problem(0, "SET", name, "is set twice")
         else:
@@ -343,7 +321,7 @@ def _override(document: Document, settings: Settings) -> Iterator[Problem]:
 
 def quoted(text: str) -> str:
     """A text as a shell takes it in quotes, cut where it is long."""
-    return f"'{short}'" if "'" not in (short := door.shortened(text)) else shlex.quote(short)
+    return f"'{short}'" if "'" not in (short := untrusted_input.shortened(text)) else shlex.quote(short)
 
 
 def _words(text: str) -> list[str]:
@@ -358,12 +336,12 @@ def _words(text: str) -> list[str]:
     return shlex.split("".join(parts))
 
 
-def _assign(document: Document, source: str, name: str, text: str) -> Iterator[Problem]:
+def _assign(document: YamlDocument, source: str, name: str, text: str) -> Iterator[Problem]:
     key: Key = tuple(name.split("."))
-    if not all(key) or len(key) > DEEPEST or door.unprintable(name):
-        yield Problem(0, source, door.show(name)[1:-1], "is no key, such as train.steps")
+    if not all(key) or len(key) > DEEPEST or untrusted_input.unprintable(name):
+        yield Problem(0, source, untrusted_input.show(name)[1:-1], "is no key, such as train.steps")
         return
-    if character := door.unprintable(text):
+    if character := untrusted_input.unprintable(text):
         yield Problem(0, source, name, f"holds {character}, which no value may")
         return
     given = read_value(text, source, key)
@@ -390,10 +368,3 @@ def _drop(value: Any, key: Key) -> None:
         value = value[part]
     if key and isinstance(value, dict):
         value.pop(key[-1], None)
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, all the way down: YAML's safe dumper knows no tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -16,9 +16,10 @@ from math import prod
 
 from .activations import FULL, Flow, flow_of
 from .families import FAMILIES
-from .neuron import is_xla
+from .neuron_limits import is_xla
+from .optimizers import OPTIMIZERS
 from .precision import casts
-from .sizes import Numbers, look_ups, parts_of
+from .sizes import ParameterCount, look_ups, parts_of
 from .types import Config, Layout
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes of a number
@@ -48,7 +49,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageNumbers:
     """What a rank of a pipeline has: numbers in blocks and around them, and the micro-batches that are under way at once."""
 
     blocks: int
@@ -71,24 +72,24 @@ def memory_of(config: Config, half: bool) -> Memory:
     return Memory(*max(chain.from_iterable(stages), key=sum))
 
 
-def _stages(config: Config) -> list[Stage]:
+def _stages(config: Config) -> list[StageNumbers]:
     model, layout, parts = config.model, config.train.layout, parts_of(config.model)
 
-    def here(part: Numbers, whole: int = 0) -> int:
+    def here(part: ParameterCount, whole: int = 0) -> int:
         return (part.matrices - whole) // layout.tensor + whole + part.vectors
 
     first, block, last = here(parts.first, look_ups(model)), here(parts.block), here(parts.last)
     output = model.vocabulary_size * model.hidden_size // layout.tensor
     if layout.pipeline == 1:
-        return [Stage(model.layers, block, first + last, 1, True, True, output)]
+        return [StageNumbers(model.layers, block, first + last, 1, True, True, output)]
     again = first if model.tie_embeddings else 0  # the last stage has tied weights too
     passes, end, both = passes_of(config), layout.pipeline - 1, 2 * layout.interleave
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
     blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
-    stages = [Stage(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
+    stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
     for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():  # the most under way, and the most blocks
-        stages.append(Stage(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both))
-    return [*stages, Stage(blocks[end], block, last + again, under_way[end], True, False, output, both - 1)]
+        stages.append(StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both))
+    return [*stages, StageNumbers(blocks[end], block, last + again, under_way[end], True, False, output, both - 1)]
 
 
 def _blocks(layers: int, layout: Layout, rank: int) -> int:
@@ -115,7 +116,7 @@ def passes_of(config: Config) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """Bytes of a rank whatever the activations: weights, the optimizer's state; gradients `before` the last pass and `after` it.
 
     `gathered` are copies of all weights that are gathered at once, of which a block's and what is around blocks are each a part;
@@ -138,29 +139,29 @@ class Held:
         return min(self.gathered, self.around + blocks * self.block)
 
 
-def _held(config: Config, width: int, stage: Stage) -> Held:
+def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.layout, passes_of(config) > 1
-    numbers, format = stage.blocks * stage.block + stage.around, FORMATS[config.train.weights]
+    numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.weights]
     ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
     copied = _copied(config, width)
     # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch (torch 2.13, stage.py)
     whole = layout.zero == 1 or layout.pipeline > 1
-    after = REDUCED * numbers if whole and several and ranks > 1 else format * numbers // ranks
-    after += 0 if copied else _looked_up(config, format, stage)
+    after = REDUCED * numbers if whole and several and ranks > 1 else format_ * numbers // ranks
+    after += 0 if copied else _looked_up(config, format_, stage)
     # where gradients were whole already, a block's sum takes the place of them
     summed = copied and (is_xla(config) or not (whole and several))
     replicas = layout.shard < config.data_parallel and several  # whose sums are added to those of passes before
     buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
     cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0  # for products, in a whole pass
-    all = width * numbers if copied else cast
-    return Held(
-        weights=format * numbers // ranks,
-        moments=format * _moments_of(config, stage, numbers) // ranks,
+    all_ = width * numbers if copied else cast
+    return HeldBytes(
+        weights=format_ * numbers // ranks,
+        moments=format_ * _moments_of(config, stage, numbers) // ranks,
         before=after if several or buckets else 0,
         after=after,
-        around=all if whole or cast else width * stage.around * copied,
+        around=all_ if whole or cast else width * stage.around * copied,
         block=width * stage.block * copied,
-        gathered=all,
+        gathered=all_,
         reduced=REDUCED * stage.block * summed,
         replicated=REDUCED * stage.block // ranks * (summed and replicas),
     )
@@ -168,20 +169,20 @@ def _held(config: Config, width: int, stage: Stage) -> Held:
 
 def _copied(config: Config, width: int) -> bool:
     """Whether FSDP copies weights for the products: it gathers parts, or casts; DDP, where it can be, keeps no other copy."""
-    layout, format = config.train.layout, FORMATS[config.train.weights]
+    layout, format_ = config.train.layout, FORMATS[config.train.weights]
     parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
     replicas = config.data_parallel > 1 and (width != 4 or parted)
-    return layout.shard * layout.context > 1 or ((width != format or replicas) and not casts(config))
+    return layout.shard * layout.context > 1 or ((width != format_ or replicas) and not casts(config))
 
 
-def _looked_up(config: Config, width: int, stage: Stage) -> int:
+def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
     """Bytes of an embedding's gradient beyond a tensor rank's part: DTensor computes all of it and takes a view (torch 2.13)."""
     part = config.train.layout.tensor
     whole = width * config.model.vocabulary_size * config.model.hidden_size
     return whole - whole // part if stage.first and not is_xla(config) else 0
 
 
-def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[tuple[int, ...]]:
+def _moments(config: Config, width: int, stage: StageNumbers, flow: Flow) -> Iterator[tuple[int, ...]]:
     """`Memory` at the moments of a step that may be the fullest: the loss, blocks' backward passes, the end, the update."""
     held = _held(config, width, stage)
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
@@ -206,17 +207,17 @@ def _moments(config: Config, width: int, stage: Stage, flow: Flow) -> Iterator[t
     yield held.weights, held.weights, held.moments, 0, 0, _updating(config, stage)
 
 
-def _moments_of(config: Config, stage: Stage, numbers: int) -> int:
-    """How many: two of each number; Muon keeps one of those in the blocks' matrices."""
-    straight = stage.blocks * parts_of(config.model).block.matrices // config.train.layout.tensor
-    return 2 * numbers - (straight if config.train.optimizer == "muon" else 0)
+def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
+    """How many the optimizer keeps."""
+    matrices = stage.blocks * parts_of(config.model).block.matrices // config.train.layout.tensor
+    return OPTIMIZERS[config.train.optimizer].numbers(matrices, numbers - matrices)
 
 
-def _updating(config: Config, stage: Stage) -> int:
-    """Bytes that an optimizer's step works with, beyond its state (engine/updates.py, engine/rounding.py)."""
+def _updating(config: Config, stage: StageNumbers) -> int:
+    """Bytes that an optimizer's step works with, beyond its state (engine/optimizers.py, engine/rounding.py)."""
     model, train, layout = config.model, config.train, config.train.layout
     shape = (model.hidden_size, model.intermediate_size)
-    if train.optimizer == "muon":
+    if OPTIMIZERS[train.optimizer].orthogonal:
         alike = (3 if FAMILIES[model.family].rotary else 2) * stage.blocks
         together = min(alike, max(1, STRAIGHTENED // prod(shape)))
         return 4 * together * (3 * prod(shape) + 2 * min(shape) ** 2)
@@ -251,7 +252,7 @@ def _pieces(config: Config, width: int, flow: Flow) -> float:
     return max(logits + (layer + product) * numbers, 2 * layer * numbers + flow.gradient) + flow.gradient
 
 
-def _exchanged(config: Config, stage: Stage) -> float:
+def _exchanged(config: Config, stage: StageNumbers) -> float:
     """How many times stages keep a micro-batch's hidden states, or their gradients, because they pass them on.
 
     torch.distributed.pipelining has a buffer for whatever a stage receives in a step, and interleaved it lets go of what was sent

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import cpu_speed
-from ..accelerators import Accelerator
+from ..hardware import cpu_speed
+from ..hardware.accelerators import Accelerator
 from .types import Config
 
 USABLE = 0.9  # of a device's memory: the rest is the driver's, NCCL's buffers and what fragments (tests/bench/accounts.py)

@@ -1,17 +1,22 @@
-"""The page of all keys, made from the schema: `python -m trainfleet.config.reference > schema/README.md`."""
+"""What schema/ holds, made from the config's dataclasses: `python -m trainfleet.config.reference` writes it."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 
-from .positions import dotted
-from .schema import Schema, is_group, load_schema, walk
+from ..host.install_paths import ROOT
+from . import key
+from .schema import is_group, walk
+from .types import Config
+from .yaml_lines import dotted
+
+FOLDER = ROOT / "schema"
 
 HEAD = """# Keys of config.yaml
 
-Made from [config.schema.json](config.schema.json) by `python -m trainfleet.config.reference > schema/README.md`: edit that.
+Made, as [config.schema.json](config.schema.json) is, by `python -m trainfleet.config.reference` from the dataclasses in
+`python/trainfleet/config/types*.py`: edit those.
 A key that is left out has its default. `null` means: derived from the rest, and `make plan` shows what it came to and why.
 Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
 Where not every backend uses a key, *Used by* names those that do; a key has its group's unless it has its own. The other backends
@@ -19,17 +24,23 @@ refuse the key, except local, which sets it aside. `parallelcluster` is slurm on
 """
 
 
-def render(schema: Schema) -> str:
+def files() -> dict[str, str]:
+    """The files of schema/ by name: the JSON Schema, which editors read, and the page of all keys."""
+    schema = key.HEAD | key.schema_of(Config, described=True)
+    return {"config.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n", "README.md": render(schema)}
+
+
+def render(schema: key.Schema) -> str:
     """The page as Markdown: a table for each group of keys."""
     lines = [HEAD, *_table("", schema)]
-    for key, part in walk(schema):
+    for path, part in walk(schema):
         if is_group(part):
             about = _plain(part["description"]) + _backends(part)
-            lines += [f"\n## {dotted(key)}\n", f"{about}\n", *_table(f"{dotted(key)}.", part)]
+            lines += [f"\n## {dotted(path)}\n", f"{about}\n", *_table(f"{dotted(path)}.", part)]
     return "\n".join(lines) + "\n"
 
 
-def _table(prefix: str, schema: Schema) -> Iterator[str]:
+def _table(prefix: str, schema: key.Schema) -> Iterator[str]:
     yield "| key | type | default | unit | allowed | meaning |"
     yield "|---|---|---|---|---|---|"
     for name, part in schema["properties"].items():
@@ -54,12 +65,12 @@ def _plain(text: str) -> str:
     return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
 
 
-def _backends(part: Schema) -> str:
+def _backends(part: key.Schema) -> str:
     """The backends that use a key, or those of a group, where not all do; the others refuse it (local sets it aside)."""
     return f" Used by: {', '.join(part['backends'])}." if "backends" in part else ""
 
 
-def _allowed(part: Schema) -> str:
+def _allowed(part: key.Schema) -> str:
     if "anyOf" in part:
         return ", or ".join(_allowed(choice) for choice in part["anyOf"])
     if "enum" in part:
@@ -72,4 +83,5 @@ def _allowed(part: Schema) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render(load_schema()))
+    for name, text in files().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,39 +1,41 @@
-"""schema/config.schema.json: the one truth about keys. Defaults, checks and the reference page all come from it."""
+"""What a config may say: checks by the schema of its dataclasses (types.py), and what was meant where it is wrong."""
 
 from __future__ import annotations
 
 import copy
-import json
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from .. import spelling
-from ..door import show
-from ..errors import Problem
-from ..origin import ROOT
-from ..spelling import suggest
-from .positions import Document, Key, dotted
+from ..host import plugins
+from ..trust import spelling
+from ..trust.errors import Problem
+from ..trust.spelling import suggest
+from ..trust.untrusted_input import show
+from .key import NAME, Schema, schema_of
+from .types import Config
+from .yaml_lines import Key, YamlDocument, dotted
 
-PATH = ROOT / "schema" / "config.schema.json"
-NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
 WORDS: dict[str, dict[str, tuple[str, ...]]] = {  # of other languages, and of YAML 1.1, for what YAML 1.2 calls so
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
+BACKEND = ("fleet", "backend")  # installed packages add to its names
+Fault = tuple[Key, str, Any, Schema]  # a rule that is broken: at which key, its name, the value, and the part that has the rule
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"  # a number: what others write there, but for a factor
-Schema = dict[str, Any]
 
 
 @cache
 def load_schema() -> Schema:
-    return json.loads(PATH.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    """The schema, without its descriptions."""
+    return schema_of(Config)
 
 
 def is_group(part: Schema) -> bool:
@@ -58,17 +60,34 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
     return filled
 
 
-def check(document: Document, strict: bool = True) -> Iterator[tuple[Key, Problem]]:
-    """Each thing in the document that the schema does not allow, with the key it is about; keys it does not know if `strict`."""
+def check(document: YamlDocument, strict: bool = True) -> Iterator[tuple[Key, Problem]]:
+    """Each thing in the document that the schema does not allow, with the key it is about; unknown keys if `strict`."""
     known = {problem.key for problem in document.problems}
-    for error in validator().iter_errors(document.value):
-        key: Key = tuple(error.absolute_path)
-        for extra, message in explain(error):
-            line, where = document.where((*key, *extra))
-            if error.validator == "additionalProperties" and not strict:
-                continue
-            if error.validator != "required" or dotted((*key, *extra)) not in known:
-                yield (*key, *extra), Problem(line, where, dotted((*key, *extra)), message)
+    for fault in faults(document.value, load_schema()):
+        place, rule, got, _ = fault
+        if (place, rule) == (BACKEND, "enum") and got in plugins.names(plugins.OF_BACKENDS):
+            continue
+        for extra, message in explain(*fault) if strict or rule != "additionalProperties" else ():
+            key = (*place, *extra)
+            line, where = document.where(key)
+            if rule != "required" or dotted(key) not in known:
+                yield key, Problem(line, where, dotted(key), message)
+
+
+def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
+    """The rules that a value breaks, at every level, as JSON Schema has them (a test asks the jsonschema package too)."""
+    for rule, wanted in part.items():
+        if rule in RULES and not RULES[rule](value, wanted):
+            yield key, rule, value, part
+    if isinstance(value, dict):
+        properties = part.get("properties", {})
+        if "additionalProperties" in part and value.keys() - properties.keys():
+            yield key, "additionalProperties", value, part
+        for name in filter(properties.__contains__, value):
+            yield from faults(value[name], properties[name], (*key, name))
+    if isinstance(value, list) and "items" in part:
+        for index, item in enumerate(value):
+            yield from faults(item, part["items"], (*key, index))
 
 
 @cache
@@ -77,60 +96,77 @@ def whole_pattern(rule: str) -> str:
     return re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", rule)
 
 
-@cache
-def validator(name: str = "") -> Any:
-    """What checks values by the schema, or by the part of it for the key `model.<name>`."""
-    from jsonschema import Draft202012Validator, ValidationError, validators  # costs 0.1 s: only when there is something to check
-
-    def pattern(_: Any, rule: str, value: Any, __: Any) -> Iterator[ValidationError]:
-        if isinstance(value, str) and not re.search(whole_pattern(rule), value):
-            yield ValidationError(f"{value!r} does not match {rule!r}")
-
-    whole = load_schema()
-    part = whole["properties"]["model"]["properties"][name] if name else whole
-    return validators.extend(Draft202012Validator, {"pattern": pattern})(part)  # type: ignore[no-untyped-call]
+def _is(value: Any, name: str) -> bool:
+    """Whether a value is of a type, as JSON has it: true is not a number, and 1.0 is an integer."""
+    if name == "integer":
+        return type(value) is int or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
 
 
-def explain(error: Any) -> Iterator[tuple[Key, str]]:
-    """What is wrong in words, each with the rest of its key."""
-    got, rule = error.instance, error.validator_value
-    unit = f" {error.schema['unit']}" if error.schema.get("unit") else ""
-    match error.validator:
+def _when(kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    """A rule for values of a type only, as all of JSON Schema's are but `type`, `enum` and `anyOf`."""
+    return lambda value, wanted: not isinstance(value, kind) or isinstance(value, bool) or holds(value, wanted)
+
+
+TYPES: dict[str, Any] = {
+    "number": (int, float), "string": str, "boolean": bool, "object": dict, "array": list, "null": type(None),
+}  # fmt: skip
+RULES: dict[str, Callable[[Any, Any], bool]] = {
+    "type": lambda value, names: any(_is(value, name) for name in ([names] if isinstance(names, str) else names)),
+    "enum": lambda value, values: any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values),
+    "anyOf": lambda value, parts: any(not any(faults(value, part)) for part in parts),
+    "minimum": _when((int, float), operator.ge),
+    "exclusiveMinimum": _when((int, float), operator.gt),
+    "maximum": _when((int, float), operator.le),
+    "exclusiveMaximum": _when((int, float), operator.lt),
+    "pattern": _when(str, lambda value, pattern: bool(re.search(whole_pattern(pattern), value))),
+    "minLength": _when(str, lambda value, least: len(value) >= least),
+    "maxLength": _when(str, lambda value, most: len(value) <= most),
+    "minItems": _when(list, lambda value, least: len(value) >= least),
+    "maxItems": _when(list, lambda value, most: len(value) <= most),
+    "uniqueItems": _when(list, lambda value, _: all(item not in value[:count] for count, item in enumerate(value))),
+    "required": _when(dict, lambda value, names: set(names) <= value.keys()),
+}
+
+
+def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
+    """What is wrong with what a key got, in words; each with the rest of its key."""
+    wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
+    match rule:
         case "additionalProperties":
-            parent = tuple(part for part in error.absolute_path if isinstance(part, str))
-            for count, name in enumerate(sorted(set(got) - set(error.schema.get("properties", {})))):
-                guess = suggest_key((*parent, name), error.schema) if count < GUESSES else ""
+            parent = tuple(name for name in key if isinstance(name, str))
+            for count, name in enumerate(sorted(set(got) - set(part.get("properties", {})))):
+                guess = suggest_key((*parent, name), part) if count < GUESSES else ""
                 yield (name,), f"unknown key{guess}"
         case "required":
-            for name in sorted(set(rule) - set(got)):
+            for name in sorted(set(wanted) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
-        case "type" | "pattern" if error.schema.get("writeOnly"):  # what stands there by mistake may be the secret itself
-            yield (), f"is not written as in {show(error.schema['examples'][0])}; it is not shown here, as it may be a secret"
+        case "type" | "pattern" if part.get("writeOnly"):  # what stands there by mistake may be the secret itself
+            yield (), f"is not written as in {show(part['examples'][0])}; it is not shown here, as it may be a secret"
         case "type":
-            yield (), f"must be {_types(rule)}, not {show(got)}{_nearly(rule, got, dotted(tuple(error.absolute_path)))}"
+            yield (), f"must be {_types(wanted)}, not {show(got)}{_nearly(wanted, got, dotted(key))}"
         case "enum":
-            allowed = [str(value) for value in rule if value is not None]
+            added = plugins.names(plugins.OF_BACKENDS) if key == BACKEND else ()
+            allowed = [*(str(value) for value in wanted if value is not None), *added]
             yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
         case "anyOf":
-            allowed = [str(value) for value in rule[0]["enum"] if value is not None]
+            allowed = [str(value) for value in wanted[0]["enum"] if value is not None]
             yield (), f"{show(got)} is not one of {', '.join(allowed)}, nor a path{suggest(str(got), allowed)}"
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
-            yield (), f"must be {_range(error.schema)}{unit}, not {show(got)}"
-        case "pattern" if rule != NAME:
-            yield (), f"{show(got)} is not {_written(error.schema)}"
+            yield (), f"must be {_range(part)}{unit}, not {show(got)}"
+        case "pattern" if wanted != NAME:
+            yield (), f"{show(got)} is not {_written(part)}"
         case "pattern":
             letters = "lower-case letters, digits, '.', '_' and '-', starting with a letter or digit, at most 63"
             yield (), f"{show(got)} must be {letters}"
         case "minItems" | "minLength":
             yield (), "must not be empty"
         case "maxItems" | "maxLength":
-            parts = "entries" if error.validator == "maxItems" else "characters"
-            yield (), f"has {len(got):,} {parts}; at most {rule:,} are taken"
+            parts = "entries" if rule == "maxItems" else "characters"
+            yield (), f"has {len(got):,} {parts}; at most {wanted:,} are taken"
         case "uniqueItems":
             twice = next(entry for count, entry in enumerate(got) if entry in got[:count])
             yield (), f"names {show(twice)} twice"
-        case _:
-            yield (), error.message
 
 
 def _written(schema: Schema) -> str:

@@ -10,7 +10,7 @@ from .types import Model
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ParameterCount:
     """Trained numbers of a part of a model: those in matrices, which tensor parallelism divides, and those in vectors."""
 
     matrices: int
@@ -18,26 +18,26 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """A model as a pipeline may cut it: what comes before the blocks, one block, what comes after them."""
 
-    first: Numbers
-    block: Numbers
-    last: Numbers
+    first: ParameterCount
+    block: ParameterCount
+    last: ParameterCount
 
 
 @cache
-def parts_of(model: Model) -> Parts:
+def parts_of(model: Model) -> ModelParts:
     """The parts; a tied output layer counts in the first alone."""
     family, width = FAMILIES[model.family], model.hidden_size
     embedding = model.vocabulary_size * width
     head = _transform(model) + _pooler(model) + (0 if model.tie_embeddings else embedding)
     if family.rotary:  # gains: two a block and the last, and of query and key; biases of query, key and value
         vectors = 2 * width + _normed(model) + (model.heads + 2 * model.kv_heads) * model.head_features * family.biases
-        return Parts(Numbers(embedding, 0), Numbers(_block(model), vectors), Numbers(head, width))
+        return ModelParts(ParameterCount(embedding, 0), ParameterCount(_block(model), vectors), ParameterCount(head, width))
     block = 4 * width + model.intermediate_size + width + 4 * width  # attention, feed-forward, two norms
-    first = Numbers(embedding + look_ups(model), 0 if family.causal else 2 * width)  # an encoder norms its embedding
-    return Parts(first, Numbers(_block(model), block), Numbers(head, _head_vectors(model)))
+    first = ParameterCount(embedding + look_ups(model), 0 if family.causal else 2 * width)  # an encoder norms its embedding
+    return ModelParts(first, ParameterCount(_block(model), block), ParameterCount(head, _head_vectors(model)))
 
 
 def count_parameters(model: Model) -> int:

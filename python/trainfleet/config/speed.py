@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from math import ceil, log2
 
-from .work import Device, Work
+from .step_work import DeviceSpeed, Work
 
 HOP, HOP_OUTSIDE = 3.4e-6, 14e-6  # seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
 FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
@@ -57,7 +57,7 @@ ON_CPUS = Constants(
 )  # fmt: skip
 
 
-GROUPS = {  # parts of a step that are corrected together; a run measures all but calls and exchange (engine/meter.py)
+GROUPS = {  # parts of a step that are corrected together; a run measures all but calls and exchange (engine/timing.py)
     "computing": ("products", "attention", "traffic", "idle"),
     "calls": ("launches",),
     "exchange": ("tensor", "shards", "stages", "context"),
@@ -68,7 +68,7 @@ GROUPS = {  # parts of a step that are corrected together; a run measures all bu
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Seconds of a step by part; `total` is their sum. Exchanges are what computing does not hide."""
 
     products: float
@@ -88,10 +88,10 @@ class Step:
     def total(self) -> float:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
-    def corrected(self, factors: Mapping[str, float]) -> Step:
+    def corrected(self, factors: Mapping[str, float]) -> StepTime:
         """The step with the parts of each group (GROUPS) multiplied by its factor, if it has one."""
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
-        return Step(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
+        return StepTime(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
 
     def group(self, name: str) -> float:
         """Seconds of a group of parts."""
@@ -102,7 +102,7 @@ class Step:
         return max((field.name for field in fields(self)), key=lambda name: getattr(self, name))
 
 
-def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
+def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> StepTime:
     """The seconds of one optimizer step of `work` on `device`s."""
     c = constants
     layers = ceil(work.layers / work.pipeline)
@@ -130,42 +130,42 @@ def step_of(work: Work, device: Device, constants: Constants = FITTED) -> Step:
     idle = c.bubble * (one - (ending if work.pipeline > 1 else 0.0)) * (work.pipeline - 1) / work.interleave
     times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
     scale = work.passes * times_slow
-    return Step(
+    return StepTime(
         products * scale, attention * scale, traffic * scale, launches * scale, tensor * scale, shards * scale, stages * scale,
         ring * scale, idle * times_slow, at_end, _update(work, device, c), c.step,
     )  # fmt: skip
 
 
-def tokens_per_second(work: Work, device: Device, constants: Constants = FITTED) -> float:
+def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> float:
     """Tokens per second of one rank."""
     return work.step_tokens / step_of(work, device, constants).total / work.world
 
 
-def _product(work: Work, device: Device, c: Constants, size: tuple[float, float], format: str) -> float:
+def _product(work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str) -> float:
     """Seconds of the product of the micro-batch's tokens with one matrix: a peak that thin products do not reach."""
     inputs, outputs = size
-    flops = device.peak(format)
-    efficiency = device.efficiency * (c.fp8 if format == "fp8" and "fp8" in device.flops else 1.0)
+    flops = device.peak(format_)
+    efficiency = device.efficiency * (c.fp8 if format_ == "fp8" and "fp8" in device.flops else 1.0)
     balance = flops / device.memory
     thin = 1 + balance * (c.thin_tokens / work.tokens + c.thin_width / min(inputs, outputs))
     thin /= c.tuned if work.tuned and work.flash else 1.0
     return 2 * work.tokens * inputs * outputs * thin / (flops * efficiency)
 
 
-def _block(work: Work, device: Device, c: Constants) -> float:
+def _block(work: Work, device: DeviceSpeed, c: Constants) -> float:
     return sum(_product(work, device, c, size, work.format) for size in work.products)
 
 
-def _head(work: Work, device: Device, c: Constants) -> float:
+def _head(work: Work, device: DeviceSpeed, c: Constants) -> float:
     return work.predicted * _product(work, device, c, (work.width, work.vocabulary / work.tensor), _beside(work.format))
 
 
-def _beside(format: str) -> str:
+def _beside(format_: str) -> str:
     """The format of products outside blocks, and of attention."""
-    return "bf16" if format == "fp8" else format
+    return "bf16" if format_ == "fp8" else format_
 
 
-def _launches(work: Work, device: Device, c: Constants, blocks: float, computing: float) -> float:
+def _launches(work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float) -> float:
     """Seconds of overhead per micro-batch that computing does not hide; `blocks`: forward passes of a block that it takes."""
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
     if device.host is None:
@@ -179,7 +179,7 @@ def _launches(work: Work, device: Device, c: Constants, blocks: float, computing
     return seconds + (host.passed if work.pipeline > 1 else 0.0)
 
 
-def _attention(work: Work, device: Device, c: Constants) -> float:
+def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
     """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs per token, half if causal."""
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
@@ -191,20 +191,20 @@ def _attention(work: Work, device: Device, c: Constants) -> float:
     return seconds + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory
 
 
-def _traffic(work: Work, device: Device, c: Constants) -> float:
+def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
     """Seconds that norms, activations, residuals and copies keep memory busy, per block, forward."""
     wide = (c.traffic_fused if work.fused else c.traffic) * work.width / (work.tensor if work.sequence_parallel else 1)
     inner = c.traffic_inner * (1.5 if work.gated else 1.0) * work.inner / work.tensor
     return work.tokens * (wide + inner) * work.weight_bytes / device.memory
 
 
-def _loss(work: Work, device: Device) -> float:
+def _loss(work: Work, device: DeviceSpeed) -> float:
     """Seconds of the softmax over the vocabulary and its gradient: some passes over fp32 logits."""
-    bytes = device.host.logits if device.host else 6 * 4
-    return bytes * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
+    bytes_ = device.host.logits if device.host else 6 * 4
+    return bytes_ * work.tokens * work.predicted * work.vocabulary / work.tensor / device.memory
 
 
-def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
+def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
     """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart.
 
     On a torus several rings run at once, each over wires of its own (AWS Neuron, Intra-node Collective Communications).
@@ -218,7 +218,7 @@ def _link(device: Device, c: Constants, ranks: int, stride: int) -> tuple[float,
     return rate, c.latency_outside * log2(max(2, ranks))
 
 
-def _around(device: Device, ranks: int, stride: int) -> float:
+def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
     """Seconds that the first number needs around a ring: gathering and scattering know no tree (NCCL, tuning.cc)."""
     if not device.kernels:
         return 0.0
@@ -226,26 +226,26 @@ def _around(device: Device, ranks: int, stride: int) -> float:
     return (ranks - nodes) * HOP + (nodes - 1) * HOP_OUTSIDE if nodes < ranks else (ranks - 1) * HOP_OUTSIDE
 
 
-def _tensor(work: Work, device: Device, c: Constants) -> float:
+def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
     """Seconds of a block's tensor-parallel exchange, each way: two all-gathers and two reduce-scatters (arXiv:2205.05198)."""
     if work.tensor == 1:
         return 0.0
     rate, latency = _link(device, c, work.tensor, 1)
-    bytes = work.tokens * work.width * work.weight_bytes * (work.tensor - 1) / work.tensor
-    return 4 * (bytes / rate + latency) * (1 - c.hidden_tensor)
+    bytes_ = work.tokens * work.width * work.weight_bytes * (work.tensor - 1) / work.tensor
+    return 4 * (bytes_ / rate + latency) * (1 - c.hidden_tensor)
 
 
-def _context(work: Work, device: Device, c: Constants, block: float) -> float:
+def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
     """Seconds of a block's exchange of keys and values around the context ranks that attention does not hide."""
     if work.context == 1:
         return 0.0
     rate, latency = _link(device, c, work.context, work.tensor)
-    bytes = 2 * work.tokens * work.keys / work.tensor * work.weight_bytes * (work.context - 1)
-    exchange = 3 * (bytes / rate + latency * work.context)
+    bytes_ = 2 * work.tokens * work.keys / work.tensor * work.weight_bytes * (work.context - 1)
+    exchange = 3 * (bytes_ / rate + latency * work.context)
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - block)
 
 
-def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple[float, float]:
+def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> tuple[float, float]:
     """Seconds of exchanging weights and gradients that computing does not hide: in each micro-batch, and once a step."""
     group, ways = work.data * work.context, max(1, work.shard)
     if group == 1:
@@ -254,9 +254,9 @@ def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple
     if work.zero == 3 and ways > 1 and work.pipeline == 1:
         together = min(group, ways * work.context)  # the ranks that share one copy of the weights
         rate, latency = _link(device, c, together, work.tensor)
-        bytes = (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
+        bytes_ = (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
         latency += _around(device, together, work.tensor)
-        exchange = bytes / rate + 3 * layers * latency  # weights gathered forward and backward, gradients summed
+        exchange = bytes_ / rate + 3 * layers * latency  # weights gathered forward and backward, gradients summed
         over = _hidden(_replicas(work, device, c, together, group // together), computing, c) / work.passes
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
@@ -269,7 +269,7 @@ def _shards(work: Work, device: Device, c: Constants, computing: float) -> tuple
     return 0.0, _hidden(exchange, 2 / 3 * window, c)
 
 
-def _replicas(work: Work, device: Device, c: Constants, together: int, replicas: int) -> float:
+def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, replicas: int) -> float:
     """Seconds of summing what one rank has of the gradients over the copies of the weights (HSDP)."""
     if replicas == 1:
         return 0.0
@@ -282,25 +282,25 @@ def _hidden(exchange: float, window: float, c: Constants) -> float:
     return exchange * (1 - c.hidden_shard) + max(0.0, c.hidden_shard * exchange - window)
 
 
-def _stages(work: Work, device: Device, c: Constants) -> float:
+def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
     """Seconds of passing hidden states and their gradients on, that are not hidden; stages lie the other degrees' ranks apart."""
     if work.pipeline == 1:
         return 0.0
     leaving = min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0  # of all hops, a node
     inside, outside = device.inside * c.ring, device.outside * c.ring_outside
-    bytes = work.tokens * work.width * work.weight_bytes / work.tensor
-    hop = bytes * (leaving / outside + (1 - leaving) / inside) + c.latency_outside
+    bytes_ = work.tokens * work.width * work.weight_bytes / work.tensor
+    hop = bytes_ * (leaving / outside + (1 - leaving) / inside) + c.latency_outside
     return 2 * work.interleave * hop * (1 - c.hidden_tensor)
 
 
-def _update(work: Work, device: Device, c: Constants) -> float:
-    bytes = c.update * (1 if device.host else work.state_bytes / 4)  # where the host computes, rounding takes what that saves
-    seconds = bytes * work.numbers / max(1, work.shard) / device.memory
+def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
+    bytes_ = c.update * (1 if device.host else work.state_bytes / 4)  # where the host computes, rounding takes what that saves
+    seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
     return seconds + (_straighten(work, device) if work.straightened else 0.0)
 
 
-def _straighten(work: Work, device: Device) -> float:
+def _straighten(work: Work, device: DeviceSpeed) -> float:
     """Seconds of Muon's orthogonalization of a stage's matrices, which are gathered for it where they are sharded."""
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
     peak = device.peak(_beside(work.format)) * device.efficiency

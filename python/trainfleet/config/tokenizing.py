@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .. import hardware
+from ..hardware import node_types
 from .types import Config
 
 
@@ -24,13 +24,13 @@ def tokenizing(config: Config) -> Config:
 
 def fitting() -> list[str]:
     """The types that data.instance_type takes: of x86 processors, as the images are, without accelerators and EFA."""
-    return [row.name for row in hardware.INSTANCE_TYPES.values() if row.kind == "cpu" and not row.efa]
+    return [row.name for row in node_types.INSTANCE_TYPES.values() if row.kind == "cpu" and not row.efa]
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """A type on which the images do not run, or whose devices would be paid for unused: (key, message)."""
     name = config.data.instance_type
     if name is not None and name not in (works := fitting()):
-        row = hardware.instance(name)
+        row = node_types.instance(name)
         why = "tokenizing has no use for its accelerators or its EFA" if row else "it is not in the table of instance types"
         yield "data.instance_type", f"{name!r}: {why}; {', '.join(works)} works, or null for the fleet's own machines"

@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Required, Self, TypedDict
 
-from .. import door
-from ..door import show
-from ..errors import DataError, InputError
-from ..shapes import fit
-from .conversion import LARGEST, SETTINGS, Settings, convert
+from ..trust import untrusted_input
+from ..trust.errors import DataError, InputError
+from ..trust.untrusted_input import show
+from ..trust.validation import fit
+from .conversion import LARGEST, SETTINGS, TokenizerSettings, convert
 from .families import FAMILIES
-from .hub import folder_of
+from .hub_addresses import folder_of
 from .types import Data
 
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
@@ -68,10 +68,10 @@ class Vocabulary:
     def vocabulary(self) -> dict[str, int]:
         """Token to id. DataError when the definition is broken."""
         try:
-            return _vocabulary(door.parse_json(self.definition, self.where, DEEPEST))
+            return _vocabulary(untrusted_input.parse_json(self.definition, self.where, DEEPEST))
         except InputError as error:
             what, why = "is no tokenizer.json", ": ".join(filter(None, (error.key, error.what)))
-            where = error.where or f"{self.where}:{door.line_of(self.definition, error.key)}"
+            where = error.where or f"{self.where}:{untrusted_input.line_of(self.definition, error.key)}"
             raise DataError(what, where=where, why=why, next="set data.tokenizer to another one") from error
 
     @cached_property
@@ -101,9 +101,9 @@ class Vocabulary:
             file = path / FILE if path.is_dir() else path
             if not (file.suffix == ".json" and file.is_file()) and (definition := convert(path)) is not None:
                 return cls(definition, str(path), _end_token(path))
-            return cls(door.read_text(file, LARGEST), str(file), _end_token(path))
+            return cls(untrusted_input.read_text(file, LARGEST), str(file), _end_token(path))
         except (OSError, ValueError) as error:
-            where = (error.where if isinstance(error, InputError) else "") or door.shortened(str(path), 255)
+            where = (error.where if isinstance(error, InputError) else "") or untrusted_input.shortened(str(path), 255)
             said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
             why = (error.strerror if isinstance(error, OSError) else None) or said
             if isinstance(error, FileNotFoundError) and path.is_dir():
@@ -117,7 +117,7 @@ def _end_token(path: Path) -> str | None:
     file = (path if path.is_dir() else path.parent) / SETTINGS
     if not file.exists():
         return None
-    token = fit(Settings, door.read_json(file), str(file)).get("eos_token")
+    token = fit(TokenizerSettings, untrusted_input.read_json(file), str(file)).get("eos_token")
     return token["content"] if isinstance(token, dict) else token
 
 
@@ -184,9 +184,9 @@ def _require_short(value: Any, key: str) -> None:
 
 
 def _require_ids(tokens: dict[str, Any], key: str) -> None:
-    for token, id in tokens.items():
-        if type(id) is not int or not 0 <= id < MOST_TOKENS:
-            raise InputError(f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id)}", key=key)
+    for token, id_ in tokens.items():
+        if type(id_) is not int or not 0 <= id_ < MOST_TOKENS:
+            raise InputError(f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id_)}", key=key)
 
 
 def _scored(vocab: list[Any]) -> dict[str, int]:
@@ -194,4 +194,4 @@ def _scored(vocab: list[Any]) -> dict[str, int]:
     for index, pair in enumerate(vocab):
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) in (int, float)):
             raise InputError(f"must be a token and its score, not {show(pair)}", key=f"model.vocab[{index}]")
-    return {token: id for id, (token, _) in enumerate(vocab)}
+    return {token: id_ for id_, (token, _) in enumerate(vocab)}

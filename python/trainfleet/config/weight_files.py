@@ -10,24 +10,17 @@ from typing import Annotated, Any, TypedDict
 
 from safetensors import SafetensorError, safe_open
 
-from .. import door
-from ..errors import RunError, TrainfleetError
-from ..shapes import Pattern, fit
-from .huggingface import CONFIG
+from ..trust import untrusted_input
+from ..trust.errors import RunError, TrainfleetError
+from ..trust.validation import Pattern, fit
+from .families import FAMILIES
+from .huggingface_config import CONFIG
 from .sizes import count_parameters
 from .types import Model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_INDEX = 64 * door.MEBIBYTE
+LARGEST_INDEX = 64 * untrusted_input.MEBIBYTE
 FLOATS = ("F64", "F32", "F16", "BF16")  # how safetensors calls the number formats that weights have
-LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma")  # their modules have those names here too
-# What folders may have beside the weights: buffers that older versions saved, tied copies, and a head that is not trained here.
-IGNORED = {
-    **dict.fromkeys(LIKE_LLAMA, r"rotary_emb\.inv_freq$"),
-    "gpt2": r"\.attn\.(masked_)?bias$",
-    "bert": r"position_ids$|^cls\.predictions\.decoder\.bias$",
-    "roberta": r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
-}
 # The output layer's bias has two names in an encoder. transformers 4 makes them one tensor; 5 does so where the weights are
 # tied, and else reads the second alone.
 BIASES = {"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.decoder.bias"}
@@ -36,7 +29,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
 SEEN = 64  # files that are looked into before a launch: the largest models have some hundreds
 
 
-class Index(TypedDict):
+class WeightIndex(TypedDict):
     """What is read of an index: which file has which weight; each lies in the folder itself."""
 
     weight_map: dict[str, Annotated[str, Pattern(r"[A-Za-z0-9_.-]{1,255}")]]
@@ -47,7 +40,12 @@ def file_names(folder: Path) -> list[str]:
     if (folder / WEIGHTS).exists():
         return [WEIGHTS]
     try:
-        index = fit(Index, door.read_json(folder / INDEX, LARGEST_INDEX), str(folder / INDEX), "download the folder again")
+        index = fit(
+            WeightIndex,
+            untrusted_input.read_json(folder / INDEX, LARGEST_INDEX),
+            str(folder / INDEX),
+            "download the folder again",
+        )
     except FileNotFoundError as error:
         remedy = "save it with transformers' save_pretrained, which writes safetensors"
         raise RunError(f"has neither {WEIGHTS} nor {INDEX}", where=str(folder), next=remedy) from error
@@ -57,7 +55,7 @@ def file_names(folder: Path) -> list[str]:
 def open_file(path: Path, framework: str) -> Any:
     """A file of weights, whose header has been compared with its size; nothing in it is read."""
     try:
-        door.open_regular(path).close()
+        untrusted_input.open_regular(path).close()
         return safe_open(path, framework=framework)
     except (OSError, SafetensorError) as error:
         missing = "is missing" if not path.exists() else "can't be read as safetensors"
@@ -76,7 +74,7 @@ def require(folder: Path, model: Model) -> None:
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
     sizes |= {name: sizes[other] for name, other in BIASES.items() if other in sizes}
-    left_out = IGNORED[model.family] + (f"|{_TIED}" if model.tie_embeddings else "")
+    left_out = FAMILIES[model.family].folder.ignored + (f"|{_TIED}" if model.tie_embeddings else "")
     numbers = sum(math.prod(size) for name, size in sizes.items() if not re.search(left_out, name))
     if numbers != (wanted := count_parameters(model)):
         raise _other_model(folder, f"{numbers:,} numbers", f"{wanted:,}")
@@ -101,7 +99,7 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 def _other(path: Path) -> str:
     """What a file is that is no safetensors, where its first words tell; "" where they don't."""
-    with contextlib.suppress(OSError, TrainfleetError), door.open_regular(path) as stream:
-        if found := door.mistaken(stream.read(256).decode(errors="replace"), str(path)):
+    with contextlib.suppress(OSError, TrainfleetError), untrusted_input.open_regular(path) as stream:
+        if found := untrusted_input.mistaken(stream.read(256).decode(errors="replace"), str(path)):
             return found.what
     return ""

@@ -7,7 +7,7 @@ progress    what the nodes have done so far                                (ligh
 tokenizer   one definition, whatever it was made from (conversion, bpe)
 encoders    the libraries that turn texts into ids, checked against one reference (words: WordPiece)
 shards      token files: Megatron .bin/.idx and their checksums (store: on disk or in S3)
-order       which tokens sample g is: a bijection, no index in memory
+shuffling   which tokens sample g is: a bijection, no index in memory
 masking     samples with tokens hidden, for BERT and RoBERTa
 job         one node's part of `make tokenize`                             (python -m trainfleet.data; units, lock)
 """

@@ -1,6 +1,6 @@
 """`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with WORKERS processes.
 
-All of it, its processes too, happens behind a wall (sandbox.py) that is put up before the first byte of a source is read.
+All of it, its processes too, happens behind a wall (host/sandbox.py) that is put up before the first byte of a source is read.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from pathlib import Path
 # Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-from .. import events, fence, runs
 from ..config import Config, load_resolved
-from ..errors import DataError, TrainfleetError, tell
-from ..output import install
-from ..runs import Run
-from ..seat import require_numbers
-from .enclosure import enclose
+from ..health import fence
+from ..node.placement import require_numbers
+from ..run import events, run_folder
+from ..run.run_folder import Run
+from ..trust.errors import DataError, TrainfleetError, tell
+from ..trust.safe_output import install
+from .data_sandbox import enclose
 from .manifest import store_of
-from .share import Share, exit_on, tokenize
+from .tokenize_worker import Share, exit_on, tokenize
 
 
 def main(arguments: list[str], walled: bool = False) -> int:
@@ -54,9 +55,9 @@ def main(arguments: list[str], walled: bool = False) -> int:
 
 def _enclose(config: Config, path: Path) -> None:
     """Puts up the wall: what is written are the dataset and the run's events."""
-    dataset, run = store_of(config.data, runs.DATA).folder, Run(path.parent)
+    dataset, run = store_of(config.data, run_folder.DATA).folder, Run(path.parent)
     for folder in (dataset, run.events):
-        runs.make_folder(folder)
+        run_folder.make_folder(folder)
     for lack in enclose(config.data, [path], [dataset, run.events]):
         print(f"warning: {lack}", flush=True)
 

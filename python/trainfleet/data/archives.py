@@ -11,19 +11,19 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
-from ..door import KIBIBYTE, MEBIBYTE, printable, shortened
-from ..errors import DataError
+from ..trust.errors import DataError
+from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE, printable, shortened
 from .bad_records import ELSE, bad_line, too_long
 from .formats import LONGEST, Document, Item, attempted, cell, damage, decoded, document_of, unpacked
 from .source_files import open_file
-from .sources import TAR_TEXT, Piece
+from .sources import JSON, TEXT, SourcePiece
 
 PACKED: dict[bytes, Callable[[Any], Any]] = {  # how a compressed tar begins -> what unpacks it
     b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw), b"BZh": bz2.BZ2File, b"\xfd7zXZ": lzma.LZMAFile,
 }  # fmt: skip
 
 
-def read_packed_text(piece: Piece) -> Iterator[Item]:
+def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The whole of a compressed text as one document."""
     parts, length = list[bytes](), 0
     with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile):
@@ -35,7 +35,7 @@ def read_packed_text(piece: Piece) -> Iterator[Item]:
     yield attempted(decoded, b"".join(parts), piece, 0, piece.bytes)
 
 
-def read_tar(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """Each text file in a tar, and `text_field` of each .json in it, in their order; other members are left out.
 
     It is read from front to back and nothing of it is written anywhere, so names and links in it lead nowhere.
@@ -43,13 +43,13 @@ def read_tar(piece: Piece, text_field: str) -> Iterator[Item]:
     errors = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ArithmeticError, ValueError, RecursionError)
     with open_file(piece.file) as raw, damage(piece, "tar", *errors):
         for name, stream in _members(Headers(_unpacked(raw))):
-            if not name.endswith((*TAR_TEXT, ".json")):
+            if not name.endswith(TEXT + JSON):
                 continue
             where = f"{piece.path}: {shortened(printable(name), 255)}"
             content = stream.read(LONGEST + 1)
             if len(content) > LONGEST:
                 yield too_long(where)
-            elif name.endswith(".json"):
+            elif name.endswith(JSON):
                 yield attempted(_json, content, where, text_field)
             else:
                 yield attempted(_text, content, where)

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..door import converting, mistaken, printable, shortened, show
-from ..errors import DataError
-from .sources import JSON, LARGEST_TEXT, LINES, PACKED_LINES
+from ..trust.errors import DataError
+from ..trust.untrusted_input import converting, mistaken, printable, shortened, show
+from .sources import LARGEST_TEXT, format_of
 
 STOP, SKIP = "stop", "skip"  # data.bad_records, which may also be the largest share that is skipped
 SHARE = 1e-4  # of the records that `skip` skips at most
@@ -55,8 +55,8 @@ class Skipped:
         """DataError where most records of a unit are bad."""
         if self.count >= HOPELESS and self.count > documents:
             what = f"{self.count:,} records of one unit can't be read, and {documents:,} can"
-            why, next = f"the first: {self.listed[0]}", "correct data.sources or data.text_field"
-            raise DataError(what, where="data.sources", why=why, next=next)
+            why, then = f"the first: {self.listed[0]}", "correct data.sources or data.text_field"
+            raise DataError(what, where="data.sources", why=why, next=then)
 
 
 def share_of(bad_records: str | float) -> float:
@@ -110,7 +110,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    if not file.strip("'").endswith((*LINES, *JSON, *PACKED_LINES)):
+    if (row := format_of(file.strip("'"))) is None or not row.by_jq:
         return f"{NO_SFT}: write what each record says into one field of text"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"

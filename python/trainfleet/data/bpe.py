@@ -8,8 +8,8 @@ from itertools import chain
 
 from ..config.types import Data
 from ..config.vocabulary import END_OF_DOCUMENT, MASK, PADDING
-from ..door import MEBIBYTE
-from ..errors import DataError
+from ..trust.errors import DataError
+from ..trust.untrusted_input import MEBIBYTE
 from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan

@@ -1,7 +1,7 @@
 """A finished dataset: found by its config, opened once, and read as batches of samples.
 
 The tokens of a split are those of its shards one after another. Sample k of length T is tokens [k·T, k·T + T], so that inputs and
-targets come from one row and neighbours share one token. Which sample is the g-th of the training says order.py.
+targets come from one row and neighbours share one token. Which sample is the g-th of the training says shuffling.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import runs
 from ..config.types import Data
-from ..door import MEBIBYTE
-from ..errors import DataError
-from .dataset_store import Bucket, Store, open_store
+from ..run import run_folder
+from ..trust.errors import DataError
+from ..trust.untrusted_input import MEBIBYTE
+from .dataset_store import BucketDataset, DatasetStore, open_store
 from .manifest import ITEM_BYTES, SPLITS, TRAIN, VALIDATION, Manifest, find, read_manifest
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from .cache import BlockCache
-    from .order import Order
+    from .shuffling import Order
     from .tokens import Tokens
 
 __all__ = ["Dataset", "Manifest", "find"]
@@ -37,7 +37,7 @@ AHEAD = 4  # batches that are fetched before they are asked for
 class Dataset:
     """Samples of a dataset's splits. Opening it checks that it is whole; token files are mapped when they are first read."""
 
-    def __init__(self, store: Store, manifest: Manifest, weights: tuple[float, ...] | None, window: int | None) -> None:
+    def __init__(self, store: DatasetStore, manifest: Manifest, weights: tuple[float, ...] | None, window: int | None) -> None:
         self.store, self.manifest, self.weights, self.window = store, manifest, weights, window
         self.orders = lru_cache(8)(self._order)
         self.last: dict[str, int] = {}
@@ -48,16 +48,16 @@ class Dataset:
 
         DataError when it is not finished, lacks a file, or fails the check of its tokenizer or of a sample of its checksums.
         """
-        from .verify import check_opening
+        from .dataset_check import check_opening
 
-        mounted = os.environ.get(runs.MOUNTED)
+        mounted = os.environ.get(run_folder.MOUNTED)
         store = open_store(Path(mounted) if mounted else folder, data.store if data and not mounted else None)
         manifest = read_manifest(store)
         if manifest is None:
             raise DataError("holds no finished dataset", where=store.describe(""), next="make tokenize")
         check_opening(store, manifest)
         window = data.shuffle_window if data else None
-        if window is None and (isinstance(store, Bucket) or mounted):  # the same batches, however they are read
+        if window is None and (isinstance(store, BucketDataset) or mounted):  # the same batches, however they are read
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
@@ -121,7 +121,7 @@ class Dataset:
             raise DataError("does not fit the model", where=self.store.describe(""), why=why, next="raise model.vocabulary_size")
 
     def _order(self, split: str, sequence_length: int, seed: int) -> Order:
-        from .order import Order
+        from .shuffling import Order
 
         tokens = self._splits[split]
         counts = tuple(max(0, (len(source) - 1) // sequence_length) for source in tokens)
@@ -156,7 +156,7 @@ class Dataset:
         from .cache import BlockCache
 
         limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE  # the window that is read and the one that comes
-        return BlockCache(self.store.folder / "cache", limit) if isinstance(self.store, Bucket) else None
+        return BlockCache(self.store.folder / "cache", limit) if isinstance(self.store, BucketDataset) else None
 
     def _expect(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
         """Prefetches the next batches, assuming that the stride between calls stays the same."""

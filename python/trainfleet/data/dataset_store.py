@@ -13,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from .. import door, runs, s3
-from ..claims import look_again
+from ..run import run_folder
+from ..run.claims import look_again
+from ..storage import s3
+from ..trust import untrusted_input
 
 PART = 2**23
 LARGEST = 2**30  # bytes of a file that is read whole: a manifest of a million shards has half as many
@@ -22,7 +24,7 @@ LEVELS = 2  # folders above a dataset's own that its making may have made: data,
 THREADS = 16  # small objects are read this many at a time
 
 
-class Store(Protocol):
+class DatasetStore(Protocol):
     """`folder` is this machine's: the dataset itself, or what it holds of one in S3. RunError or DataError when it fails."""
 
     folder: Path
@@ -69,18 +71,18 @@ class Store(Protocol):
         ...
 
 
-def open_store(folder: Path, address: str | None) -> Store:
+def open_store(folder: Path, address: str | None) -> DatasetStore:
     """The store at an address such as s3://bucket/prefix, or the folder itself."""
-    return Bucket(folder, f"{address.rstrip('/')}/{folder.name}") if address else Folder(folder)
+    return BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}") if address else FolderDataset(folder)
 
 
-class Folder:
+class FolderDataset:
     """A folder on a file system."""
 
     note_every = 0.2  # seconds
 
     def __init__(self, folder: Path) -> None:
-        door.seal(folder)
+        untrusted_input.seal(folder)
         self.folder = folder
 
     def read(self, name: str) -> bytes | None:
@@ -97,35 +99,35 @@ class Folder:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            return door.read_bytes(self.folder / name, LARGEST)
+            return untrusted_input.read_bytes(self.folder / name, LARGEST)
         except FileNotFoundError:
             return None
 
     def stream(self, name: str) -> Iterator[bytes]:
-        with open(self.folder / name, "rb", opener=door.opener) as file:
+        with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
             while part := file.read(PART):
                 yield part
 
     def write(self, name: str, content: bytes) -> None:
-        runs.write_atomic(self.folder / name, content.decode())
+        run_folder.write_atomic(self.folder / name, content.decode())
 
     def publish(self, name: str, file: Path) -> None:
         try:
             file.replace(self.folder / name)
-            runs.sync_folder((self.folder / name).parent)
+            run_folder.sync_folder((self.folder / name).parent)
         except OSError as error:
-            raise runs.unwritable(self.folder / name, error) from error
+            raise run_folder.unwritable(self.folder / name, error) from error
 
     def note(self, name: str, content: bytes) -> None:
         path = self.folder / name
         partial = path.with_suffix(".partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(partial, "wb", opener=door.opener) as file:
+            with open(partial, "wb", opener=untrusted_input.opener) as file:
                 file.write(content)
             partial.replace(path)
         except OSError as error:
-            raise runs.unwritable(path, error) from error
+            raise run_folder.unwritable(path, error) from error
         finally:
             with suppress(OSError):  # also of a process that is asked to stop just here
                 partial.unlink(missing_ok=True)
@@ -153,7 +155,7 @@ class Folder:
         return f"rm -r {self.folder} && make tokenize"
 
 
-class Bucket:
+class BucketDataset:
     """A prefix in S3, with a local folder for what is on its way."""
 
     note_every = 5.0  # a request each

@@ -1,8 +1,8 @@
 """Tokenizer libraries behind one interface, fastest first; Hugging Face `tokenizers` is the reference.
 
 A faster library is used only where it gives the reference's ids: it has to pass an adversarial check when it is opened, and a
-sample of every batch after that (units.py). All encode a document as plain text: `<|endoftext|>` written inside one is not the
-end of it.
+sample of every batch after that (work_units.py). All encode a document as plain text: `<|endoftext|>` written inside one is not
+the end of it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from importlib.metadata import version
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from ..door import printable, shortened
-from ..errors import DataError
-from .words import Words
-
-Ids = npt.NDArray[np.uint32]
-Offsets = npt.NDArray[np.int64]
+from ..trust.errors import DataError
+from ..trust.untrusted_input import printable, shortened
+from .wordpiece_cache import Ids as Ids
+from .wordpiece_cache import Offsets as Offsets
+from .wordpiece_cache import Words
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """`encode` gives the ids of all texts in one array, and the bounds of each: text i has ids[offsets[i]:offsets[i+1]].
 
     `package` is what is installed for it.
@@ -54,7 +52,7 @@ class HuggingFace:
         lists = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         offsets = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
-        return np.fromiter((id for ids in lists for id in ids), np.uint32, int(offsets[-1])), offsets
+        return np.fromiter((id_ for ids in lists for id_ in ids), np.uint32, int(offsets[-1])), offsets
 
 
 class Fastokens:
@@ -93,7 +91,7 @@ class Gigatoken:
         return awkward.flatten(arrays).to_numpy().astype(np.uint32, copy=False), offsets
 
 
-ENCODERS: dict[str, Callable[[str], Encoder]] = {
+ENCODERS: dict[str, Callable[[str], TextEncoder]] = {
     "fastokens": Fastokens,
     "gigatoken": Gigatoken,
     Words.name: lambda definition: Words(definition, HuggingFace(definition)),
@@ -116,7 +114,9 @@ HARD_TEXTS = [
 ]
 
 
-def open_encoder(definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)) -> tuple[Encoder, list[str]]:
+def open_encoder(
+    definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)
+) -> tuple[TextEncoder, list[str]]:
     """The first of the named libraries that loads this tokenizer.json and encodes the hard texts as the reference does.
 
     Also, for each one passed over, a line that says why.
@@ -180,10 +180,10 @@ def blaming(where: str) -> Iterator[None]:
 def hard_texts(reference: HuggingFace) -> list[str]:
     """HARD_TEXTS, and the first added tokens of this tokenizer, each inside a text."""
     added = reference.tokenizer.get_added_tokens_decoder()
-    return HARD_TEXTS + [f"a {added[id].content} b{added[id].content}" for id in sorted(added)[:32]]
+    return HARD_TEXTS + [f"a {added[id_].content} b{added[id_].content}" for id_ in sorted(added)[:32]]
 
 
-def first_difference(encoder: Encoder, reference: Encoder, texts: list[str]) -> str | None:
+def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[str]) -> str | None:
     """The start of the first text that the two encode differently; None when they agree on all."""
     try:
         ids, offsets = encoder.encode(texts)

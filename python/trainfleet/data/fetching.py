@@ -1,8 +1,8 @@
 """Brings objects of S3 to a reader that has no network: a process beside it fetches bytes, and looks into none of them.
 
-The reader (enclosure.py) asks it over a pair of sockets for a listing, for the size of an object, or for a range of its bytes, of
-what is below the sources of the config and nothing else: a reader that a crafted file takes over can send nothing away. Where no
-such process was started, the same functions ask S3 themselves. Messages are JSON and bytes, and neither side unpickles any.
+The reader (data_sandbox.py) asks it over a pair of sockets for a listing, for the size of an object, or for a range of its bytes,
+of what is below the sources of the config and nothing else: a reader that a crafted file takes over can send nothing away. Where
+no such process was started, the same functions ask S3 themselves. Messages are JSON and bytes, and neither side unpickles any.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from .. import s3, sandbox, streams
-from ..door import MEBIBYTE
-from ..errors import S3Error, TrainfleetError
-from ..processes import die_with_parent
+from ..host import sandbox
+from ..host.processes import die_with_parent
+from ..storage import s3, s3_streams
+from ..trust.errors import S3Error, TrainfleetError
+from ..trust.untrusted_input import MEBIBYTE
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -109,8 +110,8 @@ def stat(address: str) -> s3.Object | None:
 def open_object(found: s3.Object, start: int) -> BinaryIO:
     """As streams.open_object."""
     if _fetcher is None:
-        return streams.open_object(found, start)
-    return streams.open_object(found, start, cast(streams.Read, partial(_fetcher.ask, RANGE, content=True)))
+        return s3_streams.open_object(found, start)
+    return s3_streams.open_object(found, start, cast(s3_streams.Read, partial(_fetcher.ask, RANGE, content=True)))
 
 
 def _serve(connection: Connection, sources: tuple[str, ...]) -> None:
@@ -151,5 +152,5 @@ def _answer(sources: tuple[str, ...], verb: str, address: str, *words: Any) -> t
         case "stat", []:
             return (found := s3.stat(address)) and list(asdict(found).values()), None
         case "range", [int(first), int(end), str(version)]:
-            return "", s3.read_range(address, first, min(end, first + streams.RANGE), version)
+            return "", s3.read_range(address, first, min(end, first + s3_streams.RANGE), version)
     raise ValueError(verb)

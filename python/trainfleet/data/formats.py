@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from ..door import converting, show
-from ..errors import DataError
-from ..file_kinds import kind_of
-from ..origin import installing_package
-from . import hub, sources
+from ..host.install_paths import installing_package
+from ..trust.errors import DataError
+from ..trust.file_signatures import kind_of
+from ..trust.untrusted_input import converting, show
+from . import hub_datasets, sources
 from .bad_records import (
     ELSE,
     BadText,
@@ -36,7 +36,7 @@ from .bad_records import (
     too_long,
 )
 from .source_files import open_file
-from .sources import Piece
+from .sources import SourcePiece
 
 SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
@@ -58,14 +58,14 @@ class Document:
 Item = Document | DataError  # a record's document, or what is wrong with the record
 
 
-def read_text(piece: Piece) -> Iterator[Item]:
+def read_text(piece: SourcePiece) -> Iterator[Item]:
     """The whole file as one text."""
     with open_file(piece.file) as stream:
         content = stream.read()
     yield attempted(decoded, content, piece, 0, len(content))
 
 
-def read_long_text(piece: Piece) -> Iterator[Item]:
+def read_long_text(piece: SourcePiece) -> Iterator[Item]:
     """The documents of a long text that begin in the piece."""
     grid = sources.GRID
     with open_file(piece.file) as stream:
@@ -75,9 +75,17 @@ def read_long_text(piece: Piece) -> Iterator[Item]:
             yield attempted(decoded, stream.read(end - begin), piece, begin, min(grid, piece.end - start))
 
 
-def read_json_lines(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_json_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line is parsed in memory."""
-    lines = _lines(piece) if piece.path.endswith(sources.LINES) else _packed_lines(piece)
+    return _read_lines(piece, text_field, _lines(piece))
+
+
+def read_packed_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
+    """`text_field` of each line of a compressed file."""
+    return _read_lines(piece, text_field, _packed_lines(piece))
+
+
+def _read_lines(piece: SourcePiece, text_field: str, lines: Iterator[tuple[bytes, int]]) -> Iterator[Item]:
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
             raise too_long(f"{piece.path}:{_first_line(piece) + number}")
@@ -94,7 +102,7 @@ def read_json_lines(piece: Piece, text_field: str) -> Iterator[Item]:
             yield document
 
 
-def read_parquet(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
     arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
     with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError):
@@ -113,11 +121,11 @@ def read_parquet(piece: Piece, text_field: str) -> Iterator[Item]:
                     at += 1
 
 
-def read_rows(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """`text_field` of the rows of one shard of a Hugging Face dataset, in order."""
     source, _, part = piece.path.rpartition("#")
     index, count = map(int, part.split("/"))
-    for row, record in enumerate(hub.open_dataset(source).shard(count, index)):
+    for row, record in enumerate(hub_datasets.open_dataset(source).shard(count, index)):
         yield attempted(document_of, record, f"{piece.path}: row {row}", text_field)
 
 
@@ -199,7 +207,7 @@ def _boundary(stream: BinaryIO, at: int) -> int:
     return at + next(i for i in range(4) if content[i] & 0xC0 != 0x80)  # a character of UTF-8 has at most four bytes
 
 
-def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
+def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
     """The lines whose first byte is in the piece, each with its length."""
     with open_file(piece.file, max(piece.start - 1, 0)) as stream:
         if piece.start:
@@ -214,7 +222,7 @@ def _lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
             yield line, len(line)
 
 
-def _packed_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
+def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
     """All lines of a compressed file, each with the compressed bytes that were read for it (mostly none)."""
     with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as line_number:
         at = 0
@@ -224,7 +232,7 @@ def _packed_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
             yield line, at - before
 
 
-def unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
+def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
     """The lines of a gzip or zstd file, of one that is too long the beginning. EOFError when it is cut off."""
     if not piece.path.endswith(".gz"):
         return _joined(_unpacked_zstd(raw, piece))
@@ -232,7 +240,7 @@ def unpacked(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
     return iter(lambda: stream.readline(LONGEST + 1), b"")
 
 
-def _unpacked_zstd(raw: BinaryIO, piece: Piece) -> Iterator[bytes]:
+def _unpacked_zstd(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
     """Blocks of all frames; the library's own streams take one that is cut off for whole, so its end is checked here."""
     zstandard = library("zstandard", "zstandard", piece)
     frame = None
@@ -266,7 +274,7 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 @contextmanager
-def damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
+def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
     """Turns a library's complaint about damaged content into one that names the file, and the line if there are any."""
     line = [0]
     try:
@@ -276,7 +284,7 @@ def damage(piece: Piece, kind: str, *errors: type[Exception]) -> Iterator[list[i
         raise DataError(f"is a damaged {kind} file", where=where, why=str(error), next="get the file again") from error
 
 
-def library(module: str, package: str, piece: Piece) -> Any:
+def library(module: str, package: str, piece: SourcePiece) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -291,12 +299,12 @@ def _first_byte(row_group: Any) -> int:
 
 
 @lru_cache(maxsize=8)
-def _first_line(piece: Piece) -> int:
+def _first_line(piece: SourcePiece) -> int:
     """How many lines end before the first one of a piece: read again only when there is an error to report."""
     return _line_at(piece, piece.start - 1) if piece.start else 0
 
 
-def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Document:
+def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
     zeros, kind = content.count(0), kind_of(content)
     if zeros > len(content) / 4 or (zeros and kind):
         why = f"{zeros:,} of its {len(content):,} bytes are 0{'' if kind else ', as in UTF-16'}"
@@ -307,6 +315,6 @@ def decoded(content: bytes, piece: Piece, offset: int, consumed: int) -> Documen
         raise not_utf8(f"{piece.path}:{_line_at(piece, offset + error.start)}", error, offset) from error
 
 
-def _line_at(piece: Piece, offset: int) -> int:
+def _line_at(piece: SourcePiece, offset: int) -> int:
     with open_file(piece.file) as stream:
         return 1 + sum(stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20))

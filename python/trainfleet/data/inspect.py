@@ -7,21 +7,21 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .. import runs
 from ..config import load_resolved
 from ..config.types import Config
-from ..errors import telling
-from ..output import install
+from ..run import run_folder
+from ..trust.errors import telling
+from ..trust.safe_output import install
+from .data_sandbox import enclose_dataset
 from .dataset import Dataset
+from .dataset_check import verify
 from .description import table
-from .enclosure import enclose_dataset
 from .tokenizer import load
-from .verify import verify
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
     """Lines that show the dataset, where global sample `sample` is in it, and its text; with `full`, each file's check."""
-    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     if full:
         yield from verify(dataset.store, dataset.manifest)
     yield from (f"{name:>16}  {value}" for name, value in table(dataset.manifest))
@@ -38,8 +38,8 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
 def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str:
     """The text with a line where a document ends."""
     parts: list[list[int]] = [[]]
-    for id in ids:
-        parts.append([]) if id == end else parts[-1].append(id)
+    for id_ in ids:
+        parts.append([]) if id_ == end else parts[-1].append(id_)
     return "\n──────── end of document ────────\n".join(decode(part) for part in parts)
 
 

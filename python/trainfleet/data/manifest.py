@@ -24,13 +24,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from .. import door, runs
 from ..config.types import Data
 from ..config.vocabulary import TRAINED, folder_named
-from ..errors import DataError, InputError
-from ..shapes import Count, Pattern, Range, fit
+from ..run import run_folder
+from ..trust import untrusted_input
+from ..trust.errors import DataError, InputError
+from ..trust.validation import Count, Pattern, Range, fit
 from . import bad_records
-from .dataset_store import Store, open_store
+from .dataset_store import DatasetStore, open_store
 from .sources import UnitPlan
 from .tokenizer import Tokenizer, load
 
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Settings:
+class DatasetSettings:
     """What decides a dataset's content, as the config has it; weights don't: they only decide in which order it is read."""
 
     sources: tuple[str, ...]
@@ -63,7 +64,7 @@ class Settings:
 class Preparation:
     """plan.json: what all units of a dataset are made with. A unit's record names the hash of it."""
 
-    settings: Settings
+    settings: DatasetSettings
     listing: Digest
     units: Count
     files: Count
@@ -124,7 +125,7 @@ class Manifest:
     """A finished dataset. `identity` is the hash of what training sees: order, ids and tokenizer, not how they were made."""
 
     identity: Digest
-    settings: Settings
+    settings: DatasetSettings
     listing: Digest
     tokenizer_sha256: Digest
     vocabulary_size: Count
@@ -155,12 +156,12 @@ class Manifest:
         return tuple(shard for shard in self.shards if shard.path.startswith(f"{name}/"))
 
 
-def settings_of(data: Data) -> Settings:
+def settings_of(data: Data) -> DatasetSettings:
     """The settings that a dataset made from this config has. DataError when the tokenizer can't be read."""
     trained = data.tokenizer == TRAINED
     tokenizer = f"{TRAINED} {data.vocabulary_size}" if trained else f"sha256 {load(folder_named(data)).sha256}"
     sources = tuple(f"{source.path} ({source.text_field})" if source.text_field else source.path for source in data.mixture)
-    return Settings(sources, data.text_field, tokenizer, data.validation_fraction)
+    return DatasetSettings(sources, data.text_field, tokenizer, data.validation_fraction)
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
@@ -183,12 +184,12 @@ def dtype_for(vocabulary_size: int) -> Dtype:
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
 
-def store_of(data: Data, root: Path = runs.DATA) -> Store:
+def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
     """Where this config's dataset is, or will be."""
     return open_store(root / data.name, data.store)
 
 
-def find(data: Data, root: Path = runs.DATA) -> Manifest | None:
+def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
     """The manifest of the finished dataset that this config asks for; None when it is not there or not finished.
 
     DataError when a finished one stands under its name that was made otherwise: says what differs.
@@ -211,7 +212,7 @@ def skippable(data: Data) -> float:
     return bad_records.share_of(data.bad_records)
 
 
-def require_few(manifest: Manifest, data: Data, store: Store) -> None:
+def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
     """DataError where more bad records were skipped than data.bad_records allows.
 
     That is none of the settings: the good records' tokens are the same whatever it says.
@@ -227,13 +228,13 @@ def require_few(manifest: Manifest, data: Data, store: Store) -> None:
         )  # fmt: skip
 
 
-def differences(made: Settings, wanted: Settings) -> list[str]:
+def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
     """`data.<key> was <made>, is <wanted>` for each key that is not the same."""
-    pairs = ((field.name, getattr(made, field.name), getattr(wanted, field.name)) for field in fields(Settings))
+    pairs = ((field.name, getattr(made, field.name), getattr(wanted, field.name)) for field in fields(DatasetSettings))
     return [f"data.{name} was {_shown(old)}, is {_shown(new)}" for name, old, new in pairs if old != new]
 
 
-def read_manifest(store: Store) -> Manifest | None:
+def read_manifest(store: DatasetStore) -> Manifest | None:
     """A finished dataset's manifest, None before it is finished. DataError when it is not of this format."""
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
@@ -264,12 +265,12 @@ def _contradiction(manifest: Manifest) -> str | None:
     return None
 
 
-def read_preparation(store: Store) -> Preparation | None:
+def read_preparation(store: DatasetStore) -> Preparation | None:
     """What a dataset was begun with, None before that. DataError when it is not of this format."""
     return _parse(Preparation, store.read(PLAN), store, PLAN)
 
 
-def read_records(store: Store, indices: Sequence[int], preparation: Preparation) -> dict[int, UnitRecord]:
+def read_records(store: DatasetStore, indices: Sequence[int], preparation: Preparation) -> dict[int, UnitRecord]:
     """The records of those units that are done, were made with this preparation and have their files."""
     sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
     names = [name for index in indices if (name := unit_name(index)) in sizes]
@@ -286,7 +287,7 @@ def read_records(store: Store, indices: Sequence[int], preparation: Preparation)
     }
 
 
-def write(store: Store, name: str, content: Preparation | UnitRecord | Manifest) -> None:
+def write(store: DatasetStore, name: str, content: Preparation | UnitRecord | Manifest) -> None:
     store.write(name, (json.dumps(asdict(content), indent=1) + "\n").encode())
 
 
@@ -344,15 +345,15 @@ def _shown(value: Any) -> str:
     return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
-def _parse(kind: type[T], content: bytes | None, store: Store, name: str) -> T | None:
+def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
     """A dataclass from its JSON; None when there is none. DataError when it is not of this format."""
     if content is None:
         return None
     where = store.describe(name)
     try:
-        found = door.parse_json(door.decode(content, where), where)
+        found = untrusted_input.parse_json(untrusted_input.decode(content, where), where)
         if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
-            raise InputError(f"its format is {door.show(found['format'])}, not {FORMAT}", key="format")
+            raise InputError(f"its format is {untrusted_input.show(found['format'])}, not {FORMAT}", key="format")
         return fit(kind, found)
     except InputError as error:
         what, why = "is not what this version of trainfleet writes", ": ".join(filter(None, (error.key, error.what)))

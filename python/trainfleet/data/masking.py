@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config.vocabulary import SPECIALS
-from ..errors import DataError
+from ..trust.errors import DataError
 from .dataset import Dataset
-from .order import fold, mix
+from .shuffling import fold, mix
 from .tokenizer import Tokenizer, load
 
 Rows = npt.NDArray[np.int64]
@@ -125,8 +125,8 @@ def specials_of(tokenizer: Tokenizer) -> Specials:
             remedy = "set data.tokenizer to one that has it, or to bpe"
             raise DataError(f"has no {role} token, which a masked model needs", where=tokenizer.where, why=why, next=remedy)
         ids[role] = known[0]
-    words = [id for token, id in tokenizer.vocabulary.items() if id not in ids.values() and not _is_special(token)]
-    ends = [id for token, id in tokenizer.vocabulary.items() if token.replace("Ċ", "\n").strip(" Ġ\u2581") in SENTENCE_ENDS]
+    words = [id_ for token, id_ in tokenizer.vocabulary.items() if id_ not in ids.values() and not _is_special(token)]
+    ends = [id_ for token, id_ in tokenizer.vocabulary.items() if token.replace("Ċ", "\n").strip(" Ġ\u2581") in SENTENCE_ENDS]
     return Specials(**ids, words=np.sort(np.array(words, np.int64)), sentence_ends=np.array(ends, np.int64))
 
 

@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from .. import door
-from ..errors import InputError
-from ..shapes import fit
-from .dataset_store import Store, open_store
+from ..trust import untrusted_input
+from ..trust.errors import InputError
+from ..trust.validation import fit
+from .dataset_store import DatasetStore, open_store
 from .manifest import read_preparation
 
 
 @dataclass(frozen=True)
-class Progress:
+class TokenizingProgress:
     """Sums over all processes. `bytes` are those of the sources as they lie on disk; total 0: the plan is not made yet."""
 
     bytes_done: int
@@ -44,13 +44,13 @@ class Counts:
 class Meter:
     """Keeps the counts of one process in its progress file."""
 
-    def __init__(self, store: Store, node: int, worker: int) -> None:
+    def __init__(self, store: DatasetStore, node: int, worker: int) -> None:
         self.store, self.name = store, f"progress/{node}-{worker}.json"
         self.counts, self.written = Counts(), 0.0
 
-    def add(self, *, bytes: int = 0, documents: int = 0, tokens: int = 0, units: int = 0) -> None:
+    def add(self, *, bytes_: int = 0, documents: int = 0, tokens: int = 0, units: int = 0) -> None:
         counts = self.counts
-        self.counts = Counts(counts.bytes + bytes, counts.documents + documents, counts.tokens + tokens, counts.units + units)
+        self.counts = Counts(counts.bytes + bytes_, counts.documents + documents, counts.tokens + tokens, counts.units + units)
         if time.monotonic() - self.written > self.store.note_every:
             self.write()
 
@@ -59,28 +59,28 @@ class Meter:
         self.written = time.monotonic()
 
 
-def read_progress(folder: Path, address: str | None = None) -> Progress:
+def read_progress(folder: Path, address: str | None = None) -> TokenizingProgress:
     """The sums of all progress files of a dataset's folder, or of its place in S3; zeros before anything is there."""
     store = open_store(folder, address)
     preparation = read_preparation(store)
     found = [counts for content in store.read_all(store.sizes("progress")) if content and (counts := _counts(content))]
     bytes_, documents, tokens, units = (sum(getattr(counts, field.name) for counts in found) for field in fields(Counts))
     total, of = (preparation.bytes, preparation.units) if preparation else (0, 0)
-    return Progress(bytes_, total, documents, tokens, units, of)
+    return TokenizingProgress(bytes_, total, documents, tokens, units, of)
 
 
 def _counts(content: bytes) -> Counts | None:
     """The counts in a process's file; None for a damaged one, as progress must never stop the work."""
     with suppress(InputError):
-        return fit(Counts, door.parse_line(content, ""))
+        return fit(Counts, untrusted_input.parse_line(content, ""))
     return None
 
 
-def clear(store: Store, node: int, nodes: int) -> None:
+def clear(store: DatasetStore, node: int, nodes: int) -> None:
     """Removes the files of an earlier job: this node's own, and on node 0 those of nodes that no longer exist."""
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")
-        if (number := door.whole(owner)) is None:
+        if (number := untrusted_input.whole(owner)) is None:
             continue  # nothing that a process of ours has left
         if number == node or (node == 0 and number >= nodes):
             store.remove(name)

@@ -16,9 +16,9 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from .. import door
-from ..runs import unwritable
-from .dataset_store import Store
+from ..run.run_folder import unwritable
+from ..trust import untrusted_input
+from .dataset_store import DatasetStore
 from .manifest import BLOCK, LENGTHS, Shard
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -29,7 +29,7 @@ TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
 class ShardWriter:
     """Writes one pair of files under temporary names until `commit`; leaving the block removes what was not committed."""
 
-    def __init__(self, store: Store, path: str, dtype: str, end_of_document: int) -> None:
+    def __init__(self, store: DatasetStore, path: str, dtype: str, end_of_document: int) -> None:
         self.store, self.path, self.dtype, self.end = store, path, np.dtype(dtype).newbyteorder("<"), end_of_document
         self.partial = store.folder / f"{path}.{os.getpid()}.partial"  # of this process alone, should two jobs meet
         self.lengths: list[npt.NDArray[np.int32]] = []
@@ -40,7 +40,7 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         try:
             self.partial.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(self.partial, "wb", buffering=0, opener=door.opener)
+            self.file = open(self.partial, "wb", buffering=0, opener=untrusted_input.opener)
         except OSError as error:
             raise unwritable(self.partial, error) from error
         return self
@@ -75,7 +75,7 @@ class ShardWriter:
         try:
             os.fsync(self.file.fileno())
             self.store.publish(f"{self.path}.bin", self.partial)
-            with open(self.partial, "wb", opener=door.opener) as file:
+            with open(self.partial, "wb", opener=untrusted_input.opener) as file:
                 file.write(index)
                 file.flush()
                 os.fsync(file.fileno())

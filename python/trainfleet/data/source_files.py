@@ -1,4 +1,4 @@
-"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (s3.py).
+"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (storage/s3.py).
 
 A file is identified by its path, its size and a version (modification time, or ETag), so that one which changes while it is read
 is noticed instead of read half old and half new.
@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from .. import s3
-from ..door import shortened
-from ..errors import DataError, TrainfleetError
-from ..spelling import suggest
+from ..storage import s3
+from ..trust.errors import DataError, TrainfleetError
+from ..trust.spelling import suggest
+from ..trust.untrusted_input import shortened
 from . import fetching
 
 STDLIB = "stdlib"
@@ -29,7 +29,7 @@ SKIPPED = ("site-packages", "dist-packages", "__pycache__")
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     """One source file as it was when the work was planned."""
 
     path: str
@@ -45,10 +45,10 @@ def is_remote(path: str) -> bool:
     return path.startswith(s3.SCHEME)
 
 
-def list_files(source: str, suffixes: tuple[str, ...]) -> list[File]:
+def list_files(source: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """The files of one source, sorted; of a folder those with a known suffix. DataError when there is nothing to read."""
     if is_stdlib(source):
-        return [File(f"{STDLIB}:{path}", size, "") for path, size in _walk(_library(), (".py",))]
+        return [SourceFile(f"{STDLIB}:{path}", size, "") for path, size in _walk(_library(), (".py",))]
     try:
         if is_remote(source):
             found = _objects(source, suffixes)
@@ -73,20 +73,20 @@ def left_out(source: str, suffixes: tuple[str, ...]) -> dict[str, int]:
     return dict(Counter(Path(name).suffix or "without a suffix" for name in names).most_common(4))
 
 
-def stat(path: str) -> File:
+def stat(path: str) -> SourceFile:
     """Size and version of one file now. DataError when it is gone or may not be read."""
     if is_remote(path):
         if (found := fetching.stat(path)) is None:
             raise unreadable(path, "there is no such object")
-        return File(found.address, found.size, found.version)
+        return SourceFile(found.address, found.size, found.version)
     try:
         status = _local(path).stat()
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from error
-    return File(path, status.st_size, "" if is_stdlib(path) else str(status.st_mtime_ns))
+    return SourceFile(path, status.st_size, "" if is_stdlib(path) else str(status.st_mtime_ns))
 
 
-def open_file(file: File, start: int = 0) -> BinaryIO:
+def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
     """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the file's beginning."""
     if is_remote(file.path):
         return fetching.open_object(s3.Object(file.path, file.size, file.version), start)
@@ -98,7 +98,7 @@ def open_file(file: File, start: int = 0) -> BinaryIO:
     return stream
 
 
-def check_unchanged(file: File) -> None:
+def check_unchanged(file: SourceFile) -> None:
     """DataError when a file is not the one that was planned."""
     now = stat(file.path)
     if now != file:
@@ -115,9 +115,9 @@ def _local(path: str) -> Path:
     return _library() / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
 
 
-def _objects(source: str, suffixes: tuple[str, ...]) -> list[File]:
+def _objects(source: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """The objects below a prefix that have a known suffix, or the one object of that name."""
-    listed = [File(found.address, found.size, found.version) for found in fetching.list_objects(source)]
+    listed = [SourceFile(found.address, found.size, found.version) for found in fetching.list_objects(source)]
     found = [file for file in listed if file.path.endswith(suffixes)]
     return [file for file in found if file.path == source] or [
         file for file in found if file.path.startswith(f"{source.rstrip('/')}/")

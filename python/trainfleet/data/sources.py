@@ -11,26 +11,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from ..config.hub import HUB
+from ..config.hub_addresses import HUB
 from ..config.types import Data, Source
-from ..door import KIBIBYTE, MEBIBYTE
-from ..errors import DataError, NoSource
-from .hub import list_shards
-from .source_files import File, is_remote, is_stdlib, left_out, list_files, open_file, unreadable
+from ..trust.errors import DataError, NoSource
+from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE
+from .hub_datasets import list_shards
+from .source_files import SourceFile, is_remote, is_stdlib, left_out, list_files, open_file, unreadable
 
-TEXT = (".txt", ".md", ".py")
-LINES = (".jsonl",)
-PACKED_LINES = (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst")
-PARQUET = (".parquet",)
-JSON, SEPARATED, ARROW = (".json",), (".csv", ".tsv", ".tab"), (".arrow", ".feather")
-TAR = (".tar", ".tar.gz", ".tgz")
-TAR_TEXT = TEXT  # of a tar's members
-PACKED_TEXT = tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst"))
-SUFFIXES = TEXT + LINES + PACKED_LINES + PARQUET + JSON + SEPARATED + ARROW + TAR + PACKED_TEXT
-
+TEXT, JSON = (".txt", ".md", ".py"), (".json",)  # a tar's members too
 POINTER = b"version https://git-lfs"
 POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
 GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut into documents of about this size
@@ -39,11 +32,58 @@ LARGEST_TEXT = 16 * GRID
 PROCESS_MB_PER_SECOND = 45.0  # of text, measured: tests/bench/LOG.md
 
 
+class Format(NamedTuple):
+    """What files of these endings hold; of several that fit, the longest ending counts.
+
+    `read`, by dotted name, takes a Piece and data.text_field, and gives what each record in it is (formats.Item). `divided`: a
+    file may be cut at any byte, and a record belongs to the piece that holds its first one. `cut`: a long file is one text that
+    is cut into documents. `by_jq`: its records are JSON that jq reads.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    read: str
+    divided: bool = False
+    cut: bool = False
+    by_jq: bool = False
+
+
+_HERE = "trainfleet.data"
+FORMATS = {
+    row.name: row
+    for row in (
+        Format("text", TEXT, f"{_HERE}.documents:read_plain", cut=True),
+        Format("lines", (".jsonl",), f"{_HERE}.formats:read_json_lines", divided=True, by_jq=True),
+        Format("packed lines", (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst"), f"{_HERE}.formats:read_packed_lines",
+               by_jq=True),
+        Format("parquet", (".parquet",), f"{_HERE}.formats:read_parquet", divided=True),
+        Format("json", JSON, f"{_HERE}.tables:read_json", by_jq=True),
+        Format("separated", (".csv", ".tsv", ".tab"), f"{_HERE}.tables:read_separated"),
+        Format("arrow", (".arrow", ".feather"), f"{_HERE}.tables:read_arrow"),
+        Format("tar", (".tar", ".tar.gz", ".tgz"), f"{_HERE}.archives:read_tar"),
+        Format("packed text", tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
+               f"{_HERE}.archives:read_packed_text"),
+    )
+}  # fmt: skip
+
+
+@cache
+def by_suffix() -> dict[str, Format]:
+    """The format of each ending, the longest first."""
+    found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
+    return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
+
+
+def format_of(path: str) -> Format | None:
+    """The format of a file by how its name ends; None for one that is not read."""
+    return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
+
+
 @dataclass(frozen=True)
-class Piece:
+class SourcePiece:
     """Bytes [start, end) of a file; a line, a document or a row group belongs to the piece that holds its first byte."""
 
-    file: File
+    file: SourceFile
     start: int
     end: int
 
@@ -62,7 +102,7 @@ class Unit:
 
     index: int
     source: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePiece, ...]
 
     @property
     def bytes(self) -> int:
@@ -104,7 +144,7 @@ def plan_units(data: Data) -> UnitPlan:
     warnings = [f"{path} is in data.sources more than once: it is read once" for path in again]
     warnings += [warning for files in listed for file in files if (warning := _warning(file))]
     for path in paths:
-        if others := left_out(path, SUFFIXES):
+        if others := left_out(path, tuple(by_suffix())):
             unread = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
             warnings.append(f"{path}: files that are not read: {unread}")
     total = sum(file.size for files in listed for file in files)
@@ -116,7 +156,7 @@ def plan_units(data: Data) -> UnitPlan:
 
 
 def require_there(data: Data) -> None:
-    """NoSource where a path of this machine names nothing: from behind the wall (enclosure.py) all others look alike."""
+    """NoSource where a path of this machine names nothing: from behind the wall (data_sandbox.py) all others look alike."""
     sources = {source.path: (number, source) for number, source in enumerate(data.mixture)}  # each path once
     for number, source in sources.values():
         if not (is_stdlib(source.path) or is_remote(source.path) or source.path.startswith(HUB) or Path(source.path).exists()):
@@ -133,29 +173,29 @@ def have_changed(data: Data, identity: str) -> bool:
         return False
 
 
-def is_long_text(file: File) -> bool:
+def is_long_text(file: SourceFile) -> bool:
     """Whether a file is plain text that is cut into documents; a smaller one is one document."""
-    return file.path.endswith(TEXT) and file.size > LARGEST_TEXT
+    return file.size > LARGEST_TEXT and (row := format_of(file.path)) is not None and row.cut
 
 
-def _entry(number: int, source: Source) -> list[File]:
+def _entry(number: int, source: Source) -> list[SourceFile]:
     try:
         return _list(source)
     except DataError as error:
         raise NoSource(error, number) from error
 
 
-def _list(source: Source) -> list[File]:
+def _list(source: Source) -> list[SourceFile]:
     if source.path.startswith(HUB):
         return list_shards(source.path)
-    files = [file for file in list_files(source.path, SUFFIXES) if file.size]
+    files = [file for file in list_files(source.path, tuple(by_suffix())) if file.size]
     if not files:
         raise unreadable(source.path, "it is empty")
     _refuse_pointers(files)
     return files
 
 
-def _refuse_pointers(files: Iterable[File]) -> None:
+def _refuse_pointers(files: Iterable[SourceFile]) -> None:
     """Refuses what git-lfs has left in place of a file, which is text that could be trained on. It has under 1 KiB.
 
     https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
@@ -171,9 +211,9 @@ def _aim(total: int) -> int:
     return min(-(-total // 512 // GRID) * GRID or GRID, LARGEST_UNIT)
 
 
-def _cut(files: Iterable[File], aim: int, source: int, first: int) -> Iterator[Unit]:
+def _cut(files: Iterable[SourceFile], aim: int, source: int, first: int) -> Iterator[Unit]:
     """Gathers small files and cuts large ones so that each unit has about `aim` bytes."""
-    pieces, size = list[Piece](), 0
+    pieces, size = list[SourcePiece](), 0
     for piece in (piece for file in files for piece in _pieces(file, aim)):
         if pieces and size + piece.bytes > aim:
             yield Unit(first, source, tuple(pieces))
@@ -184,16 +224,16 @@ def _cut(files: Iterable[File], aim: int, source: int, first: int) -> Iterator[U
         yield Unit(first, source, tuple(pieces))
 
 
-def _pieces(file: File, aim: int) -> Iterator[Piece]:
+def _pieces(file: SourceFile, aim: int) -> Iterator[SourcePiece]:
     step = aim if _can_split(file) else file.size
-    return (Piece(file, start, min(start + step, file.size)) for start in range(0, file.size, step))
+    return (SourcePiece(file, start, min(start + step, file.size)) for start in range(0, file.size, step))
 
 
-def _can_split(file: File) -> bool:
-    return file.path.endswith(LINES + PARQUET) or is_long_text(file)
+def _can_split(file: SourceFile) -> bool:
+    return ((row := format_of(file.path)) is not None and row.divided) or is_long_text(file)
 
 
-def _warning(file: File) -> str:
+def _warning(file: SourceFile) -> str:
     if is_long_text(file):
         return f"{file.path} is one text of {file.size / 1e6:,.0f} MB: it is cut at blank lines into several documents"
     if file.size > 4 * LARGEST_UNIT and not _can_split(file):

@@ -8,17 +8,17 @@ import json
 from collections.abc import Iterator
 from typing import TextIO
 
-from ..door import converting
-from ..errors import DataError
+from ..trust.errors import DataError
+from ..trust.untrusted_input import converting
 from .bad_records import LINE, bad_line, too_long
 from .formats import LONGEST, Item, attempted, cell, column, damage, decoded, document_of, library, texts, texts_of
 from .source_files import open_file
-from .sources import Piece
+from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
 
 
-def read_json(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """`text_field` of a JSON object, of each in an array, or of each line, whichever the file holds."""
     with open_file(piece.file) as stream:
         content = stream.read(LONGEST + 1)
@@ -39,7 +39,7 @@ def read_json(piece: Piece, text_field: str) -> Iterator[Item]:
         yield attempted(document_of, record, f"{piece.path}: entry {number}", text_field)
 
 
-def _json_lines(piece: Piece, text: str, text_field: str) -> Iterator[Item]:
+def _json_lines(piece: SourcePiece, text: str, text_field: str) -> Iterator[Item]:
     for number, line in enumerate(text.split("\n"), 1):  # a text may hold U+2028 and other ends of line as they are
         if not line.strip():
             continue
@@ -52,7 +52,7 @@ def _json_lines(piece: Piece, text: str, text_field: str) -> Iterator[Item]:
             yield attempted(document_of, record, where, text_field)
 
 
-def read_separated(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of a table of comma- or tab-separated values, whose first row names the columns."""
     csv.field_size_limit(LONGEST)
     with open_file(piece.file) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
@@ -77,7 +77,7 @@ def read_separated(piece: Piece, text_field: str) -> Iterator[Item]:
             raise DataError("is no row of a table", where=where, why=str(error), next="correct or remove it") from error
 
 
-def _lines(stream: TextIO, piece: Piece) -> Iterator[str]:
+def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
     """The lines of a text, none of them longer than a document may be."""
     number = 0
     while line := stream.readline(LONGEST + 1):
@@ -87,7 +87,7 @@ def _lines(stream: TextIO, piece: Piece) -> Iterator[str]:
         yield line
 
 
-def read_arrow(piece: Piece, text_field: str) -> Iterator[Item]:
+def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
     with open_file(piece.file) as stream, damage(piece, "Arrow", arrow.ArrowException, OSError, ValueError):

@@ -11,7 +11,7 @@ from ..config.types import Data
 from ..config.vocabulary import TRAINED, Vocabulary, folder_named
 
 if TYPE_CHECKING:
-    from .encoders import Encoder, HuggingFace, Ids, Offsets
+    from .encoders import HuggingFace, Ids, Offsets, TextEncoder
 
 
 class Tokenizer(Vocabulary):
@@ -36,7 +36,7 @@ class Tokenizer(Vocabulary):
         """Each token of text, without added ones, in the tokenizer's own letters (a blank may be Ġ or ▁) -> its id."""
         found = self.reference.tokenizer
         added = found.get_added_tokens_decoder()
-        return {token: id for token, id in found.get_vocab(with_added_tokens=False).items() if id not in added}
+        return {token: id_ for token, id_ in found.get_vocab(with_added_tokens=False).items() if id_ not in added}
 
     @cached_property
     def reference(self) -> HuggingFace:
@@ -45,7 +45,7 @@ class Tokenizer(Vocabulary):
         return open_reference(self.definition, self.where)
 
     @cached_property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """The fastest library that is exact on this tokenizer."""
         return self._opened[0]
 
@@ -65,13 +65,13 @@ class Tokenizer(Vocabulary):
         return self._opened[1]
 
     @cached_property
-    def _opened(self) -> tuple[Encoder, list[str]]:
+    def _opened(self) -> tuple[TextEncoder, list[str]]:
         from .encoders import open_encoder
 
         return open_encoder(self.definition, self.reference)
 
 
-def described(encoder: Encoder) -> str:
+def described(encoder: TextEncoder) -> str:
     """Name and version of a library that encodes."""
     from importlib.metadata import version  # takes 14 ms
 
@@ -87,9 +87,9 @@ class StreamDecoder:
         self.tokenizer = tokenizer.reference.tokenizer
         self.stream = DecodeStream(skip_special_tokens=True)
 
-    def push(self, id: int) -> str:
+    def push(self, id_: int) -> str:
         """The text that this id completes, "" while it completes none."""
-        return self.stream.step(self.tokenizer, int(id)) or ""
+        return self.stream.step(self.tokenizer, int(id_)) or ""
 
 
 def require_use(data: Data) -> None:

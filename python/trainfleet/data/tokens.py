@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import door
-from ..errors import DataError
+from ..trust import untrusted_input
+from ..trust.errors import DataError
 from .cache import BlockCache
-from .dataset_store import Bucket, Store
+from .dataset_store import BucketDataset, DatasetStore
 from .manifest import BLOCK, Shard
 
 OPEN_FILES = 512  # mapped at a time, below the usual limit of 1024 descriptors
@@ -23,7 +23,7 @@ Tokenlike = npt.NDArray[Any]
 class Tokens:
     """Reads any range of the concatenated shards."""
 
-    def __init__(self, store: Store, shards: Sequence[Shard], dtype: str, cache: BlockCache | None) -> None:
+    def __init__(self, store: DatasetStore, shards: Sequence[Shard], dtype: str, cache: BlockCache | None) -> None:
         self.store, self.shards, self.cache = store, shards, cache
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.starts = np.concatenate([[0], np.cumsum([shard.tokens for shard in shards], dtype=np.int64)]).astype(np.int64)
@@ -55,7 +55,7 @@ class Tokens:
 
     def _map(self, index: int) -> Tokenlike:
         shard = self.shards[index]
-        with open(self.store.describe(f"{shard.path}.bin"), "rb", opener=door.opener) as file:
+        with open(self.store.describe(f"{shard.path}.bin"), "rb", opener=untrusted_input.opener) as file:
             return np.memmap(file, self.dtype, "r", shape=(shard.tokens,))
 
     def _blocks(self, begin: int, end: int) -> range:
@@ -70,7 +70,7 @@ class Tokens:
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
         """A block of a shard, fetched in the background if need be; call the result to wait for it."""
-        assert self.cache is not None and isinstance(self.store, Bucket)
+        assert self.cache is not None and isinstance(self.store, BucketDataset)
         shard, store = self.shards[index], self.store
 
         def fetch() -> bytes:
@@ -83,7 +83,7 @@ class Tokens:
         return self.cache.get(f"{shard.bin_sha256[:16]}-{block}", fetch)
 
 
-def check_block(content: bytes | memoryview, shard: Shard, block: int, store: Store) -> None:
+def check_block(content: bytes | memoryview, shard: Shard, block: int, store: DatasetStore) -> None:
     """DataError when a block of a shard is not what was written."""
     if zlib.crc32(content) != shard.blocks[block]:
         why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} is another one"

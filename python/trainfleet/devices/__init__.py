@@ -1,22 +1,24 @@
-"""The devices that ranks compute on, each a file. Nothing outside this package chooses one, or asks which kind it has."""
+"""The devices that ranks compute on, each a file, and those that stacks bring (stacks.py).
+
+Nothing outside this package chooses one, or asks which kind it has.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
-from .. import hardware
-from ..errors import RunError
+from .. import stacks
+from ..hardware import node_types
+from ..trust.errors import RunError
 from .base import Device
 from .cpu import Cpu
 from .cuda import Cuda
 from .neuron import Neuron
-from .neuron_xla import NeuronXla
 
 __all__ = ["Device", "confinable", "nearest", "planned"]
 
-KINDS: dict[str, type[Cpu] | type[Cuda] | type[Neuron] | type[NeuronXla]] = {
-    device.kind: device for device in (Cpu, Cuda, Neuron, NeuronXla)
-}
+KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (Cpu, Cuda, Neuron)}
 
 
 def planned(kind: str) -> Device:
@@ -25,14 +27,14 @@ def planned(kind: str) -> Device:
     Raises:
         RunError: the node has no such device, its driver is missing, or this torch can't use it. Nothing else is opened instead.
     """
-    if kind not in KINDS:
-        raise RunError(
-            f"no rank can compute on {kind} yet", where="fleet.stack", why=f"the devices are {', '.join(KINDS)}", next="make plan"
-        )
-    idle = hardware.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
+    opened = KINDS.get(kind) or stacks.opening(kind)
+    if opened is None:
+        why = f"the devices are {', '.join([*KINDS, *stacks.devices()])}"
+        raise RunError(f"no rank can compute on {kind} yet", where="fleet.stack", why=why, next="make plan")
+    idle = node_types.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
     if idle:
         print(f"{idle} accelerators of this node stay idle: fleet.stack is cpu, so ranks compute on CPUs", flush=True)
-    return KINDS[kind](index())
+    return opened(index())
 
 
 def nearest() -> Device:
@@ -43,7 +45,8 @@ def nearest() -> Device:
 
 
 def confinable() -> bool:
-    """Starts the nearest device; whether it computes behind the wall of sandbox.py. A GPU's driver opens devices and sockets."""
+    """Starts the nearest device; whether it computes behind the wall of host/sandbox.py. A GPU's driver opens devices and
+    sockets."""
     return isinstance(nearest(), Cpu)
 
 

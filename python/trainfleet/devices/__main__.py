@@ -1,12 +1,12 @@
-"""`python -m trainfleet.devices`: measures this machine's CPUs; JSON, which cpu_speed.py caches."""
+"""`python -m trainfleet.devices`: measures this machine's CPUs; JSON, which hardware/cpu_speed.py caches."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 
-from ..output import install
-from .products import measure
+from ..trust.safe_output import install
+from .matrix_products import measure
 
 if __name__ == "__main__":
     install()

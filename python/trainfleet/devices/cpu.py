@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import cpu_speed
-from . import products
+from ..hardware import cpu_speed
+from . import matrix_products
 from .base import COSTLY, Usual
 
 
@@ -30,7 +30,7 @@ class Cpu(Usual):
 
     def start(self) -> None:
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
-        products.by_onednn(cpu_speed.of_this_machine().by_onednn)
+        matrix_products.by_onednn(cpu_speed.of_this_machine().by_onednn)
 
     def is_full(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # torch's
@@ -51,7 +51,8 @@ class Cpu(Usual):
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """What its threads reach in products of a small model's size (cpu_speed.py); no CPU comes near its nominal figure."""
+        """What its threads reach in products of a small model's size (hardware/cpu_speed.py); no CPU comes near its nominal
+        figure."""
         return cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32") * torch.get_num_threads()
 
     def upload(self, array: np.ndarray) -> Tensor:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import hardware
-from ..accelerators import find_accelerator
-from ..errors import RunError
+from ..hardware import node_types
+from ..hardware.accelerators import find_accelerator
+from ..trust.errors import RunError
 from .base import COSTLY, Usual
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -70,8 +70,8 @@ class Cuda(Usual):
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
         accelerator = find_accelerator(self.name, self.memory_bytes())
-        format = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
-        return float("nan") if accelerator is None else accelerator.peak(format)
+        format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
+        return float("nan") if accelerator is None else accelerator.peak(format_)
 
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
@@ -115,7 +115,7 @@ def _check_torch() -> None:
     driver = DRIVER.read_text().splitlines()[0] if DRIVER.exists() else ""
     if torch.version.cuda is None and torch.version.hip is None:
         raise _unusable(f"torch {torch.__version__} is a build without CUDA; {driver or 'nor is an NVIDIA driver loaded'}")
-    if not driver and not hardware.local_accelerators():
+    if not driver and not node_types.local_accelerators():
         raise _unusable(f"no NVIDIA driver is loaded ({DRIVER} is not there); torch {torch.__version__}")
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]

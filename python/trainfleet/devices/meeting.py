@@ -6,7 +6,7 @@ listens at the address where the nodes meet and nowhere else: on the loopback, f
 torchrun then finds that store in its own process (multi_tenant), and takes it for its own.
 
 Where the nodes were given a key, the store listens on node 0's loopback, and who does not know the key does not reach it from
-another machine (relay.py): on each node torchrun and its ranks then find the store on their own loopback.
+another machine (node/relay.py): on each node torchrun and its ranks then find the store on their own loopback.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from errno import EADDRNOTAVAIL
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from .. import relay
-from ..relay import LOOPBACK, WAITING
+from ..node import relay
+from ..node.relay import LOOPBACK, WAITING
 
 EVERYWHERE = "0.0.0.0"
 ENDED = 1

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import door, hardware
-from ..errors import RunError
-from ..runs import COMPILED
-from ..telemetry import Reading
+from ..hardware import node_types
+from ..health.neuron_telemetry import Reading
+from ..run.run_folder import COMPILED
+from ..trust import untrusted_input
+from ..trust.errors import RunError
 from .base import COSTLY, Call, Dice, Usual
-from .monitor import Monitor
+from .neuron_monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
 FULL = ("NRT_RESOURCE", "(OOM)", "Failed to allocate")  # the runtime's words (nrt_status.h) and the allocator's
@@ -40,7 +41,7 @@ class Core(Usual):
     native_bf16, native_fp16, native_fp8 = True, False, False
 
     def __init__(self) -> None:
-        self.name = getattr(hardware.local_accelerator(), "name", "NeuronCore")
+        self.name = getattr(node_types.local_accelerator(), "name", "NeuronCore")
         self.monitor = Monitor()
 
     def meters(self) -> dict[str, float]:
@@ -51,7 +52,7 @@ class Core(Usual):
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
-        core = hardware.local_accelerator()
+        core = node_types.local_accelerator()
         return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
 
 
@@ -104,10 +105,10 @@ class Neuron(Core):
         return lambda: float(first.elapsed_time(event)) / 1000
 
     def generators(self) -> Sequence[Dice]:
-        return [torch.default_generator, State(self.module)]
+        return [torch.default_generator, GeneratorState(self.module)]
 
 
-class State:
+class GeneratorState:
     """The device's default generator, which torch-neuronx gives out as functions of its module."""
 
     def __init__(self, module: Any) -> None:
@@ -147,7 +148,9 @@ def is_stub(version: str) -> bool:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    return tuple(number for part in version.partition("+")[0].split(".")[:2] if (number := door.whole(part)) is not None)
+    return tuple(
+        number for part in version.partition("+")[0].split(".")[:2] if (number := untrusted_input.whole(part)) is not None
+    )
 
 
 def unusable(stack: str, why: str) -> RunError:

@@ -18,26 +18,30 @@ from pathlib import Path
 
 import torch
 
-from .. import devices, door, events, fence, lease, runs, uplink
+from .. import devices
 from ..config import Config, flat, load_resolved
 from ..config.families import FAMILIES
 from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset, Manifest
-from ..errors import RunError, TrainfleetError
-from ..heartbeat import Heart
-from ..loggers import Loggers
-from ..output import install
-from ..processes import SUPERVISOR, die_with_parent
-from ..runs import Run
-from . import generate, micro_batch, notices
+from ..health import fence, lease
+from ..health.heartbeat import Heart
+from ..host.processes import SUPERVISOR, die_with_parent
+from ..run import events, run_folder
+from ..run.loggers import Loggers
+from ..run.run_folder import Run
+from ..storage import s3_sync_agent
+from ..trust import untrusted_input
+from ..trust.errors import RunError, TrainfleetError
+from ..trust.safe_output import install
+from . import generate, micro_batch, spot_notice
 from .batches import samples_for
 from .checkpoint import Checkpoints
-from .meter import Stopwatch
-from .profile import Profile
 from .record import Recorder
-from .slowest import Slowest
-from .stopping import Vote
+from .step_profiler import StepProfiler
+from .straggler import Slowest
+from .timing import Stopwatch
 from .trainer import Trainer
+from .vote import Vote
 from .world import World, first_to_say, join
 
 TRACEBACK_LINES = 12
@@ -46,7 +50,7 @@ TRACEBACK_LINES = 12
 def main(arguments: list[str]) -> int:
     loaded = time.time()
     die_with_parent(os.environ.get(SUPERVISOR))
-    door.stay()
+    untrusted_input.stay()
     rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
     run, number = Run(Path(arguments[0]), events.node(node, order)), 0
     try:
@@ -75,15 +79,16 @@ def main(arguments: list[str]) -> int:
 
 def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
     """Trains the run to its end or to a stop. `moments`: unix times of the stages of the start."""
-    profile = Profile(run.profile, config.train.profile_steps if world.first else None)
+    profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
     watch = Stopwatch(run.read_results().get("started") or moments["loaded"], heart, world.device.clock, profile.at)
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
-    looks = world.first or (os.environ.get("LOCAL_RANK") == "0" and uplink.BUCKET in os.environ)  # its folder is its node's own
+    # its folder is its node's own
+    looks = world.first or (os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ)
     vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
-        notices.Watch(lambda notice: on_notice(run, vote, world.node, notice))
-    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+        spot_notice.NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
+    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
     if config.train.search_micro_batch:
         config = micro_batch.settle(run, config, world, heart, vote)

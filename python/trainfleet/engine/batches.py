@@ -20,7 +20,7 @@ from ..devices import Device
 from ..models.loss import IGNORED
 
 
-class Batch(NamedTuple):
+class MicroBatch(NamedTuple):
     """A micro-batch of B sequences: inputs and targets, int64 [B, T] each (a masked model's inputs may be [B, T, 2]).
 
     `documents`, int32 [B, T], is each input's document in its sequence, from 0; None when attention need not know.
@@ -35,22 +35,22 @@ class Batch(NamedTuple):
         """The model's keyword arguments beside the inputs."""
         return {"targets": self.targets} | ({} if self.documents is None else {"documents": self.documents})
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
         """The batch with each of its tensors changed."""
-        return Batch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))
+        return MicroBatch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))
 
-    def blank(self, count: int) -> Batch:
+    def blank(self, count: int) -> MicroBatch:
         """`count` sequences of padding with all that a sequence of this batch has; they have no loss."""
         padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
         return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
 
 
-def join(batches: Sequence[Batch]) -> Batch:
+def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     inputs, targets, documents = zip(*batches, strict=True)
-    return Batch(torch.cat(inputs), torch.cat(targets), None if documents[0] is None else torch.cat(documents))
+    return MicroBatch(torch.cat(inputs), torch.cat(targets), None if documents[0] is None else torch.cat(documents))
 
 
-def filled(batches: Iterable[Batch], passes: int, blank: Batch) -> Iterator[Batch]:
+def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Iterator[MicroBatch]:
     """`passes` batches of the size of `blank`: those given, padded with blank sequences, then blank batches."""
     found = iter(batches)
     for _ in range(passes):
@@ -94,7 +94,7 @@ class Batches:
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
-    def of(self, step: int) -> Iterator[tuple[int, Batch]]:
+    def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
         """The rank's micro-batches of one step, each with the number of those after it; prefetches the next step's meanwhile."""
         tokens, size = self._take(step), self.train.micro_batch
         for index in range(self.per_step):
@@ -112,7 +112,7 @@ class Batches:
         return self.samples.batch("train", first, self.count, train.sequence_length, train.seed)
 
 
-def validation(samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> Iterator[Batch]:
+def validation(samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> Iterator[MicroBatch]:
     """A rank's part of the validation sequences, which are the same at every validation and for any number of ranks."""
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
@@ -132,14 +132,14 @@ def separator(samples: Samples, train: Train) -> int | None:
     return samples.end_of_document if train.separate_documents else None
 
 
-def split(tokens: Tensor, end: int | None = None) -> Batch:
+def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
     """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3], token, target and segment.
 
     With the token that ends a document, also the documents.
     """
     if tokens.ndim == 2:
-        return Batch(tokens[:, :-1], tokens[:, 1:], None if end is None else documents(tokens[:, :-1], end))
-    return Batch(tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0], tokens[..., 1])
+        return MicroBatch(tokens[:, :-1], tokens[:, 1:], None if end is None else documents(tokens[:, :-1], end))
+    return MicroBatch(tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0], tokens[..., 1])
 
 
 def documents(tokens: Tensor, end: int) -> Tensor:

@@ -16,14 +16,14 @@ from ..config import load_resolved
 from ..config.families import FAMILIES
 from ..data import tokenizer as tokenizers
 from ..data.dataset import Dataset
-from ..errors import telling
 from ..models import GPT2, Bert, Llama, Network
 from ..models.loss import IGNORED
-from ..output import install
-from ..runs import Run
-from .batches import Batch, samples_for, separator, split
-from .enclosure import apart
+from ..run.run_folder import Run
+from ..trust.errors import telling
+from ..trust.safe_output import install
+from .batches import MicroBatch, samples_for, separator, split
 from .generate import load, makes_no_numbers
+from .run_sandbox import apart
 
 SEQUENCES = 512  # at most
 LARGEST = 700.0  # of a loss whose perplexity is a number
@@ -99,7 +99,7 @@ def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
     return max(1, sum(len(tokenizer.decode(part.tolist()).encode()) for part in targets))
 
 
-def score(model: Network, batch: Batch) -> Tensor:
+def score(model: Network, batch: MicroBatch) -> Tensor:
     """Of one batch: the sum of the losses, how many guesses and how many pairs were right, and how many guesses there were."""
     inputs, targets, documents = batch
     x = model.features(inputs, documents=documents) if isinstance(model, Llama | GPT2) else model.features(inputs)

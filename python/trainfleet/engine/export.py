@@ -1,4 +1,4 @@
-"""A run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT` (config/exports.py)."""
+"""A run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT` (config/export_formats.py)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 
-from ..config import Config, exports, huggingface, load_resolved
+from .. import stacks
+from ..config import Config, export_formats, huggingface_config, load_resolved
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
 from ..data.tokenizer import Tokenizer
 from ..data.tokenizer import load as load_tokenizer
-from ..errors import RunError, telling
-from ..models import Network, nxd
-from ..models import huggingface as weights
-from ..output import install
-from ..runs import Run, unwritable
-from ..secrecy import hide
-from .card import CARD, card
-from .checkpoint import nxd_files
-from .enclosure import apart
+from ..models import Network
+from ..models import huggingface_weights as weights
+from ..run.run_folder import Run, unwritable
+from ..trust.errors import RunError, telling
+from ..trust.redaction import hide
+from ..trust.safe_output import install
 from .generate import load
+from .model_card import CARD, card
+from .run_sandbox import apart
 
 Json = dict[str, Any]
 Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → the files' names
@@ -37,11 +37,11 @@ Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → th
 def main(arguments: list[str], walled: bool = False) -> int:
     folder, out, form = arguments
     files = export(Run(Path(folder)), Path(out), form, walled)
-    print(f"{out}: {', '.join(files)}\nnext: {exports.opening(form, Path(out))}")
+    print(f"{out}: {', '.join(files)}\nnext: {export_formats.opening(form, Path(out))}")
     return 0
 
 
-def export(run: Run, out: Path, form: str = exports.HUGGINGFACE, walled: bool = False) -> list[str]:
+def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE, walled: bool = False) -> list[str]:
     """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at all; its files.
 
     `walled`: what reads the checkpoint is a child behind the wall, which writes that folder alone.
@@ -49,7 +49,7 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE, walled: bool = 
     Raises:
         RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
     """
-    exports.require_new(out)
+    export_formats.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
         why = f"transformers has no network like that of {module}"
@@ -58,7 +58,7 @@ def export(run: Run, out: Path, form: str = exports.HUGGINGFACE, walled: bool = 
     try:
         partial.mkdir(parents=True)
         files = apart(run, lambda: fill(run, partial, save), list[str], [partial]) if walled else fill(run, partial, save)
-        if form == exports.HUGGINGFACE:
+        if form == export_formats.HUGGINGFACE:
             (partial / CARD).write_text(hide(card(run, config)), encoding="utf-8")
             files.append(CARD)
         if out.exists():
@@ -86,32 +86,28 @@ def saving(config: Config, form: str, run: Run) -> Save:
     Raises:
         RunError: the model can't be divided so.
     """
-    said = exports.degrees(form)
+    said = export_formats.degrees(form)
     if said is None:
         return weights.save
-    layout, shape = config.train.layout, config.model
-    degrees = nxd.Degrees(said[0] or layout.tensor, said[1] or layout.pipeline)
-    if why := nxd.refusal(shape, degrees):
-        raise RunError(f"has no form of NxD Core's with {degrees}", where=str(run.folder), why=why,
-                       next="FORMAT=nxd-tp1, or none: a Hugging Face folder")  # fmt: skip
-    return lambda model, family, folder: nxd_files.save(weights.outgoing(model, family), shape, degrees, folder)
+    write = stacks.named(form.partition("-")[0]).saving(config, said, str(run.folder))
+    return lambda model, family, folder: write(weights.outgoing(model, family), folder)
 
 
 def write(model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save) -> list[str]:
     """The model's shape, its weights and its tokenizer, in the forms that `transformers` reads; the files' names."""
     named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
     ids = {f"{role}_id": tokenizer.vocabulary[token] for role, token in named.items() if role in ("eos_token", "pad_token")}
-    shape = huggingface.write(model.shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | ids
+    shape = huggingface_config.write(model.shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | ids
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.shape.max_sequence_length, **named}
-    for name, content in ((huggingface.CONFIG, shape), ("tokenizer_config.json", settings)):
+    for name, content in ((huggingface_config.CONFIG, shape), ("tokenizer_config.json", settings)):
         (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (folder / FILE).write_text(definition(tokenizer, model.shape.family, named), encoding="utf-8")
-    return [huggingface.CONFIG, *save(model, model.shape.family, folder), FILE, "tokenizer_config.json"]
+    return [huggingface_config.CONFIG, *save(model, model.shape.family, folder), FILE, "tokenizer_config.json"]
 
 
 def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:
     """What each special token is called, by the library's name for its role."""
-    names = {id: token for token, id in tokenizer.vocabulary.items()}
+    names = {id_: token for token, id_ in tokenizer.vocabulary.items()}
     if FAMILIES[family].causal:
         return {"eos_token": names[end]}
     roles = {"cls_token": "start", "sep_token": "separator", "mask_token": "mask", "pad_token": "padding"}

@@ -12,22 +12,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import devices, models, runs
-from ..checkpoints import catalogue
-from ..checkpoints.beginning import require_fit
+from .. import devices, models
+from ..checkpoints import listing
+from ..checkpoints.init_from import require_fit
 from ..config import load_resolved
 from ..data.dataset import Dataset
 from ..data.tokenizer import Tokenizer
 from ..data.tokenizer import load as load_tokenizer
-from ..errors import RunError, telling
 from ..models import GPT2, Llama
 from ..models.llama import Cache
 from ..models.network import Network
-from ..output import install
-from ..runs import Run
+from ..run import run_folder
+from ..run.run_folder import Run
+from ..trust.errors import RunError, telling
+from ..trust.safe_output import install
 from .checkpoint import load_model, newest
-from .enclosure import enclose
-from .healing import Healing
+from .run_sandbox import enclose
+from .token_healing import Healing
 
 TEMPERATURE = 0.7
 TOP_K = 50
@@ -174,7 +175,7 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     ids, _ = tokenizer.encode([text])
-    return [int(id) for id in ids]
+    return [int(id_) for id_ in ids]
 
 
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
@@ -188,10 +189,10 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
     if found is None:
         raise RunError("has no checkpoint to write from", where=str(run.folder), next="make train")
     store, step = found
-    require_fit(commit := catalogue.read(store, step), config, store.address(step))
+    require_fit(commit := listing.read(store, step), config, store.address(step))
     model = models.build(config.model)
     load_model(store, commit, model)
-    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
     return model.to(device or devices.nearest().torch_device).eval(), dataset
 

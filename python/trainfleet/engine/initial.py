@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.beginning import require_shape
-from ..config import huggingface as shapes
-from ..config.hub import HUB, folder_of
+from ..checkpoints.init_from import require_shape
+from ..config import huggingface_config as shapes
+from ..config.hub_addresses import HUB, folder_of
 from ..config.types import Model
-from ..models import huggingface
-from .parallel.parts import Parts
+from ..models import huggingface_weights
+from .parallel.rank_model import Parts
 
 
 def is_folder(address: str) -> bool:
@@ -32,12 +32,12 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
     """
     folder = folder_of(address, weights=True)
     require_shape(folder, shape)
-    fill(parts, shape, lambda sizes: huggingface.load(folder, shape, sizes))
+    fill(parts, shape, lambda sizes: huggingface_weights.load(folder, shape, sizes))
 
 
 def fill(parts: Parts, shape: Model, load: Load) -> None:
     """Loads this rank's parameters, a tied one once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
     named: dict[str, Any] = {name: tensor for name, tensor in parts.weights().items() if name not in tied}
-    tensors: dict[str, Any] = dict(load(huggingface.sizes_of(named.items())))
+    tensors: dict[str, Any] = dict(load(huggingface_weights.sizes_of(named.items())))
     parts.set_weights(tensors, whole=True)

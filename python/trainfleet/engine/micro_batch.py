@@ -24,23 +24,24 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from .. import devices, runs
+from .. import devices
 from ..config import Config, load_resolved
 from ..config.layouts import sizes_to_try
 from ..config.memory import memory_of
 from ..data.dataset import Dataset
-from ..errors import RunError
-from ..heartbeat import Heart
-from ..output import install
-from ..processes import die_with_parent
-from ..records import Search
-from ..runs import Record, Run, read_json, remedy, write_atomic
-from ..shapes import fit
+from ..health.heartbeat import Heart
+from ..host.processes import die_with_parent
+from ..run import run_folder
+from ..run.records import Search
+from ..run.run_folder import Record, Run, read_json, remedy, write_atomic
+from ..trust.errors import RunError
+from ..trust.safe_output import install
+from ..trust.validation import fit
 from .batches import samples_for
 from .checkpoint import Checkpoints
-from .meter import Stopwatch
-from .stopping import Vote
+from .timing import Stopwatch
 from .trainer import Trainer
+from .vote import Vote
 from .world import World, join
 
 PROGRAM = ("-m", "trainfleet.engine.micro_batch")
@@ -227,7 +228,7 @@ def main(arguments: list[str]) -> int:
 def measure(config: Config, size: int, world: World) -> Trial:
     """Times a few steps from the beginning, of as many sequences for every size; all ranks return the same."""
     config = with_size(shortened(config), size)
-    dataset = Dataset.open(runs.DATA / config.data.name, config.data)
+    dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     with tempfile.TemporaryDirectory() as folder:  # nothing is saved in it
         checkpoints = Checkpoints(Run(Path(folder)), config, dataset.identity, world)
         trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, Stopwatch(time.time()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,39 +11,78 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from ..config.named import named
+from ..config.optimizers import OPTIMIZERS
 from ..config.types import Train
 from ..devices import Device
 from ..models.network import Network
+from .optimizers import AdamW, Lamb, Muon
 from .rounding import RoundedAdamW, renew
-from .updates import AdamW, Lamb, Muon
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Making:
+    """What an optimizer is made of. `matrices` are decayed, `vectors` are not: a norm's gain only scales what follows it.
+
+    `precision`: of the run's products. `inside`: how the names of the blocks' parameters begin.
+    """
+
+    matrices: dict[str, nn.Parameter]
+    vectors: dict[str, nn.Parameter]
+    train: Train
+    device: Device
+    precision: torch.dtype
+    inside: str
+
+    @property
+    def settings(self) -> Settings:
+        train = self.train
+        return {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
+
+    def groups(self, **of_matrices: Any) -> list[Settings]:
+        """Matrices and vectors; further words are the matrices' own."""
+        decayed = {"params": list(self.matrices.values()), "weight_decay": self.train.weight_decay, **of_matrices}
+        return [decayed, self.undecayed]
+
+    @property
+    def undecayed(self) -> Settings:
+        return {"params": list(self.vectors.values()), "weight_decay": 0.0}
 
 
 def build(model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """The optimizer of `train.optimizer`, which decays matrices and not vectors: a norm's gain only scales what follows it.
-
-    `precision`: of the run's products, in which Muon's are computed too.
-    """
-    settings: dict[str, Any] = {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
+    """The optimizer that `train.optimizer` names. KeyError for one that config/optimizers.py lacks."""
+    make: Callable[[Making], torch.optim.Optimizer] = named(OPTIMIZERS[train.optimizer].made_by)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    decayed = {"weight_decay": train.weight_decay}
-    vectors = {"params": [parameter for parameter in parameters.values() if parameter.ndim < 2], "weight_decay": 0.0}
     matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
-    plain = [{"params": list(matrices.values()), **decayed}, vectors]
-    if train.weights == "bf16":
-        step = device.compiled(renew, dynamic=True) if train.compile else renew
-        names = {parameter: name for name, parameter in parameters.items()}
-        return RoundedAdamW(plain, names, train.seed, step, **settings)
-    if train.optimizer == "adamw" and not device.fused_adamw:
-        return AdamW(plain, **settings)
-    if train.optimizer == "adamw":
-        return torch.optim.AdamW(by_mesh(plain), fused=True, **settings)
-    if train.optimizer == "lamb":
-        return Lamb([plain[0] | {"matrix": True}, vectors], **settings)
+    vectors = {name: parameter for name, parameter in parameters.items() if parameter.ndim < 2}
     inside = f"{model.plan.blocks}." if isinstance(model, Network) else ""
-    straight = [parameter for name, parameter in matrices.items() if name.startswith(inside)]
-    others = [parameter for name, parameter in matrices.items() if not name.startswith(inside)]
-    groups = [{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, vectors]
-    return Muon(groups, precision if precision in (torch.float32, torch.float16) else torch.bfloat16, **settings)
+    return make(Making(matrices, vectors, train, device, precision, inside))
+
+
+def adamw(of: Making) -> torch.optim.Optimizer:
+    """torch's fused one where it runs; that of rounding.py for weights in bf16."""
+    if of.train.weights == "bf16":
+        step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
+        names = {parameter: name for name, parameter in (of.matrices | of.vectors).items()}
+        return RoundedAdamW(of.groups(), names, of.train.seed, step, **of.settings)
+    if of.device.fused_adamw:
+        return torch.optim.AdamW(by_mesh(of.groups()), fused=True, **of.settings)
+    return AdamW(of.groups(), **of.settings)
+
+
+def lamb(of: Making) -> torch.optim.Optimizer:
+    return Lamb(of.groups(matrix=True), **of.settings)
+
+
+def muon(of: Making) -> torch.optim.Optimizer:
+    """It makes the updates of blocks' matrices orthogonal, in fp16 or bf16 if the products are; AdamW's for the others."""
+    decayed = {"weight_decay": of.train.weight_decay}
+    straight = [parameter for name, parameter in of.matrices.items() if name.startswith(of.inside)]
+    others = [parameter for name, parameter in of.matrices.items() if not name.startswith(of.inside)]
+    groups = [{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, of.undecayed]
+    return Muon(groups, of.precision if of.precision in (torch.float32, torch.float16) else torch.bfloat16, **of.settings)
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,13 +10,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..config.types import Train
-from ..errors import RunError
-from ..loggers import Loggers
-from ..runs import Record, Run, append_line, write_atomic
-from .checkpoint import Progress, Saved
-from .meter import Stopwatch
+from ..run.loggers import Loggers
+from ..run.run_folder import Record, Run, append_line, write_atomic
+from ..trust.errors import RunError
+from .checkpoint import Saved, TrainingProgress
 from .schedule import learning_rate
-from .slowest import Slowest
+from .straggler import Slowest
+from .timing import Stopwatch
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -35,7 +35,7 @@ class Recorder:
         self,
         run: Run,
         train: Train,
-        progress: Progress,
+        progress: TrainingProgress,
         watch: Stopwatch,
         load: float,
         loggers: Loggers | None = None,
@@ -91,7 +91,7 @@ class Recorder:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """The time, the seconds since the last line, and those of them that were not steps (watch/ledger.py)."""
+        """The time, the seconds since the last line, and those of them that were not steps (watch/time_accounting.py)."""
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
         compiling = {"in_compile": round(self.watch.to_first_step - self.watch.startup, 3)} if first else {}

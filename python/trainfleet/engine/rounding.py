@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .updates import Groups, local, part_of
+from .optimizers import Groups, local, part_of
 
 CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
 WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32

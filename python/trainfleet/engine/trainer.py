@@ -10,19 +10,19 @@ import torch
 from ..config import Config
 from ..config.families import FAMILIES
 from ..config.types import Train
-from ..errors import RunError
-from ..models.own import module_at
-from ..origin import page
+from ..host.install_paths import page
+from ..models.custom_model import module_at
+from ..trust.errors import RunError
 from . import batches
 from .batches import Batches, Samples
 from .checkpoint import Checkpoints
-from .guard import Guard
 from .loss_scale import Scale
-from .meter import Stopwatch
 from .parallel import arrange
 from .record import Recorder
 from .schedule import learning_rate
-from .stopping import Vote
+from .step_guard import StepGuard
+from .timing import Stopwatch
+from .vote import Vote
 from .world import World
 
 COLLECT_EVERY = 100  # steps between garbage collections, at the same step on all ranks
@@ -42,7 +42,7 @@ class Trainer:
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.scale = Scale(self.device.torch_device, self.progress.scale) if self.precision == torch.float16 else None
         self.parts.scale = self.scale.factor if self.scale else None
-        self.guard = Guard(self.train, world, self.progress.guard, self.scale)
+        self.guard = StepGuard(self.train, world, self.progress.guard, self.scale)
         self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
@@ -127,7 +127,9 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
     found = getattr(module_at(train.callback, "train.callback"), "after_step", None)
     if not callable(found):
         why = "it must define after_step(step, trainer)"
-        raise RunError("has no callback", where=train.callback, why=why, next=f"{page('docs/models.md')} has an example")
+        raise RunError(
+            "has no callback", where=train.callback, why=why, next=f"{page('docs/how-to/own-model.md')} has an example"
+        )
     return found  # type: ignore[no-any-return]
 
 

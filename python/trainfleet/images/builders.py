@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import door
-from ..errors import ImageError
-from ..output import visible
-from .recipe import ARCHITECTURE, DOCKERFILE
+from ..trust import untrusted_input
+from ..trust.errors import ImageError
+from ..trust.safe_output import visible
+from .image_recipe import ARCHITECTURE, DOCKERFILE
 
 ANSWER = 60.0  # seconds for a look
 NATIVE = ("x86_64", "AMD64")  # machines that build for the fleet without being told to
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalImage:
     """An image on this machine: its labels, its processor, and the bytes of each layer, from the base up."""
 
     labels: Mapping[str, str]
@@ -59,7 +59,7 @@ class Builder:
             *(f"--secret=id={name},src={file}" for name, file in secrets.items()), context,
         ]  # fmt: skip
 
-    def find(self, reference: str) -> Found | None:
+    def find(self, reference: str) -> LocalImage | None:
         """The image of that name on this machine, if it is there."""
         if self.name == "buildah":
             said = self.run("inspect", "--type=image", reference)
@@ -107,22 +107,22 @@ def choose() -> tuple[Builder, str]:
         if not (why := builder.works()):
             return builder, "; ".join(refused)
         refused.append(f"{builder.name} {why}")
-    next = "apt-get install buildah, or start docker's daemon: systemctl start docker"
-    raise ImageError("no builder of images works here", why="; ".join(refused), next=next)
+    then = "apt-get install buildah, or start docker's daemon: systemctl start docker"
+    raise ImageError("no builder of images works here", why="; ".join(refused), next=then)
 
 
-def _of_buildah(text: str) -> Found | None:
+def _of_buildah(text: str) -> LocalImage | None:
     record = _record(text)
     image, manifest = record.get("OCIv1") or {}, _record(str(record.get("Manifest") or "{}"))
     labels, layers = (image.get("config") or {}).get("Labels") or {}, manifest.get("layers") or ()
-    return Found(labels, str(image.get("architecture", "")), tuple(int(layer.get("size", 0)) for layer in layers))
+    return LocalImage(labels, str(image.get("architecture", "")), tuple(int(layer.get("size", 0)) for layer in layers))
 
 
-def _of_docker(text: str, history: str) -> Found | None:
+def _of_docker(text: str, history: str) -> LocalImage | None:
     record = _record(text)
     labels = (record.get("Config") or {}).get("Labels") or {}
-    sizes = [size for line in history.split() if (size := door.whole(line))]
-    return Found(labels, str(record.get("Architecture", "")), tuple(reversed(sizes)))
+    sizes = [size for line in history.split() if (size := untrusted_input.whole(line))]
+    return LocalImage(labels, str(record.get("Architecture", "")), tuple(reversed(sizes)))
 
 
 def _record(text: str) -> dict[str, Any]:

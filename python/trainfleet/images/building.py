@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..errors import ImageError
-from ..origin import ROOT
-from ..processes import die_with_parent
-from ..secrecy import keep_secret
-from .builders import Builder, Found
-from .recipe import ARCHITECTURE, LAYERS, PARTS, Recipe, write_context
-from .steps import NOISE, Steps
+from ..host.install_paths import ROOT
+from ..host.processes import die_with_parent
+from ..trust.errors import ImageError
+from ..trust.redaction import keep_secret
+from .builders import Builder, LocalImage
+from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
+from .steps import NOISE, BuildSteps
 
 KEPT = 40  # last lines of a builder, in which the cause of its failure is looked for
 SHOWN, MOST = 6, 600  # of them in a message, and letters of one
@@ -71,7 +71,7 @@ PUSHES = (
 )  # fmt: skip
 
 
-def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
+def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
     """The image of a recipe, from now on on this machine under `recipe.reference`.
 
     Raises:
@@ -104,19 +104,19 @@ def build(recipe: Recipe, builder: Builder, commit: str, say: Say) -> Found:
     return found
 
 
-def require(found: Found, recipe: Recipe) -> Found:
+def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
     """The image, when it is that of the recipe; ImageError where another one has its name, or it is for another processor."""
     if found.architecture != ARCHITECTURE:
         why = f"it is for {found.architecture or 'no known processor'}, the fleet's instances are {ARCHITECTURE}"
-        next = "build on x86_64, or fleet.base_image: one for linux/amd64"
-        raise ImageError("is for another processor", where=recipe.reference, why=why, next=next)
+        then = "build on x86_64, or fleet.base_image: one for linux/amd64"
+        raise ImageError("is for another processor", where=recipe.reference, why=why, next=then)
     if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
-        why, next = f"its label says {said}", "remove that image, then make build"
-        raise ImageError("has this tag, and other content", where=recipe.reference, why=why, next=next)
+        why, then = f"its label says {said}", "remove that image, then make build"
+        raise ImageError("has this tag, and other content", where=recipe.reference, why=why, next=then)
     return found
 
 
-def newest_of(recipe: Recipe, builder: Builder) -> tuple[str, str] | None:
+def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
     """The newest image of the same stack on this machine, and its label of layers."""
     for name in builder.names(f"trainfleet.stack={recipe.stack}"):
         found = builder.find(name)
@@ -125,7 +125,7 @@ def newest_of(recipe: Recipe, builder: Builder) -> tuple[str, str] | None:
     return None
 
 
-def describe(found: Found) -> str:
+def describe(found: LocalImage) -> str:
     """Its size, and that of the layer of code."""
     last = f", the last of {found.layers[-1] / 1e6:,.1f} MB" if found.layers else ""
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
@@ -135,7 +135,7 @@ def run_builder(builder: Builder, words: Sequence[str], what: str, troubles: Seq
     """Runs a builder's command and shows its lines as they come; ImageError with the last of them, and what they mean."""
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", preexec_fn=die_with_parent)  # fmt: skip
-    last, steps = deque[str](maxlen=KEPT), Steps(builder.name)
+    last, steps = deque[str](maxlen=KEPT), BuildSteps(builder.name)
     assert process.stdout is not None
     for line in map(str.rstrip, process.stdout):
         last.append(line)
@@ -151,8 +151,8 @@ def explained(builder: Builder, lines: list[str], what: str, troubles: Sequence[
     text = "\n".join(lines)
     for trouble in troubles:
         if re.search(trouble.says, text, re.IGNORECASE) and (trouble.in_steps or not IN_STEP.search(text)):
-            why, next = (text.format(builder=builder.name, base=base) for text in (trouble.why, trouble.next))
-            return ImageError(what, where=builder.name, why="\n    ".join([why, *said]), next=next)
+            why, then = (text.format(builder=builder.name, base=base) for text in (trouble.why, trouble.next))
+            return ImageError(what, where=builder.name, why="\n    ".join([why, *said]), next=then)
     return ImageError(what, where=builder.name, why="\n    ".join(said) or "it said nothing", next="its words stand above")
 
 

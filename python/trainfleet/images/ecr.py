@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..cloud.api_errors import passing
 from ..cloud.calls import Calls
-from ..cloud.inputs import pairs
-from ..cloud.refusals import passing
 from ..cloud.repository import GONE, HOST, NAME, held_as, holders
-from ..door import parse_json
-from ..errors import CloudError, ImageError, InputError
+from ..cloud.template_inputs import pairs
+from ..trust.errors import CloudError, ImageError, InputError
+from ..trust.untrusted_input import parse_json
 from .builders import Builder, last_line
 from .building import PUSHES, Say, run_builder
-from .recipe import Recipe
+from .image_recipe import ImageRecipe
 
 MANIFESTS = ["application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json"]
 UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
@@ -39,7 +39,7 @@ POLICY = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredImage:
     """An image in the registry: its labels, its processor, and its bytes there."""
 
     labels: Mapping[str, str]
@@ -65,7 +65,7 @@ class Registry:
     def name(self, tag: str) -> str:
         return f"{self.host}/{self.repository}:{tag}"
 
-    def find(self, tag: str) -> Stored | None:
+    def find(self, tag: str) -> StoredImage | None:
         """What has this tag, or this digest (`sha256:...`), by its own configuration; None where nothing has.
 
         Raises:
@@ -94,7 +94,7 @@ class Registry:
             with passing("ImageAlreadyExistsException", "ImageTagAlreadyExistsException"):
                 self.calls("ecr", "PutImage", repositoryName=self.repository, imageTag=mine, **manifest)
 
-    def _stored(self, text: str, tag: str) -> Stored:
+    def _stored(self, text: str, tag: str) -> StoredImage:
         try:
             manifest: Any = parse_json(text, self.name(tag))
             digest, size = str(manifest["config"]["digest"]), sum(int(layer["size"]) for layer in manifest["layers"])
@@ -102,10 +102,10 @@ class Registry:
                                  layerDigest=digest)["downloadUrl"]  # fmt: skip
             config: Any = parse_json(_download(address), self.name(tag))
             labels = {str(name): str(value) for name, value in ((config.get("config") or {}).get("Labels") or {}).items()}
-            return Stored(labels, str(config.get("architecture", "")), size)
+            return StoredImage(labels, str(config.get("architecture", "")), size)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why, next = f"{type(error).__name__}: {error}", "make push, or another fleet.image"
-            raise ImageError("is no image that can be looked at", where=self.name(tag), why=why, next=next) from error
+            why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.image"
+            raise ImageError("is no image that can be looked at", where=self.name(tag), why=why, next=then) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
         """Makes the repository where it is not there: scanned at each push, its tags immutable, with rules for what is old.
@@ -125,8 +125,8 @@ class Registry:
         if (found := described["repositories"][0]).get("imageTagMutability") != "IMMUTABLE":
             why = "its tags can be overwritten: a tag would no longer say what is in an image"
             options = f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE --region {self.calls.region}"
-            where, next = str(found.get("repositoryUri", self.repository)), f"aws ecr put-image-tag-mutability {options}"
-            raise ImageError("is not as this program makes it", where=where, why=why, next=next)
+            where, then = str(found.get("repositoryUri", self.repository)), f"aws ecr put-image-tag-mutability {options}"
+            raise ImageError("is not as this program makes it", where=where, why=why, next=then)
 
     def _create(self, tags: Mapping[str, str]) -> None:
         with passing("RepositoryAlreadyExistsException"):  # another push was faster
@@ -145,7 +145,7 @@ class Registry:
             raise ImageError("AWS returned an invalid token", where=self.host, next="the same again") from error
         return user, password
 
-    def push(self, recipe: Recipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str) -> str:
+    def push(self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str) -> str:
         """The name by which the config `owner` holds a recipe's image in the registry from now on.
 
         Nothing is sent when any config holds it already.
@@ -171,12 +171,12 @@ class Registry:
         say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")
         return target
 
-    def _send(self, recipe: Recipe, builder: Builder, target: str) -> None:
+    def _send(self, recipe: ImageRecipe, builder: Builder, target: str) -> None:
         user, password = self.token()
         said = builder.login(self.host, user, password)
         if said.returncode:
-            next = "aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?"
-            raise ImageError("the registry takes no login", where=self.host, why=last_line(said.stderr), next=next)
+            then = "aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?"
+            raise ImageError("the registry takes no login", where=self.host, why=last_line(said.stderr), next=then)
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"{target} could not be pushed", PUSHES)
 
@@ -193,7 +193,7 @@ def _download(address: str) -> str:
         return str(stream.read(CONFIG).decode())
 
 
-def require_content(stored: Stored, recipe: Recipe, where: str) -> None:
+def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
     """ImageError when what has the tag was not made from the recipe: tags are immutable, so no push can put that right."""
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"its label says {said or 'nothing'}: somebody has pushed it by hand"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from ..output import shown
+from ..trust.safe_output import shown
 
 # buildah and podman: "[8/8] STEP 7/23: RUN ..."; docker --progress=plain: "#9 [image 7/23] RUN ..."
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
@@ -20,7 +20,7 @@ NEWLINE = "\n"
 LONG = 1.0  # seconds from which on the time of a step is shown
 
 
-class Steps:
+class BuildSteps:
     """The lines of one builder's command. The line of the step that runs stays open until the step ends or says something."""
 
     def __init__(self, builder: str) -> None:

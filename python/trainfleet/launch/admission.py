@@ -17,22 +17,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from .. import output
-from ..backends.slurm import sbatch
+from ..backends import job_starts
 from ..config import Config, load_resolved
-from ..config.hosts import Host
-from ..errors import telling
-from ..node_log import Log
+from ..config.host_list import Host
+from ..health.stack_dumps import read_end
+from ..host.node_log import Log
+from ..node.placement import expand_hosts
 from ..nodes import gate
-from ..nodes.answers import Implausible, implausible
 from ..nodes.facts import SCRIPT, Facts, parse
 from ..nodes.finding import Finding
 from ..nodes.fleet import wanted_of
-from ..nodes.health import judge_allocated
-from ..plan.fabric import least_bandwidth
-from ..runs import Run, node_log
-from ..seat import expand_hosts
-from ..stack_dumps import read_end
+from ..nodes.host_results import Implausible, implausible
+from ..nodes.node_checks import judge_allocated
+from ..plan.fabric_environment import least_bandwidth
+from ..run.run_folder import Run, node_log
+from ..trust import safe_output
+from ..trust.errors import telling
 
 LARGEST = 1 << 26  # bytes of a file that are looked at: its last ones
 OPEN, SHUT = 0, 69  # sysexits.h: a service is unavailable
@@ -54,19 +54,19 @@ def main(arguments: list[str]) -> int:
     return OPEN if report.is_open else SHUT
 
 
-def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.Report:
+def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateReport:
     """The gate's report on the nodes of a start, from what they have left in its folder."""
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
-            facts[host] = parse(_text(sbatch.facts_of(start, node)))
+            facts[host] = parse(_text(job_starts.facts_of(start, node)))
         except Implausible as error:
             findings.append(Finding(host, "facts", implausible(error, "what facts.sh prints").message, "sinfo -R; another node"))
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
-    said = [_plain(node_log(sbatch.gate_folder(start), node)) for node in range(len(hosts))]
+    said = [_plain(node_log(job_starts.gate_folder(start), node)) for node in range(len(hosts))]
     bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.node_type, hosts) or (None, _failed(said, hosts))
-    return gate.Report(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
+    return gate.GateReport(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
 
 
 def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
@@ -101,5 +101,5 @@ def _text(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    output.install()
+    safe_output.install()
     sys.exit(main(sys.argv[1:]))

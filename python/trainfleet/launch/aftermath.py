@@ -3,7 +3,7 @@
 The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is the job's, START this start's
 in it; NEAR is not empty when the engine's time limit was near. The exit code says whether the job is to be queued again: 0, yes.
 
-A launcher that is at work decides by itself, by the same verdict (watch/attempts.py); a job that is queued again here it finds.
+A launcher that is at work decides by itself, by the same verdict (watch/retry_loop.py); a job that is queued again here it finds.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import sys
 import time
 from pathlib import Path
 
-from .. import output
+from ..backends import job_starts
 from ..backends.base import Phase, Status, load_job
-from ..backends.slurm import starts
-from ..errors import TrainfleetError, telling
-from ..lease import is_held, is_renewed, read_holder
+from ..health.lease import is_held, is_renewed, read_holder
 from ..plan.request import Request
-from ..runs import Run
-from ..watch.attempts import conclude, worth_it
+from ..run.run_folder import Run
+from ..trust import safe_output
+from ..trust.errors import TrainfleetError, telling
 from ..watch.causes import Then
-from ..watch.follow import Outcome
+from ..watch.monitor import AttemptOutcome
+from ..watch.retry_loop import conclude, worth_it
 from ..watch.verdict import Start, judge
 
 AGAIN, OVER = 0, 1
@@ -30,7 +30,7 @@ AGAIN, OVER = 0, 1
 @telling
 def main(arguments: list[str]) -> int:
     folder, start, near = Path(arguments[0]), Path(arguments[1]), arguments[2]
-    run, exits = Run(folder, f"launcher-{start.name}"), starts.exits_of(start)
+    run, exits = Run(folder, f"launcher-{start.name}"), job_starts.exits_of(start)
     if run.is_asked_to_stop():
         return say(OVER, "it was asked to stop")
     job = load_job(run)
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
     """Whether another start can succeed, by the verdict, which is recorded and printed."""
     status = Status(Phase.ENDED, exits=exits)
-    verdict = judge(request, Outcome(status, None), run, Start(start.stat().st_ctime, starts.lengths(start)))
+    verdict = judge(request, AttemptOutcome(status, None), run, Start(start.stat().st_ctime, job_starts.lengths(start)))
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
     print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
     if again:
@@ -68,7 +68,7 @@ def say(code: int, words: str) -> int:
 
 
 if __name__ == "__main__":
-    output.install()
+    safe_output.install()
     try:
         sys.exit(main(sys.argv[1:]))
     except TrainfleetError:  # told already

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from ..backends import backend_of, is_guest
 from ..backends.base import Can, Machines
-from ..backends.place import Here, Place
+from ..backends.run_storage import Here, Place
 from ..config import Config
-from ..door import printable, shortened
-from ..errors import BackendError, TrainfleetError
-from ..output import is_agreed
 from ..report.history import size
-from ..runs import COMPILED, DATA, RUNS, Run, is_locked
-from . import belongings
+from ..run.run_folder import COMPILED, DATA, RUNS, Run, is_locked
+from ..trust.errors import BackendError, TrainfleetError
+from ..trust.safe_output import is_agreed
+from ..trust.untrusted_input import printable, shortened
+from . import owned_files
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
 MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"  # what make profile and make scaling add to the name of the run
@@ -29,29 +29,29 @@ def made_by(run: Run, config: Config | None) -> list[Path]:
 
 
 def _runs() -> list[Path]:
-    return [folder for folder in belongings.folders(RUNS) if belongings.is_run(folder)]
+    return [folder for folder in owned_files.folders(RUNS) if owned_files.is_run(folder)]
 
 
 def _datasets() -> list[Path]:
-    return [folder for folder in belongings.folders(DATA) if belongings.is_dataset(folder)]
+    return [folder for folder in owned_files.folders(DATA) if owned_files.is_dataset(folder)]
 
 
 def remove_remakeable() -> None:
     """Removes what can be made again; BackendError while a folder is in use."""
     busy = [folder for folder in (*_runs(), *_datasets()) if is_locked(folder)]
     if busy:
-        next = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
-        raise BackendError(f"still at work: {', '.join(map(str, busy))}", next=next)
-    removed = sum(belongings.remove(path) for path in _remakeable())
+        then = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
+        raise BackendError(f"still at work: {', '.join(map(str, busy))}", next=then)
+    removed = sum(owned_files.remove(path) for path in _remakeable())
     print(f"removed {size(removed)} that can be made again (reports, plots, caches, what was half made)")
 
 
 def _remakeable() -> Iterator[Path]:
     for run in _runs():
-        yield from belongings.remakeable(run)
+        yield from owned_files.remakeable(run)
     yield from (Path(name) for name in CACHES)
     for root in ("python", "tests"):
-        yield from (path for path in Path(root).rglob("__pycache__") if belongings.is_inside(path, Path()))
+        yield from (path for path in Path(root).rglob("__pycache__") if owned_files.is_inside(path, Path()))
 
 
 def machines_of(config: Config | None) -> Machines | None:
@@ -109,7 +109,7 @@ def take_down(machines: Machines, place: Place, made: Sequence[Path], purge_too:
 
 def keep(place: Place, made: Sequence[Path]) -> int:
     """Says what stays; the exit code."""
-    here = {folder: belongings.measure(folder) for folder in (*_runs(), *_datasets())}
+    here = {folder: owned_files.measure(folder) for folder in (*_runs(), *_datasets())}
     kept = {str(folder): count for folder, count in here.items()} | place.folders()
     for name, count in kept.items():
         print(f"kept {name}: {size(count)}")
@@ -121,7 +121,9 @@ def keep(place: Place, made: Sequence[Path]) -> int:
 
 def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     """Removes the folders that the config made, here and on its fleet, and nothing else; 1 when one of them had to stay."""
-    here = {folder: belongings.measure(folder) for folder in made if belongings.is_run(folder) or belongings.is_dataset(folder)}
+    here = {
+        folder: owned_files.measure(folder) for folder in made if owned_files.is_run(folder) or owned_files.is_dataset(folder)
+    }
     far = place.folders()
     sizes = {str(folder): count for folder, count in here.items()} | far
     strange = [folder for folder in made if folder not in here and (folder.exists() or folder.is_symlink())]
@@ -139,15 +141,15 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     left = [path for folder in here for path in _remove(folder)]
     for name in (*far_left, *map(str, left)):
         print(f"left {shortened(printable(name), 255)}: this program did not write it")
-    print(f"removed {size(sum(sizes.values()) - sum(map(belongings.measure, left)))}: this config's run and dataset")
+    print(f"removed {size(sum(sizes.values()) - sum(map(owned_files.measure, left)))}: this config's run and dataset")
     return 1 if strange else 0
 
 
 def _remove(folder: Path) -> list[Path]:
     """What is left of a folder once all that is ours in it is removed."""
     if folder.parent == DATA:
-        return belongings.remove_dataset(folder)
-    belongings.remove(folder)
+        return owned_files.remove_dataset(folder)
+    owned_files.remove(folder)
     return []
 
 

@@ -14,23 +14,23 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from .. import hardware
 from ..backends import backend_of, shared
 from ..config import Config, Derivation, load_resolved
-from ..errors import ConfigError, TrainfleetError
-from ..nodes.operations import lock_name
+from ..hardware import node_types
+from ..host.install_paths import PACKAGE, PACKAGES
+from ..nodes.install_steps import lock_name
 from ..nodes.stack import load_stack
-from ..origin import PACKAGE
 from ..plan.measurement import compile_only
-from ..plan.neuron import compiles_ahead
+from ..plan.neuron_environment import compiles_ahead
 from ..report.compilation import describe
 from ..report.history import duration
-from ..runs import COMPILED, RUNS, Run, run_of
-from ..watch.follow import Sequel
-from . import imaging
+from ..run.run_folder import COMPILED, RUNS, Run, run_of
+from ..trust.errors import ConfigError, TrainfleetError
+from ..watch.monitor import Sequel
+from . import job_image
+from .command import plan_of, was_handed_over
 from .execution import STOPPED
-from .queueing import Waiting, can_wait, is_in_queue
-from .settings import plan_of, was_handed_over
+from .job_chaining import ChainedTraining, can_wait, is_in_queue
 from .training import train
 
 WRITTEN_IN = ("engine", "models", "devices")  # what decides which programs there are, beside the config
@@ -45,7 +45,7 @@ def require(config: Config) -> None:
     if compiles_ahead(config) or config.train.compile:
         return
     why = "false: nothing is compiled then; true works"
-    if hardware.device_of(config.fleet.stack) == "neuron":
+    if node_types.device_of(config.fleet.stack) == "neuron":
         why = "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make train compiles as it goes on"
     raise ConfigError.of("train.compile", why, next="make train")
 
@@ -67,7 +67,7 @@ def is_warm(config: Config) -> bool:
 
 def compile_first(config: Config, derived: Derivation, started: float) -> int:
     """As `compile_ahead`, with training queued behind it where the engine can have it wait; nothing waits where this fails."""
-    waiting, code = Waiting(config, derived, started), 1
+    waiting, code = ChainedTraining(config, derived, started), 1
     try:
         code = compile_ahead(config, derived, started, waiting.sequel)
     finally:
@@ -78,7 +78,7 @@ def compile_first(config: Config, derived: Derivation, started: float) -> int:
 
 def compile_ahead(config: Config, derived: Derivation, started: float, sequel: Sequel | None = None) -> int:
     """Fills the cache, and says what it took and what it could not compile; the exit code."""
-    imaging.make_ready(config)
+    job_image.make_ready(config)
     run = run_of(name_of(config))
     print(f"compiling ahead, in {run.folder}: {expected_duration(config)}", flush=True)
     plan = plan_of(compile_only(shared(config), run.name), derived, launch=secrets.token_hex(8))
@@ -129,6 +129,7 @@ def _seconds(path: Path, config: Config) -> float | None:
 
 def _code() -> str:
     digest = hashlib.sha256()
-    for path in sorted(path for room in WRITTEN_IN for path in (PACKAGE / room).rglob("*.py")):
+    folders = [*(PACKAGE / room for room in WRITTEN_IN), *PACKAGES[1:]]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -5,38 +5,39 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
-from typing import TextIO
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TextIO
 
-from .. import runs
 from ..backends import Backend, backend_of
-from ..backends.base import Can, Handle, load_job
-from ..backends.place import Place
+from ..backends.base import Handle, load_job
+from ..backends.run_storage import Place
 from ..config import Config, dump_resolved
-from ..config.refit import smaller
-from ..errors import BackendError, JobFailed
-from ..lease import SUCCEEDS, Lease, led_already, newest_holder
+from ..config.elastic import smaller
+from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
+from ..node.placement import require_numbers
 from ..plan.job import Job, tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
 from ..report.summary import status
-from ..seat import require_numbers
-from ..watch.attempts import ASK_AGAIN, PATIENCE, first_that_fits, persevere
+from ..run import run_folder
+from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
-from ..watch.follow import ENDS, Follower, Sequel
-from ..watch.interrupts import Interrupts
-from .intending import leads
+from ..watch.monitor import ENDS, Sequel, Watch
+from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
+from ..watch.signals import Interrupts
+from .intent_watch import leads
 
-HEAD = "TRAINFLEET_HEAD"  # set for what runs on a fleet's head (backends/ssh.py)
+HEAD = "TRAINFLEET_HEAD"  # set for what runs on a fleet's head (backends/head.py)
 COMPILES = 14400.0  # seconds that compiling one program takes at most
 STOPPED = 130  # the exit code of a command that was stopped, as a shell gives it after Ctrl-C
 
 
 @contextmanager
-def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
+def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lease]:
     """Holds the lock of a run of this machine, or the lease of any other; refuses where another command is at work in it.
 
     The lease alone decides who leads a run of other machines. Its lock is taken beside that where it is to be had, for commands
@@ -61,9 +62,9 @@ def in_charge(config: Config, run: runs.Run, place: Place) -> Iterator[Lease]:
 
 
 @contextmanager
-def held(run: runs.Run) -> Iterator[None]:
+def held(run: run_folder.Run) -> Iterator[None]:
     """Holds the lock of the run's folder; BackendError where another command has it."""
-    if (lock := runs.take_lock(run.folder)) is None:
+    if (lock := run_folder.take_lock(run.folder)) is None:
         raise led_already(run.name, str(run.folder))
     with lock:
         yield
@@ -73,15 +74,15 @@ def _attended(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
     """On a fleet's head: another host stands by; elsewhere nothing."""
     if HEAD not in os.environ:
         return nullcontext()
-    from .succession import kept  # loads SSH
+    from .failover import kept  # loads SSH
 
     return kept(backend, lease)
 
 
-def _lock_beside(run: runs.Run) -> AbstractContextManager[TextIO | None]:
+def _lock_beside(run: run_folder.Run) -> AbstractContextManager[TextIO | None]:
     """The lock, where it is free and the file system has locks."""
     with suppress(OSError):
-        return runs.take_lock(run.folder) or nullcontext()
+        return run_folder.take_lock(run.folder) or nullcontext()
     return nullcontext()
 
 
@@ -92,26 +93,26 @@ def warn(plan: Plan) -> None:
             print(note, file=sys.stderr)
 
 
-def is_finished(plan: Plan, run: runs.Run) -> bool:
+def is_finished(plan: Plan, run: run_folder.Run) -> bool:
     """Whether the run has done all the steps that the config asks for."""
     results = run.read_results()
     return results.get("status") == "finished" and int(results.get("steps", 0)) >= plan.config.train.steps
 
 
-def say_finished(plan: Plan, run: runs.Run) -> int:
+def say_finished(plan: Plan, run: run_folder.Run) -> int:
     """Says that nothing is left to do, how the run ended and how to go on; the exit code."""
     print(f"nothing is left to do: train.steps is {plan.config.train.steps:,}\n{status(run)}")
     return 0
 
 
-def end_remains(run: runs.Run, place: Place, backend: Backend) -> None:
+def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
     """Ends what is left on the nodes of a finished run whose launcher was killed before it did that: a frozen agent, say."""
     holder, job = newest_holder(run.folder), load_job(run)
     if job and holder and holder.code is None and not place.is_running():
         backend.stop(job[0], at_once=True)
 
 
-def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None:
+def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] | None:
     """The job that an earlier launcher submitted, if all of it still runs."""
     job = load_job(run)
     if job is None:
@@ -120,101 +121,123 @@ def left_running(config: Config, run: runs.Run) -> tuple[Handle, Request] | None
     return None if status.ended or status.failed else job
 
 
-def take_over(plan: Plan, run: runs.Run, interrupts: Interrupts) -> Plan | None:
-    """The plan of a launcher whose predecessor died, if possible without the hosts that are gone; None after a stop.
-
-    Whoever took over waits for missing hosts, as a launcher does that loses them (watch/attempts.py).
-
-    Raises:
-        JobFailed: too few have come back in time.
-        BackendError: a command that was typed finds too few.
-    """
-    backend, job, deadline, said = backend_of(plan.config), load_job(run), time.monotonic() + PATIENCE, False
-    number = job[1].job.attempt + 1 if job else 1
-    while True:
-        lost = backend.status(job[0]).lost if job else {}
-        without = {job[1].host(node): why for node, why in lost.items()} if job else {}
-        try:
-            found = [first_that_fits(backend, _jobs_of(plan, each, number), [without, {}]) for each in plan.requests]
-            return replace(plan, requests=tuple(found))
-        except BackendError as error:
-            if SUCCEEDS not in os.environ:
-                raise
-            if time.monotonic() > deadline:
-                raise JobFailed(error.what, where=error.where, why=error.why, next=error.next) from error
-            if not said:
-                print(f"waiting for nodes: {error}", flush=True)
-            said = True
-        if interrupts.count or run.is_asked_to_stop():
-            return None
-        time.sleep(ASK_AGAIN)
-
-
 def _jobs_of(plan: Plan, request: Request, attempt: int) -> list[Job]:
     """The request's job, and the same for fewer nodes where the config allows that."""
     fewer = [train_job(config) for config in smaller(plan.config)] if request.job.kind == "train" else []
     return [replace(job, launch=request.job.launch, attempt=attempt) for job in (request.job, *fewer)]
 
 
-def execute(
-    plan: Plan, request: Request, place: Place, interrupts: Interrupts, live: Live | TokenizeLive, lease: Lease,
-    running: Handle | None = None, sequel: Sequel | None = None,
-) -> bool:  # fmt: skip
-    """Whether every node ended well; False when it was stopped before that. `running`: the job has been submitted already.
-
-    Raises:
-        JobFailed: with the verdict.
-    """
-    run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
-    choices = {config.fleet.nodes: config for config in (plan.config, *smaller(plan.config))}
-    jobs = [train_job(config) if request.job.kind == "train" else tokenize_job(config) for config in choices.values()]
-    budget = Budget(run, plan.config, backend.bill())
-
-    def show(waits_for: str = "") -> None:
-        live.update(waits_for)
-        interrupts.signalled |= live.line.unread  # as when its terminal is closed
-
-    follower = Follower(backend, place, run, interrupts, show, live.line.say, budget)
-    if isinstance(live, TokenizeLive):
-        follower.progress = lambda: live.progress
-    if request.job.ahead:  # what compiles says little
-        follower.progress, follower.still = (lambda: sum(runs.size_of(log) for log in request.logs)), COMPILES
-    refit_fewer(run, plan.config, choices.get(request.job.nodes))
-    require_numbers(ENDS)
-    follower.ends = float(os.environ[ENDS]) if ENDS in os.environ else None
-    follower.kind = plan.config.fleet.node_type
-    follower.confirm, follower.standby = lease.confirm, lambda: lease.standby
-    if Can.LEAVE_OUT in backend.can:
-        from .succession import sharpen  # loads SSH
-
-        sharpen(follower)
-    follower.replaces, follower.sequel = plan.config.fleet.slow == "replace", sequel
-    with live:
-        verdict = persevere(follower, request, jobs, lambda job: refit(run, choices[job.nodes]), running)
-    if interrupts.count > 1 or (follower.asked and not request.job.beats):
-        return False
-    if verdict:
-        raise JobFailed(str(verdict))
-    return True
-
-
-def refit(run: runs.Run, config: Config) -> None:
+def refit(run: run_folder.Run, config: Config) -> None:
     """Makes the ranks continue with this config."""
-    runs.write_atomic(run.config, dump_resolved(config))
+    run_folder.write_atomic(run.config, dump_resolved(config))
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
-def refit_fewer(run: runs.Run, asked: Config, found: Config | None) -> None:
-    """Makes the ranks continue on fewer nodes than the config asks for, where a successor has found so few."""
-    if found and found != asked:
-        refit(run, found)
+@dataclass(frozen=True)
+class Launch:
+    """A command that leads a run: by which plan, where the run is, and what may end it. `started`: when it began, unix time.
 
+    `sequel`: what is to start once its last job has succeeded.
+    """
 
-def tokenize(
-    plan: Plan, request: Request, place: Place, interrupts: Interrupts, lease: Lease, running: Handle | None = None
-) -> bool:
-    """Whether the dataset is whole now; False after a stop."""
-    if not running and runs.is_locked(request.job.folder):  # its node 0 holds the lock, on whatever machine that is
-        what, where = f"another command is tokenizing {request.job.name}", str(request.job.folder)
-        raise BackendError(what, where=where, next="wait for it, or make stop")
-    return execute(plan, request, place, interrupts, TokenizeLive(request.job.folder, plan.config.data.store), lease, running)
+    plan: Plan
+    place: Place
+    lease: Lease
+    interrupts: Interrupts
+    started: float
+    sequel: Sequel | None = None
+
+    @cached_property
+    def run(self) -> run_folder.Run:
+        return run_folder.run_of(self.plan.config.name)
+
+    @property
+    def config(self) -> Config:
+        return self.plan.config
+
+    @property
+    def backend(self) -> Backend:
+        return backend_of(self.config)
+
+    def take_over(self) -> Launch | None:
+        """The same with the plan of a launcher whose predecessor died, if possible without the hosts that are gone.
+
+        None after a stop. Whoever took over waits for missing hosts, as a launcher does that loses them (watch/retry_loop.py).
+
+        Raises:
+            JobFailed: too few have come back in time.
+            BackendError: a command that was typed finds too few.
+        """
+        job, deadline, said = load_job(self.run), time.monotonic() + PATIENCE, False
+        number = job[1].job.attempt + 1 if job else 1
+        while True:
+            lost = self.backend.status(job[0]).lost if job else {}
+            without = {job[1].host(node): why for node, why in lost.items()} if job else {}
+            try:
+                found = [self._next(request, number, without) for request in self.plan.requests]
+                return replace(self, plan=replace(self.plan, requests=tuple(found)))
+            except BackendError as error:
+                if SUCCEEDS not in os.environ:
+                    raise
+                if time.monotonic() > deadline:
+                    raise JobFailed(error.what, where=error.where, why=error.why, next=error.next) from error
+                if not said:
+                    print(f"waiting for nodes: {error}", flush=True)
+                said = True
+            if self.interrupts.count or self.run.is_asked_to_stop():
+                return None
+            time.sleep(ASK_AGAIN)
+
+    def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
+        return first_that_fits(self.backend, _jobs_of(self.plan, request, number), [without, {}])
+
+    def tokenize(self, request: Request, running: Handle | None = None) -> bool:
+        """Whether the dataset is whole now; False after a stop."""
+        folder = request.job.folder
+        if not running and run_folder.is_locked(folder):  # its node 0 holds the lock, on whatever machine that is
+            what = f"another command is tokenizing {request.job.name}"
+            raise BackendError(what, where=str(folder), next="wait for it, or make stop")
+        live = TokenizeLive(folder, self.config.data.store)
+        return self._execute(request, live, running, progress=lambda: live.progress)
+
+    def train(self, request: Request, running: Handle | None = None) -> bool:
+        """Whether every node ended well; False when it was stopped before that."""
+        told: dict[str, Any] = {}
+        if request.job.ahead:  # what compiles says little
+            told = {"progress": lambda: sum(run_folder.size_of(log) for log in request.logs), "still": COMPILES}
+        return self._execute(request, Live(self.run, self.config.train.steps), running, sequel=self.sequel, **told)
+
+    def _execute(self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any) -> bool:
+        """Follows a job to its end; `told`: what its watch is to know beside the rest.
+
+        Raises:
+            JobFailed: with the verdict.
+        """
+        choices = {config.fleet.nodes: config for config in (self.config, *smaller(self.config))}
+        job_of = train_job if request.job.kind == "train" else tokenize_job
+        found = choices.get(request.job.nodes, self.config)
+        if found != self.config:  # a successor has found so few
+            refit(self.run, found)
+        watch = replace(self._watch(live), **told)
+        with live:
+            jobs = [job_of(config) for config in choices.values()]
+            ended = persevere(watch, request, jobs, lambda job: refit(self.run, choices[job.nodes]), running)
+        if self.interrupts.count > 1 or (ended.asked and not request.job.beats):
+            return False
+        if ended.verdict:
+            raise JobFailed(str(ended.verdict))
+        return True
+
+    def _watch(self, live: Live | TokenizeLive) -> Watch:
+        def show(waits_for: str = "") -> None:
+            live.update(waits_for)
+            self.interrupts.signalled |= live.line.unread  # as when its terminal is closed
+
+        require_numbers(ENDS)
+        budget = Budget(self.run, self.config, self.backend.bill())
+        fleet, ends = self.config.fleet, float(os.environ[ENDS]) if ENDS in os.environ else None
+        return Watch(
+            self.backend, self.place, self.run, self.interrupts, show, live.line.say, budget,
+            replaces=fleet.slow == "replace", ends=ends, kind=fleet.node_type,
+            confirm=self.lease.confirm, standby=lambda: self.lease.standby,
+        )  # fmt: skip

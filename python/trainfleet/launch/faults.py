@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..report.rehearsal import Outcome
-from ..runs import Record
+from ..backends.base import LINKS, OWN_HEAD
+from ..report.rehearsal_table import FaultOutcome
+from ..run.run_folder import Record
 from ..watch.causes import CAUSES, Then
 from .execution import STOPPED
-from .rehearsal import BREAK_AT, EVERY, LONGEST, STRUCK, Stage
+from .rehearsal import BREAK_AT, EVERY, KERNEL, LONGEST, MAJORITY, MOUNTS, PYTHON_OF_NODES, SPARE, STRUCK, RehearsalStage
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
 CUT, CUT_RATE = 30, "rate 1kbit burst 90 latency 1ms"  # seconds: longer than a node that is not heard is waited for
@@ -49,7 +50,7 @@ BROKEN_NUMBERS = f"""
 import importlib.util, os, sys
 class Poison:
     def find_spec(self, name, path=None, target=None):
-        if name != "trainfleet.engine.guard" or os.environ.get("RANK") != "1":
+        if name != "trainfleet.engine.step_guard" or os.environ.get("RANK") != "1":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -73,20 +74,21 @@ class Fault:
     name: str
     what: str
     verdicts: tuple[str, ...]
-    play: Callable[[Fault, Stage], Outcome]
-    rank: int | None = None
+    play: Callable[[Fault, RehearsalStage], FaultOutcome]
+    rank: int | None = None  # whom the verdict must blame
+    needs: tuple[str, ...] = ()  # of a stage, which may lack it (Stage.lacking)
 
 
-def rehearse(fault: Fault, stage: Stage) -> Outcome:
+def rehearse(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     """What became of a fault, or why it could not be played."""
-    if why := stage.lacking.get(fault.name):
-        return Outcome(fault.name, skipped=why, what=fault.what)
+    if why := next((stage.lacking[need] for need in fault.needs if need in stage.lacking), ""):
+        return FaultOutcome(fault.name, skipped=why, what=fault.what)
     outcome, left = fault.play(fault, stage), stage.left_over()
     broken = (*outcome.broken, *([f"{len(left)} {stage.things} were left over"] if left else []))
     return replace(outcome, left=len(left), broken=broken, what=fault.what)
 
 
-def _running(fault: Fault, stage: Stage, words: str = "") -> subprocess.Popen[str]:
+def _running(fault: Fault, stage: RehearsalStage, words: str = "") -> subprocess.Popen[str]:
     """The command that trains, once its run has come to the step at which it is broken."""
     process = stage.begin(fault.name, words)
     stage.await_step(fault.name, process)
@@ -98,10 +100,10 @@ def _ended(code: int, wanted: int = 0) -> list[str]:
     return [] if code == wanted else [f"the command ended with {code}"]
 
 
-def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Outcome]:
+def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
     """Plays a fault that a signal to one process is: the run must go on by itself, to the same losses."""
 
-    def play(fault: Fault, stage: Stage) -> Outcome:
+    def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process, began = _running(fault, stage), time.time()
         stage.strike(fault.name, whom, number)
         return _measure(fault, stage, began, _ended(stage.end(process)))
@@ -109,16 +111,16 @@ def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, Stage], Ou
     return play
 
 
-def _cut_off(fault: Fault, stage: Stage) -> Outcome:
+def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     """A node that the others don't hear any more for a while: the run must go on without it."""
     process, began = _running(fault, stage), time.time()
     if why := stage.shape(fault.name, CUT_RATE, CUT):
         stage.stop(fault.name, process)
-        return Outcome(fault.name, skipped=why)
+        return FaultOutcome(fault.name, skipped=why)
     return _measure(fault, stage, began, _ended(stage.end(process)))
 
 
-def _slowed(fault: Fault, stage: Stage) -> Outcome:
+def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     """A node whose packets take long: the run must go on, to the same losses. That it is named is told, and not promised:
     on machines that others load, steps may take no longer for it.
     """
@@ -133,11 +135,11 @@ def _slowed(fault: Fault, stage: Stage) -> Outcome:
     stage.free()
     stage.stop(fault.name, process)
     if why:
-        return Outcome(fault.name, skipped=why)
+        return FaultOutcome(fault.name, skipped=why)
     return _measure(fault, stage, began, _ended(process.returncode, STOPPED), named=named, ends=False)
 
 
-def _headless(fault: Fault, stage: Stage) -> Outcome:
+def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     """A head that is gone, with the launcher and a rank: the host that stands by must take over."""
     process, began = _running(fault, stage), time.time()
     head = stage.lose_head(fault.name)
@@ -149,13 +151,13 @@ def _headless(fault: Fault, stage: Stage) -> Outcome:
 
 def _measure(
     fault: Fault,
-    stage: Stage,
+    stage: RehearsalStage,
     began: float,
     broken: list[str],
     most_lost: int | None = None,
     named: Record | None = None,
     ends: bool = True,
-) -> Outcome:
+) -> FaultOutcome:
     """What the run's events tell of a fault at `began`, with the promises that all faults have: verdict, losses.
 
     `named`: the event by which the fault was named, where nobody judged. `ends`: the run was to end by itself.
@@ -175,7 +177,7 @@ def _measure(
                 f"{lost} steps were done twice" if lost > (stage.steps if most_lost is None else most_lost) else ""]  # fmt: skip
     seconds = [max(0.0, round(event["time"] - began, 1)) if event else None for event in (first, again)]
     failed = (*broken, *filter(None, promises))
-    return Outcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=failed)
+    return FaultOutcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=failed)
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
@@ -187,7 +189,7 @@ def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
     return ""
 
 
-def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
+def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     process, began = _running(fault, stage), time.time()
     process.kill()
     process.communicate()
@@ -198,7 +200,7 @@ def _killed_launcher(fault: Fault, stage: Stage) -> Outcome:
     return _measure(fault, stage, began, broken)
 
 
-def _noticed(fault: Fault, stage: Stage) -> Outcome:
+def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     """A notice that a machine is about to be taken away, as Slurm and Batch give it: SIGUSR1 to a rank."""
     process, began = _running(fault, stage), time.time()
     stage.strike(fault.name, "rank", signal.SIGUSR1)
@@ -210,7 +212,7 @@ def _noticed(fault: Fault, stage: Stage) -> Outcome:
     return _measure(fault, stage, began, broken, most_lost=0)
 
 
-def _damaged(fault: Fault, stage: Stage) -> Outcome:
+def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     """The newest checkpoint of a run that was stopped loses the half of its largest file."""
     process = _running(fault, stage)
     stage.stop(fault.name, process)
@@ -222,10 +224,10 @@ def _damaged(fault: Fault, stage: Stage) -> Outcome:
     return _measure(fault, stage, began, broken)
 
 
-def _at_checkpoints(command: str) -> Callable[[Fault, Stage], Outcome]:
+def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
     """Plays a fault by which rank 1 can't write checkpoints any more, from a moment on; then it can again."""
 
-    def play(fault: Fault, stage: Stage) -> Outcome:
+    def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process = _running(fault, stage)
         began, said = time.time(), stage.at_rank(fault.name, command)
         if said == STRUCK:
@@ -234,13 +236,13 @@ def _at_checkpoints(command: str) -> Callable[[Fault, Stage], Outcome]:
             stage.stop(fault.name, process)
         stage.let_write(fault.name)
         if said != STRUCK:
-            return Outcome(fault.name, skipped=" ".join(said.split()) or "its host says nothing")
+            return FaultOutcome(fault.name, skipped=" ".join(said.split()) or "its host says nothing")
         return _mended(fault, stage, began, code)
 
     return play
 
 
-def _mended(fault: Fault, stage: Stage, began: float, code: int, words: str = "") -> Outcome:
+def _mended(fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = "") -> FaultOutcome:
     """A fault that another attempt would meet again: the command must fail, say why, and go on once it is mended.
 
     A fault of one node may be left behind with that node instead.
@@ -255,10 +257,10 @@ def _mended(fault: Fault, stage: Stage, began: float, code: int, words: str = ""
     return _measure(fault, stage, began, broken)
 
 
-def _changed(program: str, words: str = "") -> Callable[[Fault, Stage], Outcome]:
+def _changed(program: str, words: str = "") -> Callable[[Fault, RehearsalStage], FaultOutcome]:
     """Plays a fault that is a change of what Python finds when it starts, as if a node were installed so; then as it was."""
 
-    def play(fault: Fault, stage: Stage) -> Outcome:
+    def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         began = time.time()
         stage.alter(fault.name, program)
         code = stage.end(stage.begin(fault.name, words))
@@ -275,17 +277,20 @@ FAULTS = {
         Fault("rank-killed", f"kill -9 of rank 1 at step {BREAK_AT}", ("killed",), _signalled(signal.SIGKILL, "rank"), 1),
         Fault("agent-killed", "kill -9 of node 1's torchrun", KILLED, _signalled(signal.SIGKILL, "agent"), 1),
         Fault("rank-stopped", "SIGSTOP of rank 1: it hangs", ("hang",), _signalled(signal.SIGSTOP, "rank"), 1),
-        Fault("link-cut", "node 1 is not heard for a while", ("lost-node", "slow"), _cut_off, 1),
-        Fault("link-slowed", "what node 1 sends passes at 50 Mbit/s", ("slow", "none"), _slowed, 1),
+        Fault("link-cut", "node 1 is not heard for a while", ("lost-node", "slow"), _cut_off, 1, (LINKS, SPARE)),
+        Fault("link-slowed", "what node 1 sends passes at 50 Mbit/s", ("slow", "none"), _slowed, 1,
+              (LINKS, MAJORITY, KERNEL)),
         Fault("launcher-killed", "kill -9 of make train itself; the same command again", (), _killed_launcher),
-        Fault("head-lost", "kill -9 of all of the run on its head, the launcher too", KILLED, _headless, 0),
+        Fault("head-lost", "kill -9 of all of the run on its head, the launcher too", KILLED, _headless, 0, (OWN_HEAD,)),
         Fault("notice", "the machine is about to be taken away; the same command again", (), _noticed),
         Fault("checkpoint-damaged", "half of the newest checkpoint's largest file is gone", (), _damaged),
         Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _at_checkpoints(FULL), 1),
-        Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _at_checkpoints(READ_ONLY)),
+        Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _at_checkpoints(READ_ONLY),
+              needs=(MOUNTS,)),
         Fault("nan", f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is", ("nan",),
-              _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3")),
-        Fault("no-environment", "node 1 lacks a package; then it has it", ("environment",), _changed(BROKEN_NODE), 1),
+              _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3"), needs=(PYTHON_OF_NODES,)),
+        Fault("no-environment", "node 1 lacks a package; then it has it", ("environment",), _changed(BROKEN_NODE), 1,
+              (PYTHON_OF_NODES,)),
     )
 }  # fmt: skip
 assert BREAK_AT % EVERY, "a fault must cost something"

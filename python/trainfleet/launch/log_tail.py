@@ -10,9 +10,9 @@ import re
 import time
 from pathlib import Path
 
-from ..backends.place import Place
-from ..errors import BackendError
-from ..runs import Run, whole_lines
+from ..backends.run_storage import Place
+from ..run.run_folder import Run, whole_lines
+from ..trust.errors import BackendError
 
 NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 

@@ -1,7 +1,7 @@
 """Finds before a run starts what would end it later: memory, disk space for checkpoints, folders that can't be written.
 
 Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device holds its part of the model.
-What hosts without a type have, the gate reads off them (nodes/health.py).
+What hosts without a type have, the gate reads off them (nodes/node_checks.py).
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import hardware, loggers, s3
 from ..backends import backend_of
 from ..backends.base import Can
-from ..checkpoints import beginning
+from ..checkpoints import init_from
 from ..checkpoints.store import store_of
 from ..config import Config
-from ..config.room import Room, checkpoint_bytes, device_room, gib, lack
+from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
 from ..data.manifest import MANIFEST
-from ..errors import ConfigError, Problem
+from ..hardware import node_types
 from ..report.history import size
-from ..runs import DATA, run_of
-from ..s3 import SCHEME
+from ..run import loggers
+from ..run.run_folder import DATA, run_of
+from ..storage import s3
+from ..storage.s3 import SCHEME
+from ..trust.errors import ConfigError, Problem
 
 
 def require(config: Config) -> None:
     """Raises ConfigError with everything that can't work, and what would."""
     if found := list(problems(config)):
-        next = "SET='key=value' tries a value; make plan shows what it needs"
-        raise ConfigError([Problem(0, "", *one) for one in found], next=next)
+        then = "SET='key=value' tries a value; make plan shows what it needs"
+        raise ConfigError([Problem(0, "", *one) for one in found], next=then)
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
@@ -39,7 +41,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if room and (found := lack(config, room)):
         yield found
     if not here and _is_on_shared_disk(config):
-        yield from beginning.faults(config)
+        yield from init_from.faults(config)
     if here:
         yield from (("train.loggers", fault) for kind in config.train.loggers if (fault := loggers.lack(kind)))
         shut = dict(_shut(config))
@@ -59,7 +61,7 @@ def warnings(config: Config) -> list[str]:
     """What may work and is tight: more memory than this machine can spare now."""
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return []
-    wanted, spare = this_machine().wanted(config), hardware.spare_memory()
+    wanted, spare = this_machine().wanted(config), node_types.spare_memory()
     if spare is None or wanted <= spare:
         return []
     return [f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
@@ -75,7 +77,7 @@ def try_addresses(config: Config) -> None:
     """
     if not backend_of(config).is_here:
         return
-    beginning.require_distant(config)
+    init_from.require_distant(config)
     destination = config.checkpoint.destination or ""
     if destination.startswith(SCHEME) and not config.checkpoint.is_off:
         address = f"{destination.rstrip('/')}/{config.name}/.writable"
@@ -91,7 +93,7 @@ def _is_on_shared_disk(config: Config) -> bool:
 
 def this_machine() -> Room:
     """The memory that all ranks share where they compute on this machine's CPUs."""
-    return Room(hardware.local_memory(), "all", "this machine")
+    return Room(node_types.local_memory(), "all", "this machine")
 
 
 def _shut(config: Config) -> Iterator[tuple[str, str]]:

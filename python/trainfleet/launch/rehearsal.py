@@ -4,7 +4,7 @@ All of it is in one folder outside the user's runs, which is made for it and goe
 so it is gone also after kill -9; the folder that such a death leaves behind is emptied by the next rehearsal.
 
 What is covered: nodes that this machine plays, real torchruns. Hosts and Slurm have stages of their own: rehearsal_hosts.py,
-rehearsal_slurm.py.
+rehearsal_steps.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from typing import Any, ClassVar
 
 import yaml
 
-from .. import fence
-from ..beats import read_beats
-from ..errors import BackendError, RunError
-from ..origin import CODE
-from ..processes import die_with_parent
-from ..runs import Record, Run, run_of, take_lock
+from ..backends.base import LINKS, OWN_HEAD
+from ..health import fence
+from ..health.heartbeat_format import read_beats
+from ..host.install_paths import CODE
+from ..host.processes import die_with_parent
+from ..run.run_folder import Record, Run, run_of, take_lock
+from ..trust.errors import BackendError, RunError
 
 STEPS, EVERY, BREAK_AT = 120, 20, 50  # steps of the run, between two checkpoints, and done when it is broken
 LONGER = 400  # steps, where what nodes do is seen here some seconds later
@@ -52,7 +53,11 @@ truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes that one machine plays have no links of their own"
-LACKING = {"link-cut": OWN_LINKS, "link-slowed": OWN_LINKS, "head-lost": "the head is this machine; launcher-killed is near it"}
+# What faults need (faults.Fault.needs), and a stage may lack, beside base.py's LINKS and OWN_HEAD: nodes enough to go on without
+# one, or to call one slow, a network that tc can slow, a Python that can be changed, mounts that go with the run.
+SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
+PYTHON_OF_NODES, MOUNTS = "python", "mounts"
+LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is near it"}
 
 
 def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS) -> str:
@@ -97,14 +102,14 @@ def plain(value: Any) -> Any:
 
 
 @dataclass
-class Stage:
+class RehearsalStage:
     """The folder in which runs are broken: `type` enters a command there, as a user would. This machine plays the nodes.
 
     What other nodes do otherwise: `place`, `at_rank`, `on_head`, `let_write`, `at_work`; and what only they can, as `shape`.
     """
 
     folder: Path
-    lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)  # faults that can't be played here, and why
+    lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)  # what faults need and is not here, and why
     whole: Mapping[int, float] = field(default_factory=dict)  # the losses of a run that nothing happens to
     said: str = ""  # by the command that ended last
 
@@ -238,14 +243,14 @@ class Stage:
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
         """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't be, or ""."""
-        return self.lacking[name]
+        return self.lacking[LINKS]
 
     def free(self) -> None:
         """Has the links be as they were."""
 
     def lose_head(self, name: str) -> str:
         """Kills all of the run on its head, the launcher too; the head's name. RunError where it is not this user's to kill."""
-        raise RunError(f"{name} can't be played", where=self.place, why=self.lacking[name], next="make rehearse")
+        raise RunError(f"{name} can't be played", where=self.place, why=self.lacking[OWN_HEAD], next="make rehearse")
 
     def processes(self) -> list[int]:
         """Every process of this machine that works in the folder."""
@@ -269,7 +274,7 @@ class Stage:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[RehearsalStage]:
     """A stage with data and the losses of an unbroken run; nothing of it is left behind.
 
     Raises:
@@ -277,7 +282,7 @@ def stage() -> Iterator[Stage]:
         RunError: even the unbroken run failed.
     """
     with own_folder() as folder:
-        made = Stage(folder)
+        made = RehearsalStage(folder)
         try:
             empty(made)
             config = config_of_run({"backend": "local", "nodes": 2}, "text")
@@ -312,7 +317,7 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def empty(made: Stage) -> None:
+def empty(made: RehearsalStage) -> None:
     """Ends what still runs in the folder, also of a rehearsal that was killed, and removes what is in it but the lock."""
     for pid in made.processes():
         with suppress(ProcessLookupError):
@@ -326,7 +331,7 @@ def empty(made: Stage) -> None:
             path.unlink(missing_ok=True)
 
 
-def rehearse_unbroken(made: Stage) -> None:
+def rehearse_unbroken(made: RehearsalStage) -> None:
     """Plays the run to which nothing happens, and keeps its losses; RunError where even that one fails."""
     process = made.begin("whole")
     if code := made.end(process):

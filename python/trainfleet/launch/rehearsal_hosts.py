@@ -20,16 +20,29 @@ from typing import Any
 
 from ..backends import backend_of
 from ..backends.base import Can
-from ..backends.ssh import Ssh
+from ..backends.head import PLAIN, Head
 from ..config import Config
-from ..errors import BackendError, ConfigError, RunError
-from ..nodes import jobs
-from ..nodes.answers import by_host
+from ..nodes import job_commands
 from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.host_results import by_host
 from ..nodes.ssh_config import expanded
 from ..nodes.transport import Transport
+from ..trust.errors import BackendError, ConfigError, RunError
 from . import rehearsal
-from .rehearsal import APART, LONGER, REMOVE, STRUCK, Stage, config_of_run, furnish, rehearse_unbroken
+from .rehearsal import (
+    APART,
+    KERNEL,
+    LONGER,
+    MAJORITY,
+    PYTHON_OF_NODES,
+    REMOVE,
+    SPARE,
+    STRUCK,
+    RehearsalStage,
+    config_of_run,
+    furnish,
+    rehearse_unbroken,
+)
 
 PREFIX = "rehearsal-"
 TIMEOUT = 60.0
@@ -63,7 +76,7 @@ do sleep 5; done
 
 
 @dataclass
-class HostStage(Stage):
+class HostStage(RehearsalStage):
     """The stage, on hosts: node 1's host is the one that is struck."""
 
     transport: Transport = field(kw_only=True)
@@ -80,10 +93,10 @@ class HostStage(Stage):
         return PREFIX + name
 
     def mark(self, name: str) -> str:
-        return jobs.mark_of(self.shared, self.called(name))
+        return job_commands.mark_of(self.shared, self.called(name))
 
     def at_rank(self, name: str, command: str) -> str:
-        rank = RANK.format(mark=shlex.quote(f"{jobs.MARK}={self.mark(name)}"))
+        rank = RANK.format(mark=shlex.quote(f"{job_commands.MARK}={self.mark(name)}"))
         words = f"{rank}\nc={self.checkpoints(name)}\n( {command}\n) || true"
         said = [answer.stdout.strip() for answer in self.transport.run(words, timeout=TIMEOUT).ok.values()]
         if not any(said):
@@ -124,17 +137,17 @@ class HostStage(Stage):
         return shlex.quote(f"{WATCH}={self.shared}")
 
     def lose_head(self, name: str) -> str:
-        self.on_head(jobs.fence(self.mark(name), launchers=True))
+        self.on_head(job_commands.fence(self.mark(name), launchers=True))
         return self.transport.hosts[0].name
 
     def at_work(self) -> Sequence[object]:
-        look = "; ".join(f"{{ {jobs.look_for(self.mark(name))}; }}" for name in self.names)
+        look = "; ".join(f"{{ {job_commands.look_for(self.mark(name))}; }}" for name in self.names)
         return [host for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items() if "running" in said.stdout]
 
     def end_all(self) -> str:
         """A shell's words that end these runs on a host, launchers first, and forget its part in them."""
-        ends = [f"( {jobs.fence(self.mark(name), launchers=True)} )" for name in self.names]
-        return "\n".join([*ends, END.format(mark=self.link), self.unmount, f"rm -f {jobs.JOBS}/$(uname -n)/{PREFIX}*"])
+        ends = [f"( {job_commands.fence(self.mark(name), launchers=True)} )" for name in self.names]
+        return "\n".join([*ends, END.format(mark=self.link), self.unmount, f"rm -f {job_commands.JOBS}/$(uname -n)/{PREFIX}*"])
 
     def put_back(self) -> None:
         """BackendError where a host could not be put back; by host."""
@@ -148,41 +161,40 @@ class HostStage(Stage):
             raise BackendError(by_host("not everything is put back", failed), next=f"rm -rf {folder} there; make doctor")
 
 
-def require_hosts(config: Config) -> Config:
+def require_hosts(head: Head) -> Config:
     """The config with the hosts that there are, by the addresses at which they are reached from here.
 
     Raises:
         ConfigError: faults can't be played on them.
         BackendError: AWS does not say which there are.
     """
-    backend = backend_of(config)
-    assert isinstance(backend, Ssh)
-    located, next, problem = backend.located, "make rehearse SET='fleet.backend=local'", ""
-    if backend.by_agent:
+    makes = Can.MACHINES in backend_of(head.config).can
+    located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
+    if head.by_agent:
         problem = "Session Manager is the only way to its hosts, and a rehearsal needs SSH: fleet.aws.ssm_only false"
     elif (count := len(located.fleet.hosts)) < 2:
         problem = f"{count} hosts: a rehearsal needs two, and three to cut one off"
-        next = "make setup NODES=4" if Can.MACHINES in backend.can else next
+        then = "make setup NODES=4" if makes else then
     if problem:
-        raise ConfigError.of("fleet.hosts", problem, next=next)
+        raise ConfigError.of("fleet.hosts", problem, next=then)
     return located
 
 
 def lacking(config: Config) -> dict[str, str]:
-    """The faults that can't be played on the hosts of a config, and why."""
+    """What faults need that the hosts of a config lack, and why."""
     nodes, row = nodes_of(config), config.fleet.node_type
-    found = {"link-cut": "a run on both of two hosts can't go on without one"} if len(config.fleet.hosts) < 3 else {}
+    found = {SPARE: "a run on both of two hosts can't go on without one"} if len(config.fleet.hosts) < 3 else {}
     if nodes < 3:
-        found["link-slowed"] = "of two nodes none can be called the slow one: it takes four hosts"
+        found[MAJORITY] = "of two nodes none can be called the slow one: it takes four hosts"
     elif row and row.efa:
-        found["link-slowed"] = "what ranks send by EFA goes past the kernel, whose tc can't slow it"
+        found[KERNEL] = "what ranks send by EFA goes past the kernel, whose tc can't slow it"
     if config.fleet.image != "none":
-        found |= dict.fromkeys(("nan", "no-environment"), "the nodes' Python is in an image")
+        found[PYTHON_OF_NODES] = "the nodes' Python is in an image"
     return found
 
 
 @contextmanager
-def stage_on(config: Config, names: Sequence[str]) -> Iterator[Stage]:
+def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
     """A stage on the hosts of a located config, for the faults called `names`; nothing of it is left behind.
 
     Raises:
@@ -210,8 +222,8 @@ def _refuse_another(made: HostStage) -> None:
     sign = f"find {shlex.quote(made.shared)}/sign -newermt '-{SILENT} seconds' 2> /dev/null || true"
     answers = made.transport.run(sign, timeout=TIMEOUT).require("these hosts can't be reached")
     if any(answer.stdout.strip() for answer in answers.ok.values()):
-        next = f"wait for it; it counts as dead after {SILENT} s"
-        raise BackendError("another rehearsal is under way", where=made.shared, next=next)
+        then = f"wait for it; it counts as dead after {SILENT} s"
+        raise BackendError("another rehearsal is under way", where=made.shared, next=then)
 
 
 def _furnish(made: HostStage, config: Config) -> None:
@@ -242,7 +254,7 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
     for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
-    own = {"backend": Ssh.name, "nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared}
+    own = {"backend": PLAIN, "nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared}
     own["python"] = f"{shared}/python"
     return fleet | own
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from .. import runs
 from ..backends import backend_of
 from ..config import dump_resolved
 from ..data import description
 from ..data.dataset import find
 from ..plan.plan import Plan
 from ..report import lengths
-from ..watch.interrupts import Interrupts
+from ..run import run_folder
+from ..watch.signals import Interrupts
 from . import execution
-from .intending import launching
+from .intent_watch import launching
 
 
 def tokenize(plan: Plan, started: float) -> int:
@@ -21,17 +21,18 @@ def tokenize(plan: Plan, started: float) -> int:
 
 
 def _tokenize(plan: Plan, started: float) -> int:
-    run = runs.run_of(plan.config.name)
+    run = run_folder.run_of(plan.config.name)
     if backend_of(plan.config).hands_over:
-        from .handover import hand_over  # loads SSH
+        from .remote_launch import hand_over  # loads SSH
 
         return hand_over("tokenize", plan, started, summarize=False)
     place = backend_of(plan.config).place(run)
     place.refresh()
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
+        launch = execution.Launch(plan, place, lease, interrupts, started)
         for request in plan.requests:
-            runs.write_atomic(run.config, dump_resolved(plan.config))
-            if not execution.tokenize(plan, request, place, interrupts, lease):
+            run_folder.write_atomic(run.config, dump_resolved(plan.config))
+            if not launch.tokenize(request):
                 print("stopped; the units that were done stay: make tokenize resumes from there")
                 lease.code = execution.STOPPED
                 return lease.code
@@ -44,7 +45,7 @@ def describe(plan: Plan) -> None:
     """Draws and prints what the dataset holds."""
     dataset = find(plan.config.data)
     assert dataset is not None
-    folder = runs.DATA / plan.config.data.name
+    folder = run_folder.DATA / plan.config.data.name
     lengths.draw(plan.config.data.name, dataset, folder / "lengths.png")
     for name, value in [*description.table(dataset), ("lengths", str(folder / "lengths.png"))]:
         print(f"{name:>16}  {value}")

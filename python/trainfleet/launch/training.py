@@ -6,30 +6,30 @@ import os
 import sys
 import time
 
-from .. import origin, runs
 from ..backends import backend_of
 from ..backends.base import Can, Handle
-from ..backends.place import Place
-from ..checkpoints import catalogue, changes
+from ..checkpoints import changes, listing
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_at, store_of
-from ..config import Config, dump_resolved, exports, load_resolved
-from ..errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
-from ..lease import LEFT, SUCCEEDS, Holder, Lease
+from ..config import Config, dump_resolved, export_formats, load_resolved
+from ..health.lease import LEFT, SUCCEEDS, Holder
+from ..host import install_paths
+from ..host.processes import run_module
 from ..plan.plan import Plan
 from ..plan.request import Request
-from ..processes import run_module
 from ..report import compilation, html, plots
-from ..report.live import Live
 from ..report.summary import print_summary
-from ..runs import Run
+from ..run import run_folder
+from ..run.run_folder import Run
+from ..trust.errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
 from ..watch.budget import Budget
-from ..watch.follow import CutOff, Sequel
-from ..watch.interrupts import Interrupts
-from ..watch.ledger import goodput, ledger
+from ..watch.monitor import CutOff, Sequel
+from ..watch.signals import Interrupts
+from ..watch.time_accounting import goodput, ledger
 from . import execution, preflight
-from .intending import launching
-from .settings import was_handed_over
+from .command import was_handed_over
+from .execution import Launch
+from .intent_watch import launching
 
 NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
 
@@ -41,9 +41,9 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
 
 
 def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -> int:
-    run, backend = runs.run_of(plan.config.name), backend_of(plan.config)
+    run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
     if backend.hands_over:
-        from .handover import hand_over  # loads SSH
+        from .remote_launch import hand_over  # loads SSH
 
         return hand_over("train", plan, started, summarize)
     place = backend.place(run)
@@ -58,7 +58,7 @@ def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -
     require_able(plan.config, run)
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
         try:
-            lease.code = launch(plan, run, place, interrupts, started, lease, sequel)
+            lease.code = lead(Launch(plan, place, lease, interrupts, started, sequel))
         except CutOff as error:
             lease.leave()
             print(error, flush=True)
@@ -69,10 +69,7 @@ def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -
             raise
         finally:
             run.stop.unlink(missing_ok=True)
-            from ..backends.slurm import Slurm  # loads what makes clusters
-
-            if isinstance(backend, Slurm):
-                backend.learn(run)
+            backend.learn(run)
     if summarize and (backend.is_here or Can.SHARED not in backend.can):  # on a head it is printed where the command was typed
         print_summary(run)
     return lease.code
@@ -87,7 +84,7 @@ def require_same(config: Config, run: Run) -> None:
     store = store_of(run, config.checkpoint.destination)
     for step in reversed(store.steps()):
         try:
-            commit = catalogue.read(store, step)
+            commit = listing.read(store, step)
         except Broken:
             continue  # the ranks set it aside
         changes.check(commit, config, commit.dataset, store.address(step))
@@ -102,8 +99,8 @@ def mend_finished(plan: Plan, run: Run) -> None:
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
-        next = "bring them back; or train it anew: make clean PURGE=1, then make train"
-        raise RunError("is finished, and its checkpoints are gone", where=str(run.folder), why=f"the last was {saved}", next=next)
+        then = "bring them back; or train it anew: make clean PURGE=1, then make train"
+        raise RunError("is finished, and its checkpoints are gone", where=str(run.folder), why=f"the last was {saved}", next=then)
     try:
         load_resolved(run.config)
     except ConfigError:
@@ -116,51 +113,72 @@ def require_able(config: Config, run: Run) -> None:
     preflight.try_addresses(config)
 
 
-def launch(
-    plan: Plan, run: Run, place: Place, interrupts: Interrupts, started: float, lease: Lease, sequel: Sequel | None
-) -> int:
+def lead(launch: Launch) -> int:
     """The command's exit code, once nothing of the run is running any more."""
-    running = execution.left_running(plan.config, run) if lease.predecessor else None
+    run, config, predecessor = launch.run, launch.config, launch.lease.predecessor
+    running = execution.left_running(config, run) if predecessor else None
     if SUCCEEDS in os.environ and not running and run.is_asked_to_stop():  # meanwhile: nothing is left to take over
-        return conclude(run, plan.config, "stopped", {})
-    if lease.predecessor and not running:
-        following = execution.take_over(plan, run, interrupts)
+        return conclude(run, config, "stopped", {})
+    if predecessor and not running:
+        following = launch.take_over()
         if following is None:
-            return conclude(run, plan.config, "stopped", {})
-        plan = following
-    restarts = restarts_of(run, None if running else lease.predecessor)
+            return conclude(run, config, "stopped", {})
+        launch = following
+    restarts = restarts_of(run, None if running else predecessor)
     if not running:
-        prepare(plan, run)
-    describe(plan, run, started, restarts=restarts, **({} if running else {"status": "running"}))  # else the ranks say it
-    place.refresh()
+        prepare(launch.plan, run)
+    state = {} if running else {"status": "running"}  # else the ranks say it
+    describe(launch.plan, run, launch.started, restarts=restarts, **state)
+    launch.place.refresh()
     if not running and run.is_asked_to_stop():
-        return conclude(run, plan.config, "stopped", {})
-    seconds = {}
-    for request in plan.requests:
-        began, done = time.time(), run_request(plan, request, run, place, interrupts, lease, running, sequel)
+        return conclude(run, config, "stopped", {})
+    return carry_out(launch, running)
+
+
+def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
+    """The exit code, once each request of the plan has ended. `running`: what an earlier launcher has submitted."""
+    run, config, seconds = launch.run, launch.config, dict[str, float]()
+    for request in launch.plan.requests:
+        began = time.time()
+        done = run_request(launch, request, running)
         if request.job.kind == "tokenize":
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
-            return conclude(run, plan.config, "stopped", seconds)
-    if plan.config.train.compile_only:
+            return conclude(run, config, "stopped", seconds)
+    if config.train.compile_only:
         seconds["compile"] = round(time.time() - began, 2)
         require_compiled(run, request.job.ahead)
-    lease.confirm()
-    code = conclude(run, plan.config, str(run.read_results().get("status")), seconds)
-    return export(run, plan.config) if code == 0 and plan.config.checkpoint.export else code
+    launch.lease.confirm()
+    code = conclude(run, config, str(run.read_results().get("status")), seconds)
+    return export(run, config) if code == 0 and config.checkpoint.export else code
+
+
+def run_request(launch: Launch, request: Request, running: tuple[Handle, Request] | None) -> bool:
+    """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
+    handle = None
+    if running and running[1].job.kind == request.job.kind:
+        handle, request = running
+        how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
+        print(f"{launch.run.name} {how}", flush=True)
+    if request.job.kind == "tokenize":
+        return launch.tokenize(request, handle)
+    if not handle:
+        record_launch(launch.run, request)
+    return launch.train(request, handle)
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Leaves in the run folder what its ranks begin with. A request to stop that is there came after the command (intent.py)."""
-    runs.write_atomic(run.config, dump_resolved(plan.config))
+    """Leaves in the run folder what its ranks begin with. A request to stop that is there came after the command
+    (run/launch_intent.py)."""
+    run_folder.write_atomic(run.config, dump_resolved(plan.config))
     if not was_handed_over():  # else it came with the requests
-        runs.write_atomic(run.given, plan.asked)
+        run_folder.write_atomic(run.given, plan.asked)
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
     """Leaves in results.json what is known of a run before its ranks say more, and `state`."""
     fleet, training = plan.config.fleet, plan.config.train
-    versions = (run.read_results().get("versions") or {}) | {"trainfleet": origin.version()}
+    versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
         predicted=plan.estimate.predicted(training.steps * training.global_batch * training.sequence_length),
         name=run.name, started=started, versions=versions, **state, backend=fleet.backend, nodes=fleet.nodes,
@@ -182,23 +200,6 @@ def require_compiled(run: Run, ahead: bool) -> None:
         what = f"{len(found.failed)} of {len(found.compiled)} programs could not be compiled" if found.failed else NOTHING
         raise JobFailed(f"{what}\n{why}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}")
     run.update_results(status="finished")
-
-
-def run_request(
-    plan: Plan, request: Request, run: Run, place: Place, interrupts: Interrupts, lease: Lease,
-    running: tuple[Handle, Request] | None, sequel: Sequel | None,
-) -> bool:  # fmt: skip
-    """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
-    handle = None
-    if running and running[1].job.kind == request.job.kind:
-        handle, request = running
-        how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
-        print(f"{run.name} {how}", flush=True)
-    if request.job.kind == "tokenize":
-        return execution.tokenize(plan, request, place, interrupts, lease, handle)
-    if not handle:
-        record_launch(run, request)
-    return execution.execute(plan, request, place, interrupts, Live(run, plan.config.train.steps), lease, handle, sequel)
 
 
 def record_launch(run: Run, request: Request) -> None:
@@ -225,7 +226,9 @@ def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -
 
 def export(run: Run, config: Config) -> int:
     """Makes the finished model a Hugging Face folder in the run's; the exit code of the program that does."""
-    return run_module("trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)), exports.HUGGINGFACE)
+    return run_module(
+        "trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)), export_formats.HUGGINGFACE
+    )
 
 
 def spending(run: Run) -> dict[str, object]:

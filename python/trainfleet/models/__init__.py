@@ -8,28 +8,23 @@ plan     how a model may be divided        huggingface   their folders, in and o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from ..config.families import FAMILIES
+from ..config.named import named
 from ..config.types import Model
-from . import own
+from . import custom_model
 from .bert import Bert, Encoder
 from .gpt2 import GPT2
-from .llama import Llama, Olmo2
+from .llama import Llama
 from .network import Network
 from .roberta import Roberta
 
-__all__ = ["FAMILIES", "GPT2", "Bert", "Encoder", "Llama", "Network", "Roberta", "build"]
-
-FAMILIES: dict[str, Callable[[Model], Network]] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), Llama),
-    "olmo2": Olmo2, "gpt2": GPT2, "bert": Bert, "roberta": Roberta,
-}  # fmt: skip
+__all__ = ["GPT2", "Bert", "Encoder", "Llama", "Network", "Roberta", "build"]
 
 
 def build(shape: Model) -> Network:
     """The module that `model.family` or `model.module` names, with uninitialized weights: call `initialize`."""
     if shape.module is None:
-        return FAMILIES[shape.family](shape)
-    model = own.load(shape)(shape)
-    own.check(model, shape.module)
+        return named(FAMILIES[shape.family].module)(shape)  # type: ignore[no-any-return]
+    model = custom_model.load(shape)(shape)
+    custom_model.check(model, shape.module)
     return model

@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from ..config.families import FAMILIES
 from ..config.types import Model
-from .layers import COLUMN, ROW, Attention, Embeddings, FeedForward, initial
+from .layers import COLUMN, ROW, Embeddings, FeedForward, MultiHeadAttention, initial
 from .loss import IGNORED, hidden_token_loss
 from .network import Network, Total
-from .parallel_plan import Plan
+from .parallel_plan import ParallelPlan
 
 
 class Encoder(Network):
     """tokens -> logits [B, T, V], or with targets the loss. RoBERTa is this, and BERT this with a `Pooler`."""
 
-    plan = Plan(
+    plan = ParallelPlan(
         blocks="layers",
         first=("embed",),
         last=("head",),
@@ -42,8 +42,8 @@ class Encoder(Network):
         self.shape, self.family = shape, FAMILIES[shape.family]
         self.embed = Embeddings(shape, norm=True)
         self.dropout = nn.Dropout(shape.dropout)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.head = Head(shape)
+        self.layers = nn.ModuleList(BertBlock(shape) for _ in range(shape.layers))
+        self.head = MaskedTokenHead(shape)
         if shape.tie_embeddings:
             self.head.lm_head.weight = self.embed.tokens.weight
 
@@ -89,12 +89,12 @@ class Bert(Encoder):
         return hidden + follows * (self.guesses(targets) if reduction == "sum" else self.parts / len(targets))
 
 
-class Block(nn.Module):
+class BertBlock(nn.Module):
     """Attention and feed-forward, each added to the residual stream and normed after."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.self_attn = Attention(shape)
+        self.self_attn = MultiHeadAttention(shape)
         self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.mlp = FeedForward(shape)
         self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
@@ -105,7 +105,7 @@ class Block(nn.Module):
         return self.mlp_norm(x + self.dropout(self.mlp(x)))  # type: ignore[no-any-return]
 
 
-class Head(nn.Module):
+class MaskedTokenHead(nn.Module):
     """x [B, T, D] -> logits [B, T, V], or [N, V] of the N `chosen` of all B T positions."""
 
     def __init__(self, shape: Model) -> None:

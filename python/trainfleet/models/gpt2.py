@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ..config.types import Model
-from .layers import COLUMN, Attention, Embeddings, FeedForward, initial
+from .layers import COLUMN, Embeddings, FeedForward, MultiHeadAttention, initial
 from .llama import Cache, Decoder, Llama
 from .network import causal_within, positions_within
 
@@ -26,7 +26,7 @@ class GPT2(Decoder):
         self.shape = shape
         self.embed = Embeddings(shape, norm=False)
         self.dropout = nn.Dropout(shape.dropout)
-        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Gpt2Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
         if shape.tie_embeddings:
@@ -48,13 +48,13 @@ class GPT2(Decoder):
         return mean, std / math.sqrt(2 * self.shape.layers) if writes else std
 
 
-class Block(nn.Module):
+class Gpt2Block(nn.Module):
     """Attention and feed-forward, each normed before and added to the residual stream."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
-        self.self_attn = Attention(shape)
+        self.self_attn = MultiHeadAttention(shape)
         self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
         self.mlp = FeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)

@@ -34,7 +34,7 @@ class Embeddings(nn.Module):
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class MultiHeadAttention(nn.Module):
     """Multi-head attention: causal, or over the whole sequence (Vaswani et al. 2017, arXiv:1706.03762)."""
 
     def __init__(self, shape: Model) -> None:
@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.approximate = "tanh" if shape.family == "gpt2" else "none"
+        self.approximate = "tanh" if FAMILIES[shape.family].tanh else "none"
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size)
 

@@ -19,7 +19,7 @@ from ..config.families import FAMILIES
 from ..config.types import Model
 from .loss import next_token_loss
 from .network import Attend, Network, causal_within, positions_within
-from .parallel_plan import Plan
+from .parallel_plan import ParallelPlan
 
 INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initial`
 STRETCHED_FROM = 8192  # tokens: the context that Llama 3 was first trained with
@@ -57,7 +57,7 @@ class Decoder(Network):
 class Llama(Decoder):
     """tokens [B, T] -> logits [B, T, V], or with targets the loss: Llama, and the families that differ from it in data alone."""
 
-    plan = Plan(
+    plan = ParallelPlan(
         blocks="layers",
         first=("embed_tokens",),
         last=("norm", "lm_head"),
@@ -80,7 +80,7 @@ class Llama(Decoder):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
-        block = LateBlock if FAMILIES[shape.family].normed_after else Block
+        block = LateBlock if FAMILIES[shape.family].normed_after else LlamaBlock
         self.layers = nn.ModuleList(block(shape) for _ in range(shape.layers))
         self.norm = norm(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
@@ -126,15 +126,15 @@ def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
     return kind(width or shape.hidden_size, eps=shape.norm_epsilon)
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and feed-forward, each normed before and added to the residual stream."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.input_layernorm = norm(shape)
-        self.self_attn = Attention(shape)
+        self.self_attn = GroupedQueryAttention(shape)
         self.post_attention_layernorm = norm(shape)
-        self.mlp = FeedForward(shape)
+        self.mlp = GatedFeedForward(shape)
 
     def forward(
         self, x: Tensor, rotation: Rotation, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
@@ -148,9 +148,9 @@ class LateBlock(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.self_attn = Attention(shape)
+        self.self_attn = GroupedQueryAttention(shape)
         self.post_attention_layernorm = norm(shape)
-        self.mlp = FeedForward(shape)
+        self.mlp = GatedFeedForward(shape)
         self.post_feedforward_layernorm = norm(shape)
 
     def forward(
@@ -160,7 +160,7 @@ class LateBlock(nn.Module):
         return x + self.post_feedforward_layernorm(self.mlp(x))  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class GroupedQueryAttention(nn.Module):
     """Causal attention in which H / K query heads share a key-value head (Ainslie et al. 2023, arXiv:2305.13245)."""
 
     def __init__(self, shape: Model) -> None:
@@ -196,7 +196,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], -1, self.head_size)
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x)); Gemma takes gelu (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, shape: Model) -> None:

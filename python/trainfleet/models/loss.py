@@ -56,9 +56,9 @@ class Pieces(torch.autograd.Function):
         to_x, to_weight = [], torch.zeros_like(weight)
         for part, wanted in zip(x.chunk(pieces), targets.chunk(pieces), strict=True):
             logits = F.linear(part, weight)
-            format, logits = logits.dtype, logits.float()
+            format_, logits = logits.dtype, logits.float()
             loss, slope = surprise_and_slope(logits, wanted)
-            slope = slope.to(format)
+            slope = slope.to(format_)
             total = total + loss
             to_x.append((slope @ weight).to(x.dtype))
             add_product(to_weight, slope.t(), part)

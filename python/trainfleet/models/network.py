@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..config.types import Model
 from .loss import Surprise, surprise
-from .parallel_plan import Plan
+from .parallel_plan import ParallelPlan
 
 
 class Network(nn.Module, ABC):
@@ -22,7 +22,7 @@ class Network(nn.Module, ABC):
     Its modules are registered in the order of use: gradients then become ready in the reverse of that order, as DDP assumes.
     """
 
-    plan: ClassVar[Plan]
+    plan: ClassVar[ParallelPlan]
     shape: Model
     # Where this rank's tokens stand in their sequence, [T]; None: at 0, 1, 2 ... The engine says so when it divides sequences.
     positions: Tensor | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParallelPlan:
     """Names from the model's root; `*` is any block.
 
     Tensor parallelism splits `column` layers by their outputs (whole heads at a time), `row` layers by their inputs, whose

@@ -10,14 +10,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from ..errors import InputError
-from ..plan.fabric import least_bandwidth
-from ..seat import PORT
-from ..telemetry import Collective, read_collectives
-from .answers import Failure, Host, Result
+from ..health.neuron_telemetry import Collective, read_collectives
+from ..node.placement import PORT
+from ..plan.fabric_environment import least_bandwidth
+from ..trust.errors import InputError
 from .facts import Facts
 from .finding import Finding
-from .operations import Wanted
+from .host_results import Host, HostFailure, Result
+from .install_steps import Wanted
 from .transport import Transport
 
 TOOL = "/opt/aws/neuron/bin/nccom-test"
@@ -66,7 +66,7 @@ def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, F
     )
 
 
-def read(answer: Result | Failure | None) -> Collective | str:
+def read(answer: Result | HostFailure | None) -> Collective | str:
     """The last row of a trial, or why there is none."""
     if not isinstance(answer, Result):
         return answer.message if answer else "no answer"

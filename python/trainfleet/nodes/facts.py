@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ..adapters import MOST, Port, read_port
 from ..config import Config
-from ..errors import InputError
-from ..telemetry import NeuronDevice, read_devices
-from .answers import Failure, Host, Implausible, Result, implausible, settled
+from ..health.neuron_telemetry import NeuronDevice, read_devices
+from ..host.rdma_adapters import MOST, Port, read_port
+from ..trust.errors import InputError
 from .gpus import Gpu, Topology, read_gpus, read_topology
+from .host_results import Host, HostFailure, Implausible, Result, implausible, settled
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
@@ -113,7 +113,7 @@ class Facts:
 
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
-) -> dict[Host, Facts | Failure]:
+) -> dict[Host, Facts | HostFailure]:
     """The facts of every host, or its failure; `links`: also how GPUs are joined, which takes a second more."""
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
@@ -121,11 +121,11 @@ def read(
     words = shlex.join([*(["--links"] if links else []), *own, *peers])
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
-    def ask(host: Host) -> Facts | Failure:
+    def ask(host: Host) -> Facts | HostFailure:
         answer = settled(transport.ask(host, "true", timeout=TIMEOUT))  # connect first: clocks are compared over a warm link
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
-        if isinstance(answer, Failure):
+        if isinstance(answer, HostFailure):
             return answer
         try:
             return parse(answer.stdout, answer.seconds)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import BackendError
-from ..output import unguarded
-from ..runs import unwritable
-from ..travel import NAME
-from .answers import Failure, Host, Implausible, implausible, settled
+from ..run.run_folder import unwritable
+from ..storage.sync_rules import NAME
+from ..trust.errors import BackendError
+from ..trust.safe_output import unguarded
+from .host_results import Host, HostFailure, Implausible, implausible, settled
 from .transport import Transport
 
 MOST_FILES, MOST_BYTES = 10_000, 1 << 50
@@ -53,7 +53,7 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     """The files of a folder on a host with their bytes."""
     command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
     answer = settled(transport.ask(host, command, timeout=TIMEOUT))
-    if isinstance(answer, Failure):
+    if isinstance(answer, HostFailure):
         raise BackendError(str(answer), where=f"{host.name}:{there}", next="make doctor")
     try:
         return read_listing(answer.stdout)
@@ -100,7 +100,7 @@ def bring(transport: Transport, host: Host, path: str, file: BinaryIO, size: int
         advance(len(data))
 
     code = transport.stream(host, f"exec cat -- {shlex.quote(path)}", out=take, err=complaints.append)
-    if isinstance(code, Failure):
+    if isinstance(code, HostFailure):
         raise BackendError(str(code), where=host.name, next="the same command again")
     if code or file.tell() != size:
         why = b"".join(complaints).decode(errors="replace").strip() or f"{file.tell():,} of {size:,} bytes came"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .answers import Host
+from .host_results import Host
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import socket
 from contextlib import suppress
 
 from ..config import Config
-from ..config.hosts import Host, parse_hosts
-from ..errors import ConfigError
-from .operations import Wanted
+from ..config.host_list import Host, parse_hosts
+from ..trust.errors import ConfigError
+from .install_steps import Wanted
 from .stack import load_stack
 from .transport import Transport
 

@@ -1,8 +1,8 @@
 """The gate: what must hold before a job may start on several nodes, tested for real and within a time limit.
 
-First come the facts (health.py), then tests on the hosts that are sound so far: the shared folder is one folder, the head can be
-reached, and an all-reduce is as fast as the instance type's links promise. If it is not, nodes are tested in pairs, which shows
-the slow one.
+First come the facts (node_checks.py), then tests on the hosts that are sound so far: the shared folder is one folder, the head
+can be reached, and an all-reduce is as fast as the instance type's links promise. If it is not, nodes are tested in pairs, which
+shows the slow one.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..adapters import fastest, listed
 from ..config import Config
-from ..hardware import NodeType
-from ..origin import python_path
-from ..plan.fabric import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
-from ..seat import Seat, lone_rank, torchrun
+from ..hardware.node_types import NodeType
+from ..host.install_paths import python_path
+from ..host.rdma_adapters import fastest, listed
+from ..node.placement import Seat, lone_rank, torchrun
+from ..plan.fabric_environment import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from . import facts as reading
-from .answers import Answers, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
 from .facts import Facts
 from .finding import Finding
 from .fleet import wanted_of
-from .health import flaws, heard, sound
-from .operations import Wanted
+from .host_results import Answers, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
+from .install_steps import Wanted
+from .node_checks import flaws, heard, sound
+from .run_in_parallel import run_together
 from .tar import code_files, content_hash
-from .together import run_together
 from .transport import Transport
 
 PORT = 29399  # of the bandwidth test; one below torchrun's usual one, so that a job that runs is not in its way
@@ -50,7 +50,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class Report:
+class GateReport:
     """What the gate found; open when nothing is wrong."""
 
     facts: dict[Host, Facts]
@@ -76,7 +76,7 @@ class Report:
 
 def examine(
     transport: Transport, config: Config, *, fabric: bool = True, hosts: Sequence[Host] | None = None, links: bool = False
-) -> Report:
+) -> GateReport:
     """The report on these hosts (all by default).
 
     `fabric` tries the links too, which takes as long as torch takes to start; `links` looks at how GPUs are joined.
@@ -92,7 +92,7 @@ def examine(
     if fabric and len(fit) > 1:
         bandwidth, more = try_fabric(transport, wanted, fit)
         findings += more
-    return Report(facts, tuple(findings), bandwidth, time.monotonic() - began)
+    return GateReport(facts, tuple(findings), bandwidth, time.monotonic() - began)
 
 
 def try_shared_folder(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:

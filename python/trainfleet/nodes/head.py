@@ -1,7 +1,7 @@
 """The head of a fleet, as seen from the machine where commands are typed: it takes over the run, and this machine may go away.
 
 The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be closed. Another host stands by
-(watch/standby.py): the second at first, and whichever host the launcher then appoints (launch/succession.py). Commands typed here
+(watch/standby.py): the second at first, and whichever host the launcher then appoints (launch/failover.py). Commands typed here
 only read the run folder there, or write a request to it.
 """
 
@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import Config, dump_resolved
-from ..config.types import Ssh
-from ..errors import BackendError
-from ..lease import APPOINTED
-from ..origin import python_path
+from ..config.types import SshConfig
+from ..health.lease import APPOINTED
+from ..host.install_paths import python_path
 from ..plan.request import Request, script
-from . import jobs
-from .answers import Failure, Host, Result
+from ..trust.errors import BackendError
+from . import job_commands
 from .facts import Facts
 from .gate import send_code
+from .host_results import Host, HostFailure, Result
 from .transport import Transport
 
 TIMEOUT = 60.0
@@ -48,7 +48,7 @@ class Launcher:
     secrets: Mapping[str, str]
 
 
-class Head:
+class FleetHead:
     """The fleet's head as seen from here."""
 
     def __init__(self, transport: Transport, config: Config, python: str, code: str) -> None:
@@ -78,7 +78,7 @@ class Head:
         """The config as the head needs it: the hosts by the addresses that they have among themselves, and its own key."""
         hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
         user = next(iter(facts.values())).user
-        ssh = Ssh(user=user, key=KEY, jump=None, known_hosts=KNOWN_HOSTS.format(self.run), fingerprints=(), config=None)
+        ssh = SshConfig(user=user, key=KEY, jump=None, known_hosts=KNOWN_HOSTS.format(self.run), fingerprints=(), config=None)
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:
@@ -87,7 +87,7 @@ class Head:
         name = address if host.port == 22 else f"[{address}]:{host.port}"
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
-    def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, Failure]:
+    def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
         """Each head has a key of its own, made there, and every host lets it in; other keys are left as they are.
 
         The hosts that could not be told to. BackendError where a head could not make its key.
@@ -109,22 +109,24 @@ class Head:
 
     def dismiss(self, host: Host) -> None:
         """Ends what stands by on a host, if the host can be reached."""
-        self.transport.ask(host, jobs.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT)
+        self.transport.ask(host, job_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT)
 
     def _start(self, host: Host, what: str, log: str, words: Sequence[str], launcher: Launcher, more: Mapping[str, str]) -> None:
         environment = {"TRAINFLEET_HEAD": "1", **python_path(f"{self.code}/python"), "TRAINFLEET_ORDER": f"{self.run}/{ORDER}",
                        "NO_COLOR": "1", **launcher.environment, **more}  # fmt: skip
         supervised = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *words]
         text = script([f"the {what} of {self.config.name}, on {host}"], self.folder, environment, supervised)
-        mark = jobs.mark_of(self.folder, self.config.name)
-        command = jobs.start(f"{self.config.name}-{what}", mark, self.python, self.code, self.folder, jobs.LAUNCHER)
-        order = jobs.task(text, launcher.secrets, secrets.token_hex(8))
+        mark = job_commands.mark_of(self.folder, self.config.name)
+        command = job_commands.start(
+            f"{self.config.name}-{what}", mark, self.python, self.code, self.folder, job_commands.LAUNCHER
+        )
+        order = job_commands.task(text, launcher.secrets, secrets.token_hex(8))
         answers = self.transport.run(command, stdin=order, timeout=TIMEOUT, hosts=[host])
         answers.require(f"the {what} could not be started")
 
     def has_ended(self, host: Host) -> bool:
         """Whether the launcher that was started on this host runs no more."""
-        answer = self.transport.ask(host, jobs.look(self.name), timeout=TIMEOUT)
+        answer = self.transport.ask(host, job_commands.look(self.name), timeout=TIMEOUT)
         return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
 
     def ask_to_stop(self, host: Host) -> None:
@@ -141,6 +143,6 @@ def public_key(host: Host, text: str) -> str:
     """
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
-        what, next = "the key that it shows is no key of ours", f"on it: rm {KEY}*"
-        raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=next)
+        what, then = "the key that it shows is no key of ours", f"on it: rm {KEY}*"
+        raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=then)
     return line

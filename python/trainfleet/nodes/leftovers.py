@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 
-from .. import contents
-from .answers import Implausible
+from ..run import contents
 from .head import KEY
-from .operations import HARDENING, LIMITS
+from .host_results import Implausible
+from .install_steps import HARDENING, LIMITS
 
 IN_SHARED = tuple(kind.name.rstrip("/") for kind in contents.kinds(contents.SHARED))
 HOME = "~/.trainfleet"

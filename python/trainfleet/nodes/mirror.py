@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import travel
-from ..runs import unwritable
-from ..travel import FILES, limit
-from .answers import Failure, Host, Implausible, implausible, is_whole_number, number, parse_json, settled
-from .delta import MOST, Known
+from ..run.run_folder import unwritable
+from ..storage import sync_rules
+from ..storage.sync_rules import FILES, limit
+from .changed_files import MOST, Known
+from .host_results import Host, HostFailure, Implausible, implausible, is_whole_number, number, parse_json, settled
 from .transport import Transport
 
 TIMEOUT = 30.0
@@ -34,7 +34,7 @@ SPARE = 1 << 30  # bytes of this disk that a fleet can't fill
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Bytes of a file, and what the file there is with them: they begin at `offset` and end it."""
 
     offset: int
@@ -48,7 +48,7 @@ class Piece:
 class News:
     """One validated answer: pieces by name, the names of all files, whether it is complete, the clock there."""
 
-    pieces: Mapping[str, Piece]
+    pieces: Mapping[str, FilePiece]
     names: frozenset[str]
     whole: bool
     now: float
@@ -65,7 +65,7 @@ class Mirror:
     here: Path
     known: Known = field(default_factory=dict)  # what this mirror has brought
 
-    def refresh(self, host: Host) -> float | Failure:
+    def refresh(self, host: Host) -> float | HostFailure:
         """Brings what is new, asking `host`; the clock there. What it brought and is gone there goes here too.
 
         Raises:
@@ -79,7 +79,7 @@ class Mirror:
                 self.python,
                 "-S",
                 "-m",
-                "trainfleet.nodes.delta",
+                "trainfleet.nodes.changed_files",
                 str(self.here),
             ]
         )
@@ -87,7 +87,7 @@ class Mirror:
         for _ in range(ROUNDS):
             self._forget_lost()
             answer = settled(self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT))
-            if isinstance(answer, Failure):
+            if isinstance(answer, HostFailure):
                 return answer
             try:
                 news = read_news(answer.stdout, self.known)
@@ -123,13 +123,13 @@ class Mirror:
     def _take(self, news: News) -> None:
         for name, piece in news.pieces.items():
             try:
-                travel.write(self.here, name, piece.offset, piece.data, piece.stamp)
+                sync_rules.write(self.here, name, piece.offset, piece.data, piece.stamp)
             except FileNotFoundError:  # removed here meanwhile: the next look brings it whole
                 self.known.pop(name, None)
             else:
                 self.known[name] = (piece.size, piece.stamp, piece.inode)
         for name in set(self.known) - news.names:
-            travel.remove(self.here, name)
+            sync_rules.remove(self.here, name)
             self.known.pop(name)
 
 
@@ -157,7 +157,7 @@ def read_news(text: str, known: Known) -> News:
     return News(pieces, names, whole, number(record["now"], 0, 1 << 34))
 
 
-def _piece(name: str, values: Any, known: Known, room: int) -> Piece:
+def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
     """One file's part of an answer: it adds to what is here, or starts anew, and is at most as large as such a file may be."""
     if not isinstance(values, list) or len(values) != 5:
         raise Implausible(f"no five values of {name}")
@@ -170,7 +170,7 @@ def _piece(name: str, values: Any, known: Known, room: int) -> Piece:
     data = _unpack(name, packed, room)
     if size != offset + len(data) or size > most:
         raise Implausible(f"a size of {name} that it can't have")
-    return Piece(offset, data, size, number(stamp, 0, 1 << 34), inode)
+    return FilePiece(offset, data, size, number(stamp, 0, 1 << 34), inode)
 
 
 def _unpack(name: str, packed: str, room: int) -> bytes:

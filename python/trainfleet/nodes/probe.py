@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from ..accelerators import Accelerator, find_accelerator, unsupported
-from ..adapters import Port, fastest
 from ..config.types import Devices, Fleet
-from ..hardware import RDMA, same_size
+from ..hardware.accelerators import Accelerator, find_accelerator, unsupported
+from ..hardware.node_types import RDMA, same_size
+from ..host.rdma_adapters import Port, fastest
 from .facts import Facts
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
@@ -66,7 +66,10 @@ def describe(facts: Facts) -> Iterator[str]:
         least = min(gpu.memory_mib for gpu in alike) / 2**10
         yield f"{len(alike)} x {name}, {least:.1f} GiB, driver {alike[0].driver}{_joined(facts)}"
         if find_accelerator(name) is None:
-            why = unsupported(name) or "not in the table of accelerators (accelerators.py), so nothing can be foretold of it"
+            why = (
+                unsupported(name)
+                or "not in the table of accelerators (hardware/accelerators.py), so nothing can be foretold of it"
+            )
             yield f"{name}: {why}"
     if len(names) > 1:
         yield "GPUs of several kinds: a job's ranks wait for the slowest; CUDA_VISIBLE_DEVICES or a gres of one kind parts them"

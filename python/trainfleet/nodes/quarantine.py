@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .. import runs
-from ..errors import BackendError, InputError
-from ..shapes import Moment, fit
-from .answers import Host
-from .state import STATE
+from ..run import run_folder
+from ..run.run_folder import Record
+from ..trust.errors import BackendError, InputError
+from ..trust.validation import Moment, fit
+from .host_results import Host
+from .state_dir import STATE
 
 
 @dataclass(frozen=True)
-class Entry:
+class QuarantineEntry:
     """One host in quarantine: where it is, what was found, when (seconds since 1970), and by whom (doctor, watchdog)."""
 
     host: str
@@ -34,16 +35,16 @@ class Quarantine:
     def __init__(self, path: Path = STATE / "quarantine.json") -> None:
         self.path = path
 
-    def entries(self) -> dict[str, Entry]:
-        """Identity (config/hosts.py) → entry."""
-        record = runs.read_json(self.path) or {}
+    def entries(self) -> dict[str, QuarantineEntry]:
+        """Identity (config/host_list.py) → entry."""
+        record = run_folder.read_json(self.path) or {}
         try:
-            return fit(dict[str, Entry], record)
+            return fit(dict[str, QuarantineEntry], record)
         except InputError as error:
             why = f"{error.key}: {error.what}"
             raise BackendError("is not a quarantine list", where=str(self.path), why=why, next=f"cat {self.path}") from error
 
-    def held(self, hosts: Iterable[Host]) -> dict[Host, Entry]:
+    def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
         """Those of the hosts that are in quarantine."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
@@ -54,9 +55,16 @@ class Quarantine:
         before = entries.get(host.identity)
         known = before.evidence if before else ""
         against = known if evidence in known else "; ".join(filter(None, (known, evidence)))
-        self._write(entries | {host.identity: Entry(host.name, host.address, against, time.time(), by)})
+        self._write(entries | {host.identity: QuarantineEntry(host.name, host.address, against, time.time(), by)})
 
-    def lift(self, name: str) -> Entry:
+    def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
+        """Keeps what the newest launch of a run found against hosts. `known`: the host of a name, if it is one of the fleet."""
+        launch = max((index for index, event in enumerate(events) if event["event"] == "launched"), default=0)
+        for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
+            if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
+                self.add(host, event.get("evidence", ""), "watchdog")
+
+    def lift(self, name: str) -> QuarantineEntry:
         """Lets a host out, named as in fleet.hosts or by its address; BackendError where it is not in."""
         entries = self.entries()
         found = next(((key, entry) for key, entry in entries.items() if name in (key, entry.host, entry.address)), None)
@@ -72,5 +80,5 @@ class Quarantine:
         if gone & entries.keys():
             self._write({key: entry for key, entry in entries.items() if key not in gone})
 
-    def _write(self, entries: dict[str, Entry]) -> None:
-        runs.write_json(self.path, {address: asdict(entry) for address, entry in entries.items()})
+    def _write(self, entries: dict[str, QuarantineEntry]) -> None:
+        run_folder.write_json(self.path, {address: asdict(entry) for address, entry in entries.items()})

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import door
-from ..config.types import Ssh
-from ..errors import ConfigError, InputError, Problem
+from ..config.types import SshConfig
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError, Problem
 
 if TYPE_CHECKING:
     from paramiko.config import SSHConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGEST = 1 << 20  # bytes
 
 
-def read(ssh: Ssh) -> SSHConfig:
+def read(ssh: SshConfig) -> SSHConfig:
     """The file's settings, empty without one; ConfigError where it can't be read, or would run what it may not."""
     config, path = _parsed(ssh)
     home = Path("~/.ssh").expanduser().resolve()
@@ -38,23 +38,23 @@ def expanded(path: str, key: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        what = f"{door.show(path)} is in the home of a user whom this machine does not know"
+        what = f"{untrusted_input.show(path)} is in the home of a user whom this machine does not know"
         raise ConfigError.of(key, what, next=f"make plan SET='{key}=/path/to/the/file'") from error
 
 
-def runs_programs(ssh: Ssh) -> bool:
+def runs_programs(ssh: SshConfig) -> bool:
     """Whether connecting would run a program of the file's on this machine. Nothing is run to find out."""
     return _commands(_parsed(ssh)[0])
 
 
-def _parsed(ssh: Ssh) -> tuple[SSHConfig, Path]:
+def _parsed(ssh: SshConfig) -> tuple[SSHConfig, Path]:
     from paramiko.config import ConfigParseError, SSHConfig
 
     if ssh.config is None:
         return SSHConfig(), Path()
     path = expanded(ssh.config, "fleet.ssh.config")
     try:
-        config = SSHConfig.from_text(door.read_bytes(path, LARGEST).decode())
+        config = SSHConfig.from_text(untrusted_input.read_bytes(path, LARGEST).decode())
     except (InputError, OSError, UnicodeDecodeError, ConfigParseError) as error:
         raise ConfigError([Problem(0, str(path), "fleet.ssh.config", f"can't be read: {error}")], next=f"ls -l {path}") from error
     if any(match["type"].lower().startswith("exec") for block in _blocks(config) for match in block.get("matches", ())):
@@ -72,8 +72,8 @@ def _blocks(config: SSHConfig) -> Iterator[dict[str, Any]]:
     yield from config._config
 
 
-def _refusal(path: Path, word: str, what: str, next: str) -> ConfigError:
+def _refusal(path: Path, word: str, what: str, then: str) -> ConfigError:
     """The error that names the file's first line that begins with this word."""
     found = re.search(rf"^\s*{word}", path.read_text(encoding="utf-8"), flags=re.IGNORECASE | re.MULTILINE)
     line = found.string.count("\n", 0, found.end()) + 1 if found else 1
-    return ConfigError([Problem(line, f"{path}:{line}", "fleet.ssh.config", what)], next=next)
+    return ConfigError([Problem(line, f"{path}:{line}", "fleet.ssh.config", what)], next=then)

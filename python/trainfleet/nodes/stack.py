@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..errors import TrainfleetError
-from ..origin import ROOT, page
+from ..host.install_paths import ROOT, page
+from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "stack.lock.yaml"
 
 
 @dataclass(frozen=True)
-class Stack:
+class PinnedStack:
     """The versions that every node of a fleet must have; empty means that the stack has no such part."""
 
     name: str
@@ -45,7 +45,7 @@ class Stack:
         return dict(self.keys)[name]
 
 
-def load_stack(name: str) -> Stack:
+def load_stack(name: str) -> PinnedStack:
     """The stack called `name`; TrainfleetError where the lock file is not there, or has no such stack."""
     import yaml
 
@@ -54,23 +54,23 @@ def load_stack(name: str) -> Stack:
         stacks: dict[str, Any] = lock["stacks"]
         keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        what, next = "the lock of versions can't be read", f"git checkout {LOCK}"
-        raise TrainfleetError(what, where=str(LOCK), why=str(error), next=next) from error
+        what, then = "the lock of versions can't be read", f"git checkout {LOCK}"
+        raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
     if name not in stacks:
-        what, next = f"no stack {name}; there are: {', '.join(stacks)}", f"see fleet.stack in {page('schema/README.md')}"
-        raise TrainfleetError(what, where=str(LOCK), next=next)
+        what, then = f"no stack {name}; there are: {', '.join(stacks)}", f"see fleet.stack in {page('schema/README.md')}"
+        raise TrainfleetError(what, where=str(LOCK), next=then)
     return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
 
 
-def _build(name: str, entry: dict[str, Any]) -> Stack:
+def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
     versions = {key: str(value["version"]) if isinstance(value, dict) else str(value) for key, value in entry.items()}
-    known = {field.name for field in fields(Stack)}
+    known = {field.name for field in fields(PinnedStack)}
     system = {key: version for key, version in versions.items() if key.startswith("aws-neuronx-")}
     pinned = {key: value for key, value in entry.items() if key not in known and isinstance(value, dict)}
     checked = {key: tuple(value["wheels"].values()) for key, value in pinned.items() if "wheels" in value}
     extra = {key: version for key, version in versions.items() if key not in known | system.keys() | checked.keys()}
     plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
-    stack = Stack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
+    stack = PinnedStack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
                   checked_packages=tuple((key, versions[key], sums) for key, sums in checked.items()))  # fmt: skip
     bounds: dict[str, Any] = {
         f"{part}_{bound}": str(value)

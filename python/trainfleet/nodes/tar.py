@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..origin import PACKAGE, ROOT
+from ..host.install_paths import CODE, PACKAGES, ROOT
 
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
 PARTS = ("schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job
@@ -28,7 +28,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 def code_files() -> dict[str, bytes]:
     """The program as it stands here: relative path → content, without what Python and editors leave behind."""
     beside = {path.relative_to(ROOT): path for name in PARTS for path in (ROOT / name, *(ROOT / name).rglob("*"))}
-    own = {Path("python/trainfleet") / path.relative_to(PACKAGE): path for path in PACKAGE.rglob("*")}
+    own = {Path("python") / path.relative_to(CODE): path for package in PACKAGES for path in package.rglob("*")}
     return {
         str(name): path.read_bytes()
         for name, path in sorted((beside | own).items())

@@ -24,14 +24,14 @@ from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.hosts import parse_host
-from ..config.types import Ssh
+from ..config.host_list import parse_host
+from ..config.types import SshConfig
 from . import ssh_config
-from .answers import Answers, Failure, Host, Result
-from .keys import KnownHosts
+from .host_results import Answers, Host, HostFailure, Result
+from .known_hosts import KnownHosts
+from .ssh_errors import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
 from .stream import OUTPUT_BEGINS, Sink, said, stream
 from .tar import pack
-from .trouble import MOST_SAID, JumpFailed, LinkLost, TooMuch, explain, is_late
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -57,7 +57,7 @@ T = TypeVar("T")
 class Transport:
     """The hosts of a fleet, reached. Use it in a `with`, which closes what was opened."""
 
-    def __init__(self, hosts: Sequence[Host], ssh: Ssh, proxy: str = "") -> None:
+    def __init__(self, hosts: Sequence[Host], ssh: SshConfig, proxy: str = "") -> None:
         """`proxy`: the command whose input and output are the way to a host, %h and %p (ssh_config's ProxyCommand)."""
         self.hosts, self.proxy = tuple(hosts), proxy
         self.ssh = ssh
@@ -93,13 +93,13 @@ class Transport:
     ) -> Answers:
         """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout` seconds each."""
 
-        def ask(host: Host) -> Result | Failure:
+        def ask(host: Host) -> Result | HostFailure:
             words = command if isinstance(command, str) else command(host)
             return self.ask(host, words, stdin=stdin, timeout=timeout)
 
         return Answers(self.each(ask, hosts))
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | Failure:
+    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | HostFailure:
         """What `command` came to on one host; see `run`."""
         began = time.monotonic()
         try:
@@ -108,10 +108,10 @@ class Transport:
             return _converse(connection, bounded(command, timeout), stdin, timeout)
         except Exception as error:
             if why := self._left_behind.pop(host, None):
-                return Failure("slow", why, f"ping {host.address}")
+                return HostFailure("slow", why, f"ping {host.address}")
             return self._explained(host, error, began)
 
-    def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | Failure:
+    def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | HostFailure:
         """The exit code of a command that may take as long as LONGEST; what it prints is passed on as it comes.
 
         Its stdin stays open, and ends when nobody here waits for it any more.
@@ -127,7 +127,7 @@ class Transport:
         finally:
             channel.close()
 
-    def _explained(self, host: Host, error: Exception, began: float) -> Failure:
+    def _explained(self, host: Host, error: Exception, began: float) -> HostFailure:
         return explain(host, self.ssh, self.known, error, time.monotonic() - began, self.proxy)
 
     def put(self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None) -> Answers:

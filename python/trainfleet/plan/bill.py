@@ -12,7 +12,7 @@ PAID = "TRAINFLEET_PAID"  # Bill.paid, for a launcher that can't ask what it is
 
 
 @dataclass(frozen=True)
-class Stage:
+class BillStage:
     """A time before or after training for which machines are paid.
 
     why     where its minutes come from
@@ -38,8 +38,8 @@ class Bill:
 
     node: float
     rest: float = 0.0
-    before: tuple[Stage, ...] = ()
-    after: tuple[Stage, ...] = ()
+    before: tuple[BillStage, ...] = ()
+    after: tuple[BillStage, ...] = ()
     lingers: float = 0.0
     paid: float = 0.0
     paid_for: str = ""
@@ -52,7 +52,7 @@ class Bill:
         """US dollars for an hour of everything, with so many nodes."""
         return self.node * nodes + self.rest
 
-    def of(self, stages: Iterable[Stage], nodes: int) -> float:
+    def of(self, stages: Iterable[BillStage], nodes: int) -> float:
         """US dollars for these stages."""
         return sum(stage.minutes / 60 * self.hour(nodes if stage.nodes else 0) for stage in stages)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..hardware import device_of
+from ..hardware.node_types import device_of
 
 # The devices that are there at start are given over, as their number follows from the instance type; so is the node's own
 # disk where the dataset is copied to it (runs.COPY); files belong to who trains.

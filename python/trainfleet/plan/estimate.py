@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .. import cpu_speed, hardware
-from ..accelerators import Accelerator
 from ..config import Config
 from ..config.memory import Memory, memory_of
-from ..config.pace import predict
 from ..config.precision import format_of, is_half, usable_bytes
 from ..config.sizes import count_parameters, flops_per_token
-from ..config.speed import GROUPS, Step
+from ..config.speed import GROUPS, StepTime
+from ..config.speed_inputs import predict
+from ..hardware import cpu_speed, node_types
+from ..hardware.accelerators import Accelerator
 from .bill import Bill
 
 LIKELY = (
@@ -33,7 +33,7 @@ class Experience:
     ratio: float
     parts: Mapping[str, float] = field(default_factory=dict)
 
-    def correct(self, step: Step) -> Step:
+    def correct(self, step: StepTime) -> StepTime:
         """The prediction, scaled so that it matches those runs."""
         return step.corrected(self.parts or dict.fromkeys(GROUPS, 1 / self.ratio))
 
@@ -54,7 +54,7 @@ class Estimate:
     format: str
     seconds: float | None
     usd: float | None
-    step: Step | None = None
+    step: StepTime | None = None
     bill: Bill | None = None
     experience: Experience | None = None
     nodes: int = 1
@@ -73,7 +73,7 @@ class Estimate:
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
     """The estimate that `make plan` prints and the budget is checked against; `bill`: what the fleet costs, None if unknown."""
-    device, format = config.fleet.rank_device, format_of(config)
+    device, format_ = config.fleet.rank_device, format_of(config)
     flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
     step = predict(config)
     step = experience.correct(step) if step and experience else step
@@ -83,7 +83,7 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
         usd = bill.whole(nodes, (seconds or 0.0) / 3600)
     return Estimate(
         count_parameters(config.model), memory_of(config, is_half(config)), usable_bytes(device) if device else None, flops,
-        _peak(config, device, format), format, seconds, usd, step, bill, experience, nodes,
+        _peak(config, device, format_), format_, seconds, usd, step, bill, experience, nodes,
     )  # fmt: skip
 
 
@@ -95,10 +95,10 @@ def list_price(config: Config) -> float | None:
     return row.usd_per_hour if row else None
 
 
-def _peak(config: Config, device: Accelerator | None, format: str) -> float | None:
+def _peak(config: Config, device: Accelerator | None, format_: str) -> float | None:
     """FLOP/s of all ranks together; None for accelerators that the table does not have."""
     if device is not None:
-        return device.peak(format) * config.world_size
+        return device.peak(format_) * config.world_size
     if not config.fleet.on_local_cpus:
         return None
-    return cpu_speed.of_this_machine().rate(format) * hardware.local_cores()
+    return cpu_speed.of_this_machine().rate(format_) * node_types.local_cores()

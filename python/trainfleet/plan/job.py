@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from .. import runs
 from ..config import Config
 from ..config.tokenizing import tokenizing
-from ..shapes import Count, Name, Pattern, Range, fit
-from . import neuron
+from ..run import run_folder
+from ..trust.validation import Count, Name, Pattern, Range, fit
+from . import neuron_environment
 
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
@@ -19,7 +19,7 @@ Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 LATER = {"image": "", "after": "", "ahead": False}  # what jobs did not have in earlier versions, whose run folders are read too
 
 
-class Written(TypedDict):
+class JobRecord(TypedDict):
     """A job as JSON takes it."""
 
     kind: Name
@@ -50,7 +50,7 @@ class Job:
     attempt    counts the attempts of a launch, from 1
     image      what it runs in, as registry/name:tag; "" for the nodes' own environment
     after      the id of the job's handle that must have ended well before this begins; "" for none
-    ahead      whether its ranks only record what they would compute, which is compiled once they have left (ahead.py)
+    ahead      whether its ranks only record what they would compute, which is compiled once they have left (node/precompile.py)
     """
 
     kind: str  # tokenize or train
@@ -82,14 +82,14 @@ class Job:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
         """The job of a record. InputError when it is none."""
-        fields: dict[str, Any] = dict(fit(Written, {**LATER, **record}))
+        fields: dict[str, Any] = dict(fit(JobRecord, {**LATER, **record}))
         fields |= {"folder": Path(fields["folder"]), "arguments": tuple(fields["arguments"]), "secrets": tuple(fields["secrets"])}
-        return cls(**{name: fields[name] for name in Written.__annotations__})
+        return cls(**{name: fields[name] for name in JobRecord.__annotations__})
 
 
 def tokenize_job(config: Config) -> Job:
     """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a core."""
-    folder, arguments = runs.DATA / config.data.name, (str(runs.run_of(config.name).config),)
+    folder, arguments = run_folder.DATA / config.data.name, (str(run_folder.run_of(config.name).config),)
     return Job("tokenize", config.data.name, folder, tokenizing(config).fleet.nodes, 1, "trainfleet.data", arguments, False,
                secrets=config.fleet.secrets, image=_image(config))  # fmt: skip
 
@@ -101,10 +101,10 @@ def on_its_machines(config: Config, job: Job) -> Config:
 
 def train_job(config: Config) -> Job:
     """Trains in runs/<name>, from its newest checkpoint if there is one."""
-    run, fleet = runs.run_of(config.name), config.fleet
+    run, fleet = run_folder.run_of(config.name), config.fleet
     return Job("train", config.name, run.folder, fleet.nodes, fleet.ranks_per_node, "trainfleet.engine", (str(run.folder),), True,
-               fleet.port, neuron.environment(config), fleet.secrets, image=_image(config),
-               ahead=neuron.is_recorded(config))  # fmt: skip
+               fleet.port, neuron_environment.environment(config), fleet.secrets, image=_image(config),
+               ahead=neuron_environment.is_recorded(config))  # fmt: skip
 
 
 def _image(config: Config) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import Config
-from ..errors import ConfigError
+from ..trust.errors import ConfigError
 
 WARM_UP = 3  # steps that are not timed: the first one compiles, and allocators grow
 PROFILED = "4-6"  # steps, when nobody says which

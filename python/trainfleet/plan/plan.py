@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import Config, Derived
-from ..errors import ConfigError
+from ..trust.errors import ConfigError
 from .bill import Bill
 from .estimate import Estimate, Experience, estimate
 from .request import Request

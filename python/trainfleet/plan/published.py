@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config import Config
+from ..hardware import node_types
+
+MEASURED = "trn1.32xlarge"
 
 
 @dataclass(frozen=True)
-class Row:
-    """Sequences a second of a model on so many trn1.32xlarge. `sdk`: the Neuron that reached it."""
+class PublishedSpeed:
+    """Sequences a second of a model on so many MEASURED nodes. `sdk`: the Neuron that reached it."""
 
     preset: str
     nodes: int
@@ -24,13 +27,13 @@ class Row:
 
 
 ROWS = (
-    Row("llama-2-7b", 16, 4096, 101.3, "TP 8, DP 64, ZeRO 1", "2.20"),
-    Row("llama-2-13b", 32, 4096, 84.0, "TP 8, PP 8, DP 16", "2.20"),
-    Row("llama-2-70b", 32, 4096, 14.2, "TP 32, PP 8, DP 4", "2.20"),
-    Row("llama-3-8b", 32, 8192, 47.95, "TP 32, DP 32, ZeRO 1", "2.24"),
-    Row("llama-3-70b", 32, 8192, 7.94, "TP 32, PP 8, DP 4", "2.24"),
-    Row("bert-large", 16, 128, 57407.9, "DP 512, LAMB", "2.28"),
-    Row("bert-large", 1, 128, 3826.6, "DP 32, AdamW", "2.28"),
+    PublishedSpeed("llama-2-7b", 16, 4096, 101.3, "TP 8, DP 64, ZeRO 1", "2.20"),
+    PublishedSpeed("llama-2-13b", 32, 4096, 84.0, "TP 8, PP 8, DP 16", "2.20"),
+    PublishedSpeed("llama-2-70b", 32, 4096, 14.2, "TP 32, PP 8, DP 4", "2.20"),
+    PublishedSpeed("llama-3-8b", 32, 8192, 47.95, "TP 32, DP 32, ZeRO 1", "2.24"),
+    PublishedSpeed("llama-3-70b", 32, 8192, 7.94, "TP 32, PP 8, DP 4", "2.24"),
+    PublishedSpeed("bert-large", 16, 128, 57407.9, "DP 512, LAMB", "2.28"),
+    PublishedSpeed("bert-large", 1, 128, 3826.6, "DP 32, AdamW", "2.28"),
 )
 
 
@@ -39,8 +42,8 @@ def beside(config: Config) -> str:
     row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
         return ""
-    family = row.name.partition(".")[0]
-    if not family.startswith("trn1"):
+    family = row.family
+    if row.accelerator != node_types.INSTANCE_TYPES[MEASURED].accelerator:
         return f"AWS has published no training speed of {family}"
     same = [one for one in ROWS if one.preset == config.model.preset and one.length == config.train.sequence_length]
     if not same:
@@ -48,4 +51,4 @@ def beside(config: Config) -> str:
     near = min(same, key=lambda one: abs(one.nodes - config.fleet.nodes))
     speed = near.sequences * near.length / near.nodes
     nodes = f"{near.nodes} nodes" if near.nodes > 1 else "one node"
-    return f"AWS: {speed:,.0f} tokens/s a node, on {nodes} of trn1.32xlarge ({near.layout}; Neuron {near.sdk})"
+    return f"AWS: {speed:,.0f} tokens/s a node, on {nodes} of {MEASURED} ({near.layout}; Neuron {near.sdk})"

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from .. import runs
-from ..errors import InputError, RunError
-from ..shapes import Name, fit
+from ..run import run_folder
+from ..trust.errors import InputError, RunError
+from ..trust.validation import Name, fit
 from .job import Job, Variable
 
 WIDTH = 120  # columns that a script's lines keep to where they can
@@ -27,7 +27,7 @@ class Artifact:
     text: str
 
 
-class Written(TypedDict):
+class RequestRecord(TypedDict):
     """A request as JSON takes it."""
 
     job: dict[str, Any]
@@ -57,17 +57,17 @@ class Request:
     @property
     def logs(self) -> tuple[Path, ...]:
         """Where each node's output goes, by node."""
-        return tuple(runs.node_log(self.job.folder, node) for node in range(self.job.nodes))
+        return tuple(run_folder.node_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def engine_logs(self) -> tuple[Path, ...]:
         """What the engine has kept of each node, by node, where it is needed."""
-        return tuple(runs.engine_log(self.job.folder, node) for node in range(self.job.nodes))
+        return tuple(run_folder.engine_log(self.job.folder, node) for node in range(self.job.nodes))
 
     @property
     def job_log(self) -> Path:
         """What the engine wrote of the job as a whole, where it did."""
-        return runs.job_log(self.job.folder)
+        return run_folder.job_log(self.job.folder)
 
     def host(self, node: int | None) -> str:
         """The machine of a node; "" where the plan names none."""
@@ -94,11 +94,11 @@ class Request:
             RunError: it is none.
         """
         try:
-            fields = fit(Written, record)
+            fields = fit(RequestRecord, record)
             return cls(Job.of(fields["job"]), tuple(fields["artifacts"]), tuple(fields["hosts"]), fields["environment"])
         except InputError as error:
-            why, next = f"{error.key}: {error.what}", f"rm {where}; make train"
-            raise RunError("is not a request for a job", where=where, why=why, next=next) from error
+            why, then = f"{error.key}: {error.what}", f"rm {where}; make train"
+            raise RunError("is not a request for a job", where=where, why=why, next=then) from error
 
 
 def script(heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]) -> str:

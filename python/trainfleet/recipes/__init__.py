@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
-from ..spelling import suggest
+from ..trust.errors import ConfigError
+from ..trust.spelling import suggest
 
 FOLDER = Path(__file__).parent
 

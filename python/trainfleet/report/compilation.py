@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .. import door
-from ..output import visible
-from ..runs import Run
+from ..run.run_folder import Run
+from ..trust import untrusted_input
+from ..trust.safe_output import visible
 from .history import duration, number
 
 GRAPH = re.compile(r"(MODULE_\d{1,24}\+[0-9a-f]{1,16})/")
@@ -80,8 +80,8 @@ def read_run(run: Run) -> Compilation:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    with door.open_regular(path) as stream:
-        for line in door.lines_of(stream):
+    with untrusted_input.open_regular(path) as stream:
+        for line in untrusted_input.lines_of(stream):
             yield line.decode(errors="replace")
 
 

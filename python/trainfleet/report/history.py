@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
-from .. import door
-from ..errors import ConfigError, InputError
-from ..lease import read_holder
-from ..runs import Record, Run, is_locked
-from ..watch.ledger import ledger
+from ..health.lease import read_holder
+from ..run.run_folder import Record, Run, is_locked
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError
+from ..watch.time_accounting import ledger
 
 BREAKS = ("fault", "stopped", "restarted", "resumed")  # the events at which a curve may break, as they follow each other
 STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
@@ -66,9 +66,15 @@ class History:
 
     @property
     def waits_for(self) -> str:
-        """Why the job does not run yet, in its engine's words; "" when it does, or the reason is unknown."""
+        """Why the job does not run yet, in its engine's words, and when that was noted; "" when it does, or it is unknown.
+
+        A launcher notes a reason once, when it hears it; where no launcher is there, nobody notes that it has changed.
+        """
         turns = [event for event in self.events if event.get("event") in ("launched", "queued", "running", "began")]
-        return f"{turns[-1].get('phase')}: {turns[-1].get('reason')}" if turns and turns[-1]["event"] == "queued" else ""
+        if not turns or turns[-1]["event"] != "queued":
+            return ""
+        noted = f"noted {duration(max(0, round(time.time() - turns[-1]['time'])))} ago"
+        return f"{turns[-1].get('phase')}: {turns[-1].get('reason')} ({noted})"
 
     @property
     def step(self) -> int:
@@ -209,7 +215,7 @@ def _which_config(run: Run) -> str:
     """The ` CONFIG=…` that a next command needs: nothing when this run's config is the one here, or there is none yet."""
     lines: list[str] = []
     with suppress(FileNotFoundError, InputError):  # what is no config names no run
-        lines = door.read_text(Path("config.yaml"), door.MEBIBYTE).splitlines()
+        lines = untrusted_input.read_text(Path("config.yaml"), untrusted_input.MEBIBYTE).splitlines()
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
     return "" if own or not run.document.exists() else f" CONFIG={run.document}"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
-from ..output import shown
-from ..runs import Run, write_atomic
-from . import panels, plots, provenance, rehearsal
+from ..run.run_folder import Run, write_atomic
+from ..trust.errors import ConfigError
+from ..trust.safe_output import shown
+from . import panels, plots, provenance, rehearsal_table
 from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, predicted, quantity, read, size
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ CAPTIONS = {
 
 def write(run: Run) -> Path:
     """report.html of a run, written anew from its folder as it is now."""
-    history, rehearsed = read(run), rehearsal.read(run)
+    history, rehearsed = read(run), rehearsal_table.read(run)
     formula = history.results.get("mfu_formula")
     formula = f"{escape(formula)}<br>" if formula else ""
     parts = [
@@ -71,7 +71,7 @@ def _section(title: str, body: str, kind: str = "") -> str:
     return f'<section class="{kind}"><h2>{escape(title)}</h2>{body}</section>'
 
 
-def _header(history: History, rehearsed: rehearsal.Rehearsal | None) -> str:
+def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> str:
     results, facts = history.results, []
     model, nodes, world = results.get("model") or {}, results.get("nodes"), results.get("world_size")
     if model.get("parameters"):
@@ -102,9 +102,9 @@ def _verdicts(history: History) -> list[str]:
     return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in findings]
 
 
-def _rehearsal(found: rehearsal.Rehearsal) -> str:
+def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
     """Of a run that was broken on purpose: what became of each fault."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal.HEAD)
+    head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal_table.HEAD)
     rows = (_cells(outcome.cells, "broken" if outcome.broken else "", outcome.what) for outcome in found.outcomes)
     title = f"Broken on purpose on {found.backend}: {found.summary}"
     below = "<p>What follows is the run of the same kind to which nothing happened; each fault has a run of its own.</p>"
@@ -159,10 +159,10 @@ def _tiles(history: History) -> str:
 
 
 def _memory(history: History) -> tuple[str, str]:
-    bytes = history.measured("memory_bytes")
-    if not bytes or history.results.get("device") == "cpu":  # where it is that of the whole process
+    bytes_ = history.measured("memory_bytes")
+    if not bytes_ or history.results.get("device") == "cpu":  # where it is that of the whole process
         return UNKNOWN, ""
-    return size(bytes), f"of the device, at the fullest moment{predicted(history, 'memory_bytes', size)}"
+    return size(bytes_), f"of the device, at the fullest moment{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
@@ -234,4 +234,5 @@ def _settings(history: History) -> str:
         text = dump_known(history.run.config).strip()
     except ConfigError:
         text = f"is not what a run leaves; make plan CONFIG={history.run.config} says why"
-    return _section("Config, as resolved", f'<pre class="config">{escape(text)}</pre>')
+    folded = f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
+    return _section("Config, as resolved", f"<details>{folded}</details>")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import flat, load_resolved
-from ..errors import TrainfleetError
-from ..runs import RUNS, Run
+from ..run.run_folder import RUNS, Run
+from ..trust.errors import TrainfleetError
 from .history import History, decimal, duration, percent, quantity, read, table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")

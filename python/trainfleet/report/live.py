@@ -14,19 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
-from .. import fence
-from ..beats import newest_step
-from ..errors import S3Error
-from ..output import discard, shown, unguarded
-from ..records import check_metric
-from ..runs import Feed, Lines, Record, Run
+from ..health import fence
+from ..health.heartbeat_format import newest_step
+from ..run.records import check_metric
+from ..run.run_folder import Feed, Lines, Record, Run
+from ..trust.errors import S3Error
+from ..trust.safe_output import discard, shown, unguarded
 from .history import clock, decimal, describe, duration, number, percent, quantity
 from .refresh import Refresh
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..data.progress import Progress
+    from ..data.progress import TokenizingProgress
 
 Part = tuple[str, str]  # a name, which may be empty, and its figure
 REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/dataset_store.py)
@@ -36,7 +36,7 @@ STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", 
           "notice": "yellow", "restarted": "yellow", "finished": "green"}  # fmt: skip
 
 
-class Line:
+class LiveLine:
     """Where a live line is drawn: it replaces itself on a terminal; elsewhere only `say` prints."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -108,7 +108,7 @@ class Shown(ABC):
     """A job on a line from `with` to its end; the launcher calls `update` about five times a second."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self.line = Line(stream or sys.stdout)
+        self.line = LiveLine(stream or sys.stdout)
         self.started = time.monotonic()
 
     @abstractmethod
@@ -230,7 +230,7 @@ class TokenizeLive(Shown):
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
-        self.progress: Progress | None = None
+        self.progress: TokenizingProgress | None = None
         self.said, self.ended = self.started, False
         self.first: int | None = None  # bytes done when first seen: what an earlier job did is not this one's speed
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .history import History, quantity, size
-from .plots import BLUE, MANY, STYLE, VERMILION, curve, frame, mark_breaks
+from .plots import BLUE, MANY, STYLE, VERMILION, frame, line, mark_breaks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,11 +42,12 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
+    """Each value as it was logged: a mean would cut off the schedule's peak and the spikes of a norm."""
     steps, values = history.series(key)
     if not values:
         return None
     figure, axes = frame(title, history, HEIGHT)
-    curve(axes, steps, values)
+    line(axes, steps, values, BLUE)
     if min(values) >= 0:
         axes.set_ylim(0, 1.15 * max(values) or 1)
     axes.yaxis.set_major_formatter(lambda value, _: write(value))
@@ -74,7 +75,7 @@ def _slowest(history: History) -> Figure | None:
     if len(steps) < 2:  # one says nothing of who is slow
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
-    figure, axes = frame(f"Slowest rank: {rank:.0f} in {times / len(steps):.0%} of the steps", history, HEIGHT)
+    figure, axes = frame(f"Rank {rank:.0f} is the slowest in {times / len(steps):.0%} of the steps", history, HEIGHT)
     many = len(steps) > MANY
     axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median", rasterized=many)
     axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, clip_on=False, label="slowest", rasterized=many)

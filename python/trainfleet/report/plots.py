@@ -17,8 +17,8 @@ from shlex import quote
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RunError
-from ..runs import Run, make_folder
+from ..run.run_folder import Run, make_folder
+from ..trust.errors import RunError
 from .history import BREAKS, History, decimal, quantity, read
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _draw_loss(history: History) -> Figure:
         curve(axes, steps, losses)
         ends.append((losses[-1], f"train {decimal(losses[-1])}", BLUE))
     if valid:
-        _line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
+        line(axes, seen, valid, VERMILION, dots=len(valid) <= 40)
         ends.append((valid[-1], f"valid {decimal(valid[-1])}", VERMILION))
     mark_breaks(axes, history)
     label_ends(axes, ends)
@@ -158,7 +158,7 @@ def _show_mfu(axes: Axes, history: History) -> None:
         right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
     else:  # a restart on another world size or other hardware changed what one token a second is worth
         right.set_ylim(0, 2.2 * max(shares))  # below the speeds
-        _line(right, steps, shares, VERMILION)
+        line(right, steps, shares, VERMILION)
         right.yaxis.label.set_color(VERMILION)
     right.set_ylabel("MFU")
     right.tick_params(pad=8)
@@ -191,12 +191,12 @@ def frame(title: str, history: History, height: float = 3.8) -> tuple[Figure, Ax
 def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
     """What was logged; where that is more than 50 points, thin, with the moving mean over it."""
     noisy = len(values) > 50
-    _line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
+    line(axes, steps, values, BLUE, alpha=0.3 if noisy else 1)
     if noisy:
-        _line(axes, steps, _smooth(values), BLUE, width=2)
+        line(axes, steps, _smooth(values), BLUE, width=2)
 
 
-def _line(
+def line(
     axes: Axes, steps: list[int], values: list[float], colour: str, *, width: float = 1.6, alpha: float = 1, dots: bool = False
 ) -> None:
     marker = "o" if dots or len(steps) == 1 else ""  # one point alone is no line

@@ -14,15 +14,15 @@ from ..config import Config, Derived, dump_resolved
 from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
-from ..config.speed import Step
-from ..errors import ConfigError
-from ..plan import neuron
+from ..config.speed import StepTime
+from ..plan import neuron_environment
 from ..plan.estimate import LIKELY, LIKELY_MEMORY, Estimate
-from ..plan.fabric import fabric_settings
+from ..plan.fabric_environment import fabric_settings
 from ..plan.plan import Plan, degrees
 from ..plan.published import beside
 from ..plan.request import Artifact, Request
-from ..runs import no_place, write_atomic
+from ..run.run_folder import no_place, write_atomic
+from ..trust.errors import ConfigError
 from .history import duration
 
 INDENT = "    "
@@ -32,7 +32,7 @@ PARTS = {  # of a step, in words
     "idle": "pipeline idle", "gradients": "gradient exchange", "update": "optimizer", "other": "the rest",
 }  # fmt: skip
 FILES = (
-    r"config\.yaml|stack\.yaml|cluster\.yaml|policy\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
+    r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
     r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"  # what OUT receives
 )
 
@@ -52,7 +52,7 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     yield from ("", "estimate")
     yield from (hung(f"  {name:10} ", text) for name, text in _estimates(config, needs))
     fabric = fabric_settings(fleet.node_type, "<card>", alone=fleet.nodes == 1) if fleet.is_told else ()
-    settings = (*fabric, *neuron.settings(config))
+    settings = (*fabric, *neuron_environment.settings(config))
     if settings:
         yield from ("", "environment")
         width = max(len(setting.name) for setting in settings)
@@ -153,8 +153,8 @@ def _node(config: Config) -> Iterator[str]:
     kind = config.fleet.node_type
     if kind is None or not kind.owned or kind.accelerator is None:
         return
-    row, format = kind.accelerator, kind.accelerator.half
-    peaks = f"{row.peak(format) / 1e12:,.4g} TFLOP/s in {format}, {row.memory_gib:g} GiB at {row.bandwidth / 1e12:.3g} TB/s"
+    row, format_ = kind.accelerator, kind.accelerator.half
+    peaks = f"{row.peak(format_) / 1e12:,.4g} TFLOP/s in {format_}, {row.memory_gib:g} GiB at {row.bandwidth / 1e12:.3g} TB/s"
     yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between them'}"
     if config.fleet.nodes > 1:
         assumed = "" if not kind.assumed else ", as is usual" if kind.fabric else ", assumed"
@@ -185,7 +185,7 @@ def _basis(config: Config, needs: Estimate) -> str:
     return f"predicted from published runs: within {LIKELY:.0%} for four of five"
 
 
-def shares(step: Step) -> list[str]:
+def shares(step: StepTime) -> list[str]:
     """The parts of a step that take at least 2 % of it, largest first."""
     parts = sorted(((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True)
     return [f"{PARTS.get(name, name)} {share:.0%}" for share, name in parts if share >= 0.02]

@@ -7,10 +7,11 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from .. import door, fence
-from ..beats import read_beats, stage
-from ..errors import ConfigError, InputError
-from ..runs import Run
+from ..health import fence
+from ..health.heartbeat_format import read_beats, stage
+from ..run.run_folder import Run
+from ..trust import untrusted_input
+from ..trust.errors import ConfigError, InputError
 from .history import History, duration, layout, moment
 
 SHOWN_RANKS = 8
@@ -57,7 +58,7 @@ def given(run: Run) -> Iterator[tuple[str, str]]:
     if not run.given.exists():
         return
     with suppress(InputError, ConfigError, yaml.YAMLError):
-        values = yaml.safe_load(door.read_text(run.given, door.RECORD))
+        values = yaml.safe_load(untrusted_input.read_text(run.given, untrusted_input.RECORD))
         yield from islice(_changed(values, load_schema()), SHOWN_KEYS)
 
 

@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import telling
-from ..output import install
-from ..processes import die_with_parent
-from ..runs import Run
+from ..host.processes import die_with_parent
+from ..run.run_folder import Run
+from ..trust.errors import telling
+from ..trust.safe_output import install
 from .html import write
 
 FIRST, EVERY = 10.0, 20.0  # seconds after the first step, and between two drawings: one takes about 1.5 s of one core

@@ -20,9 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
 
-from ..errors import TrainfleetError
-from ..output import shown
-from ..seat import LOOPBACK
+from ..node.placement import LOOPBACK
+from ..trust.errors import TrainfleetError
+from ..trust.safe_output import shown
 
 PORT = 8642
 HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)

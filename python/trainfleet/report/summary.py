@@ -7,8 +7,8 @@ import time
 from statistics import median
 from typing import TextIO
 
-from ..lease import newest_holder, newest_standby
-from ..runs import Run
+from ..health.lease import newest_holder, newest_standby
+from ..run.run_folder import Run
 from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
 Row = tuple[str, str]

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..config import Config
-from ..errors import ConfigError
 from ..plan.bill import Bill
-from ..runs import Record, Run
+from ..run.run_folder import Record, Run
+from ..trust.errors import ConfigError
 
 LOOK_EVERY = 5.0  # seconds
 RUNS = ("running", "launched", "began")  # events that end a wait in the queue; ranks record `began` also without a launcher

@@ -23,17 +23,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .. import door
+from ..trust import untrusted_input
 from . import blame
 from .causes import Weight
 from .evidence import SKEW, Evidence, Record, survived
-from .intake import read
-from .lines import Line, parse, read_lines
-from .meaning import ENDED, OUTSIDE
+from .exception_classifier import TELLING
+from .line_classifier import ENDED, OUTSIDE
+from .lines import LogLine, parse, read_lines
+from .log_reader import read
 from .prefixes import MOST
-from .raised import TELLING
 
-__all__ = ["Finding", "Line", "diagnose", "parse", "quote", "read_lines"]
+__all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
 EXPLAINS = (("mount", "data"), ("environment", "compiler"))  # what a library said, and the exception that only followed
@@ -47,11 +47,11 @@ OF_A_NODE = ("lost-node", "preempted", "cancelled", "dependency", "rendezvous", 
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What explains the failure. `sure`: it may be acted on; `nodes`: all that show the same."""
 
     weight: Weight
-    line: Line
+    line: LogLine
     cause: str
     node: int | None
     rank: int | None
@@ -61,11 +61,11 @@ class Finding:
 
 
 def diagnose(
-    lines: Iterable[Line],
+    lines: Iterable[LogLine],
     pids: Mapping[tuple[int, int], int] | None = None,
     hosts: Mapping[str, int] | None = None,
     nodes: int = 0,
-) -> Finding | None:
+) -> Diagnosis | None:
     """The finding that explains the others; None when no line gives anything away.
 
     `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: how many there are.
@@ -150,7 +150,7 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
 
 def _find(
     best: Evidence, standing: Sequence[Evidence], heard: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
-) -> Finding:
+) -> Diagnosis:
     """The finding that the best evidence makes: whom it is about, and how sure that is.
 
     `heard`: all that could rival it, which is also what its own process had complained of just before.
@@ -162,7 +162,7 @@ def _find(
         if one.weight >= best.weight and one.firm and one.cause != best.cause and one.time < best.time + SKEW
     ]  # fmt: skip
     sure = best.weight >= Weight.WORD and best.closed and not rivals
-    return Finding(best.weight, best.line, best.cause, node, rank, words, sure, alike)
+    return Diagnosis(best.weight, best.line, best.cause, node, rank, words, sure, alike)
 
 
 def _whom(
@@ -174,7 +174,7 @@ def _whom(
         return blame.most_blamed(counted), None, _loss(standing, counted) or best.words
     if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.groups and best.writer[2] != "watch":
         return _who_hangs(best, standing, record)
-    if (rank := door.whole(best.groups.get("rank", ""), MOST)) is not None:
+    if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
         here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended  # it speaks of its own node
         return record.homes.get(rank, best.node if here else None), rank, best.words
@@ -198,7 +198,7 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
         return rank
     if match := _RANK.search(best.words):
-        return door.whole(match[match.lastindex or 0], MOST)
+        return untrusted_input.whole(match[match.lastindex or 0], MOST)
     if best.writer[2] != "kernel":
         return record.book.failed.get(best.node)
     ranks = [
@@ -228,7 +228,7 @@ def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[in
     }
     if "joined" not in best.groups:
         return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
-    joined, every = (door.whole(best.groups[name], MOST) or 0 for name in ("joined", "all"))
+    joined, every = (untrusted_input.whole(best.groups[name], MOST) or 0 for name in ("joined", "all"))
     of = nodes or (every if 1 < len(here) <= joined < every and max(here) < every else 0)
     missing = sorted(set(range(of)) - here)
     return (missing[0], None) if len(missing) == 1 else (None, None)
@@ -261,7 +261,7 @@ def _sequence(text: str) -> int:
     return int(match[1]) if match else 0
 
 
-def quote(finding: Finding, lines: Sequence[Line]) -> tuple[str, ...]:
+def quote(finding: Diagnosis, lines: Sequence[LogLine]) -> tuple[str, ...]:
     """The line that gave it away, with what the same rank wrote just before."""
     writer = finding.line.node, finding.line.rank, finding.line.who
     mine = [line for line in lines if (line.node, line.rank, line.who) == writer]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from .blame import Book
 from .causes import Weight
-from .lines import Line
-from .meaning import OUTSIDE, Found
+from .line_classifier import OUTSIDE, Found
+from .lines import LogLine
 from .tracebacks import Tracebacks
 
 SKEW = 60.0  # seconds that clocks of two nodes may be apart
@@ -31,7 +31,7 @@ class Evidence:
     weight: Weight
     cause: str
     time: float
-    line: Line
+    line: LogLine
     writer: Writer
     index: int  # of its line among those of its node
     node: int | None
@@ -45,7 +45,7 @@ class Evidence:
 
 
 @dataclass
-class Stream:
+class ProcessLines:
     """What is kept of one process's lines."""
 
     tracebacks: Tracebacks = field(default_factory=Tracebacks)
@@ -62,7 +62,7 @@ class Record:
     evidence: list[Evidence] = field(default_factory=list)
     steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)  # by node: when it told of its last two steps
     closed: float | None = None  # when the work was said to be ended well
-    streams: dict[Writer, Stream] = field(default_factory=lambda: defaultdict(Stream))
+    streams: dict[Writer, ProcessLines] = field(default_factory=lambda: defaultdict(ProcessLines))
 
     @property
     def homes(self) -> dict[int, int | None]:
@@ -70,7 +70,7 @@ class Record:
         return {rank: node for node, rank, _ in self.streams if rank is not None}
 
 
-def signed(sign: Found, line: Line, time: float, writer: Writer, index: int, words: str) -> Evidence:
+def signed(sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str) -> Evidence:
     """The evidence that a sign in a line is: from a process itself, never proof."""
     what, match = sign
     weight, closed = what.weight, what.closed

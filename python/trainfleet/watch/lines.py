@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime
 
-from .. import door
-from ..cloudwatch import FORWARDER
-from ..errors import InputError
+from ..storage.cloudwatch import FORWARDER
+from ..trust import untrusted_input
+from ..trust.errors import InputError
 from .prefixes import MOST, opened
 
 DAY = 86400.0
@@ -32,7 +32,7 @@ _CAUTION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One line of a node's log: seconds of the day, the rank that wrote it, or else who did (agent, kernel, node)."""
 
     time: float
@@ -42,10 +42,10 @@ class Line:
     text: str
 
 
-def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[Line]:
+def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[LogLine]:
     """The lines of a node's log behind byte `start`; of one that is too long, one of `logs`, the first and the last."""
     try:
-        with door.open_regular(log) as file:
+        with untrusted_input.open_regular(log) as file:
             size = file.seek(0, 2)
             head, tail = min(HEAD, ALL // logs // 8), min(TAIL, ALL // logs)
             file.seek(start)
@@ -60,7 +60,7 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
     return list(parse(data.decode(errors="replace").splitlines(), node))
 
 
-def parse(lines: Iterable[str], node: int | None) -> Iterator[Line]:
+def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
     """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
     lines = list(lines)
     time, rank, who = next((time for text in lines if (time := _clock_of(text)) is not None), 0.0), None, "agent"
@@ -69,7 +69,7 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[Line]:
         if held:
             time = _seconds(match[1]) if (match := _CLOCK.search(stamp)) else time
             yield from (
-                Line(time, node, rank if told is None else told, who if told is None else "agent", said[:LONGEST])
+                LogLine(time, node, rank if told is None else told, who if told is None else "agent", said[:LONGEST])
                 for said in held
             )
             continue
@@ -78,10 +78,10 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[Line]:
             number, other, clock, text = match.groups()
             if other == FORWARDER:  # which says nothing of the job
                 continue
-            time, rank, who = _seconds(clock), door.whole(number or "", MOST), other or "rank"
+            time, rank, who = _seconds(clock), untrusted_input.whole(number or "", MOST), other or "rank"
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
             time = _seconds(match[1])
-        yield Line(time, node, rank, who, text)
+        yield LogLine(time, node, rank, who, text)
 
 
 def _clock_of(text: str) -> float | None:

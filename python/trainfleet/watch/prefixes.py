@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .. import door
+from ..trust import untrusted_input
 
 TRACEBACK = "Traceback (most recent call last)"
 MOST = 10**7  # ranks: a larger number is none
@@ -64,7 +64,7 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
         text = text[match.end() :]
     while match := _PREFIX.match(text):
         number = next((match[name] for name in ("rank", "mpi", "slurm", "tag", "word", "colon", "sky") if match[name]), None)
-        rank = door.whole(number, MOST) if number else rank
+        rank = untrusted_input.whole(number, MOST) if number else rank
         if not match.end():
             break
         text = text[match.end() :]
@@ -74,7 +74,7 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
             if _WARNS.search(match[0]) and not rest.startswith((" ", TRACEBACK)):
                 continue
             number = match.groupdict().get("rank")
-            return door.whole(number, MOST) if number else rank, _BOX.sub("", rest) if match[0][0] in "│|" else rest
+            return untrusted_input.whole(number, MOST) if number else rank, _BOX.sub("", rest) if match[0][0] in "│|" else rest
     return rank, text
 
 
@@ -135,7 +135,7 @@ def opened(text: str) -> tuple[list[str], int | None, str]:
 
 def _rank_of(record: dict[str, Any]) -> int | None:
     rank = next((str(record[key]) for key in ("rank", "global_rank", "RANK") if key in record), "")
-    return door.whole(rank, MOST)
+    return untrusted_input.whole(rank, MOST)
 
 
 def _stamp_of(record: dict[str, Any]) -> str:

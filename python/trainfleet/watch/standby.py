@@ -1,7 +1,8 @@
 """A host that stands by: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a launcher that dies.
 
 The launcher is only a command that resumes (`make train`), so taking over is running it again. The host beats meanwhile
-(lease.py: standby.json), and the launcher appoints another when it falls silent; of two the one that was appointed later stays.
+(health/lease.py: standby.json), and the launcher appoints another when it falls silent; of two the one that was appointed later
+stays.
 """
 
 from __future__ import annotations
@@ -14,9 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .. import door
-from ..errors import TrainfleetError
-from ..lease import (
+from ..health.lease import (
     APPOINTED,
     FILE,
     PATIENCE,
@@ -30,9 +29,11 @@ from ..lease import (
     newest_standby,
     write_standby,
 )
-from ..output import install
-from ..processes import die_with_parent
-from ..runs import Run, make_folder
+from ..host.processes import die_with_parent
+from ..run.run_folder import Run, make_folder
+from ..trust import untrusted_input
+from ..trust.errors import TrainfleetError
+from ..trust.safe_output import install
 
 LOOK_EVERY = 1.0
 TYPE_AGAIN = (5.0, 10.0, 30.0)  # seconds before the second, third and later tries to take over
@@ -46,10 +47,10 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     folder, *command = arguments
     make_folder(Path(folder))
-    return Watch(Path(folder), command).keep()
+    return StandbyWatch(Path(folder), command).keep()
 
 
-class Watch:
+class StandbyWatch:
     """Stands by for the launcher of one run."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
@@ -94,7 +95,7 @@ class Watch:
     def _look(self) -> Holder | None:
         """The launcher, as the file server knows it: this client may remember for long that there was none."""
         with suppress(OSError):
-            os.close(door.opener(str(self.folder / FILE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
+            os.close(untrusted_input.opener(str(self.folder / FILE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
         return newest_holder(self.folder)
 
     def beat(self) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 
-from .lines import Line, is_progress
+from .lines import LogLine, is_progress
 from .prefixes import TRACEBACK
 
 MESSAGE_LINES, MESSAGE_SECONDS = 16, 1.5  # how far the message of an exception may reach behind its first line
@@ -51,13 +51,13 @@ PROGRAM = BUGS | {"ImportError", "NotImplementedError", "StopIteration", "StopAs
 
 
 @dataclass
-class Block:
+class PrintedException:
     """An exception as it was printed: its line, where that stands among its node's, and the message with the lines behind it.
 
     `bare`: without a traceback. `aside`: of a destructor or a thread, which its process outlives.
     """
 
-    line: Line
+    line: LogLine
     index: int
     message: list[str]
     bare: bool = False
@@ -98,9 +98,9 @@ class Block:
 class Tracebacks:
     """Reads the lines of one process in their order. A chain is the exceptions of one failure, the likeliest root first."""
 
-    chains: deque[list[Block]] = field(default_factory=lambda: deque(maxlen=CHAINS))
+    chains: deque[list[PrintedException]] = field(default_factory=lambda: deque(maxlen=CHAINS))
     base: int | None = None  # the indentation of the open traceback's head
-    last: Block | None = None  # takes up message lines
+    last: PrintedException | None = None  # takes up message lines
     link: str = ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
     aside: bool = False
     dropped: bool = False  # the open traceback is one that Python ignored
@@ -108,7 +108,7 @@ class Tracebacks:
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=FRAMES))
     source: str = ""
 
-    def take(self, line: Line, index: int, text: str) -> bool:
+    def take(self, line: LogLine, index: int, text: str) -> bool:
         """Whether the line was a part of a traceback or of an exception's message."""
         if text.count("Error") > 1:
             text = _WOVEN.sub(r"\1\2: ", text)
@@ -132,12 +132,12 @@ class Tracebacks:
         if foreign := _FOREIGN.match(text.strip()):
             start = next(foreign.start(name) for name in ("head", "java", "root", "check") if foreign[name])
             self.link = "original" if foreign["root"] and self.last else ""
-            self._add(Block(line, index, [text.strip()[start:]]))
+            self._add(PrintedException(line, index, [text.strip()[start:]]))
             return True
         if self._goes_on(line, text):
             return True
         if _BARE.match(stripped := text.strip()):
-            self._add(Block(line, index, [stripped], bare=True))
+            self._add(PrintedException(line, index, [stripped], bare=True))
             return True
         if _HEADLESS.match(text):
             self._open("")
@@ -153,7 +153,7 @@ class Tracebacks:
         if before.strip() == "Original":
             self.link = "original"
 
-    def _inside(self, line: Line, index: int, text: str) -> bool:
+    def _inside(self, line: LogLine, index: int, text: str) -> bool:
         """A line behind a traceback's head: a frame, or the exception."""
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
@@ -172,11 +172,11 @@ class Tracebacks:
                 return False
         if not self.dropped:
             said = [stripped.lstrip("|+ ")]
-            self._add(Block(line, index, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
+            self._add(PrintedException(line, index, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
         self.aside = self.dropped = False
         return True
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: PrintedException) -> None:
         if self.link and self.chains:
             chain = self.chains[-1]
             chain.insert(0, block) if self.link == "original" else chain.append(block)
@@ -184,7 +184,7 @@ class Tracebacks:
             self.chains.append([block])
         self.last, self.link = block, ""
 
-    def _goes_on(self, line: Line, text: str) -> bool:
+    def _goes_on(self, line: LogLine, text: str) -> bool:
         """Whether the line belongs to the message of the last exception."""
         block = self.last
         if block is None or len(block.message) > MESSAGE_LINES or abs(line.time - block.line.time) > MESSAGE_SECONDS:

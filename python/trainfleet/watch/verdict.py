@@ -9,17 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import SIGTERM
 
-from .. import fence, runs
 from ..backends.base import Status
-from ..beats import read_beats
-from ..claims import look_again
+from ..health import fence
+from ..health.heartbeat_format import read_beats
 from ..plan.request import Request
+from ..run import run_folder
+from ..run.claims import look_again
 from ..supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from .causes import CAUSES, Cause, Then
-from .diagnosis import Finding, diagnose, quote
+from .diagnosis import Diagnosis, diagnose, quote
 from .evidence import SKEW
-from .follow import Outcome
-from .lines import Line, read_lines, time_of_day
+from .lines import LogLine, read_lines, time_of_day
+from .monitor import AttemptOutcome
 from .prefixes import TRACEBACK
 
 TAIL = 12  # lines
@@ -41,7 +42,7 @@ def start_now(request: Request) -> Start:
     """A Start at this moment."""
     logs = (*request.logs, request.job_log)
     look_again(*{log.parent for log in logs})
-    return Start(time.time(), {log: size for log in logs if (size := runs.size_of(log))})
+    return Start(time.time(), {log: size for log in logs if (size := run_folder.size_of(log))})
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,18 @@ class Verdict:
         ]
         return "\n".join(filter(None, block))
 
-    def record(self) -> runs.Record:
+    def record(self) -> run_folder.Record:
         """What events and results.json keep of it."""
         return {"who": self.who, "then": self.then.value, **asdict(self)}
 
 
-def judge(request: Request, outcome: Outcome, run: runs.Run, since: Start) -> Verdict:
+def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since: Start) -> Verdict:
     """The verdict on a job that failed, from the logs, events and status since its start."""
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
     faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     look_again(*{log.parent for log in request.logs})
     for node, log in enumerate(request.logs):
         lines += read_lines(log, node, since.ends.get(log, 0), logs=len(request.logs))
@@ -134,7 +135,7 @@ def _with_others(verdict: Verdict, status: Status, request: Request, alive: froz
     return replace(verdict, words=f"{verdict.words}; {named}", nodes=1 + len(others))
 
 
-def _cut_short(lines: list[Line], node: int | None) -> str:
+def _cut_short(lines: list[LogLine], node: int | None) -> str:
     """A sentence on a node, this one or any, that was asked to leave and ended before its ranks had saved; "" for none."""
     stops = (line for line in lines if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node))
     if (asked := next(stops, None)) is None:
@@ -147,13 +148,13 @@ def _cut_short(lines: list[Line], node: int | None) -> str:
     return f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without having saved: {limit}"
 
 
-def _is_of(event: runs.Record, order: int, since: Start) -> bool:
+def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
     """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does not tell."""
     own = event.get("order")
     return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
-def _of(finding: Finding, lines: list[Line], request: Request) -> Verdict:
+def _of(finding: Diagnosis, lines: list[LogLine], request: Request) -> Verdict:
     cause = CAUSES[finding.cause]
     host = request.host(finding.node)
     quoted = tuple(map(plain, quote(finding, lines)))
@@ -176,7 +177,7 @@ def plain(words: str) -> str:
     return OURS.sub("", words)
 
 
-def _unexplained(request: Request, status: Status, lines: list[Line], since: Start) -> Verdict:
+def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
     """The verdict when no line names a cause: the node that a signal ended, or the first that failed, with all last lines.
 
     SIGTERM comes last: an engine asks the other nodes of a failed job to end.
@@ -187,8 +188,8 @@ def _unexplained(request: Request, status: Status, lines: list[Line], since: Sta
     log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
     said = tuple(line for line in said if line != status.reason)  # which is told as the cause
     reason, _, remedy = status.reason.partition(" next: ")
-    next = remedy or f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
-    return Verdict(cause, reason or words, node, None, request.host(node), said, next)
+    then = remedy or f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
+    return Verdict(cause, reason or words, node, None, request.host(node), said, then)
 
 
 def _exit(code: int | None) -> tuple[str, str]:
@@ -201,7 +202,7 @@ def _exit(code: int | None) -> tuple[str, str]:
     return f"ended with exit code {code}, and no line says why", "unknown"
 
 
-def last_words(lines: list[Line]) -> tuple[str, ...]:
+def last_words(lines: list[LogLine]) -> tuple[str, ...]:
     """The last line of each rank or other writer, of those that wrote last."""
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
@@ -210,42 +211,42 @@ def last_words(lines: list[Line]) -> tuple[str, ...]:
     return tuple(f"{_writer(line)}: {line.text}" for line in newest)
 
 
-def _writer(line: Line) -> str:
+def _writer(line: LogLine) -> str:
     who = line.who if line.rank is None else f"rank {line.rank}"
     return who if line.node is None else f"{who} on node {line.node}"
 
 
-def _said_of_all(log: Path, since: Start) -> Iterator[Line]:
+def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
     """The lines of the engine's log of the job, which has no clock, but for those on nodes ended because another failed."""
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = time_of_day(log.stat().st_mtime) if lines else 0.0
     yield from (replace(line, time=moment) for line in lines if not FOLLOWED.search(line.text))
 
 
-def _seen(outcome: Outcome) -> Iterator[Line]:
+def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
     """What the backend and the watchdog observed, as lines with the time at which they did."""
     now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
-        yield Line(now, alarm.node, alarm.rank, "watch", alarm.words)
+        yield LogLine(now, alarm.node, alarm.rank, "watch", alarm.words)
     for words in status.reason.splitlines():  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
-        yield Line(now - 1, None, None, "agent", words)
+        yield LogLine(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
         how = f"slow node {node}: its ranks beat, and it answers late" if node in outcome.alive else f"lost node {node}"
-        yield Line(now - 1, node, None, "watch", f"{how}: {why}")
+        yield LogLine(now - 1, node, None, "watch", f"{how}: {why}")
     for node, code in status.exits.items():
         if code == UNLOGGED:
-            yield Line(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
+            yield LogLine(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
     severed = [node for node, code in status.exits.items() if code == SEVERED]
     if severed and len(severed) == len(status.exits):
-        yield Line(now - 1, None, None, "watch", "severed nodes: their parts failed, and none of them reaches the run folder")
+        yield LogLine(now - 1, None, None, "watch", "severed nodes: their parts failed, and none of them reaches the run folder")
         severed = []
     for node in severed:
-        yield Line(now - 1, node, None, "watch", f"severed node {node}: its part failed, and it does not reach the run folder")
+        yield LogLine(now - 1, node, None, "watch", f"severed node {node}: its part failed, and it does not reach the run folder")
 
 
-def _faults(faults: list[runs.Record]) -> Iterator[Line]:
+def _faults(faults: list[run_folder.Record]) -> Iterator[LogLine]:
     """The faults that ranks recorded, as the last lines of their tracebacks."""
     for event in faults:
         words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
         for text in (f"{TRACEBACK}:", *event.get("traceback", ())[:-1], words):
-            yield Line(time_of_day(event["time"]), event.get("node"), event.get("rank"), "rank", text)
+            yield LogLine(time_of_day(event["time"]), event.get("node"), event.get("rank"), "rank", text)

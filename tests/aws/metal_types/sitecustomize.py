@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 
-from trainfleet.hardware import INSTANCE_TYPES
+from trainfleet.hardware.node_types import INSTANCE_TYPES
 
 _row = INSTANCE_TYPES["c7i.8xlarge"]
 _memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30

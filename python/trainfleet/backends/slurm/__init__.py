@@ -1,7 +1,8 @@
 """A cluster that Slurm manages: a job is one sbatch, its nodes' parts are the tasks of one srun; Slurm says when and where.
 
 Two places run this. Where sbatch is (a login node, in a folder that every node sees) it plans, submits, follows and stops.
-Anywhere else, with that machine as fleet.hosts, what is typed is handed to it (launch/handover.py), as to an ssh fleet's head.
+Anywhere else, with that machine as fleet.hosts, what is typed is handed to it (launch/remote_launch.py), as to an ssh fleet's
+head.
 
 A job goes on without its launcher: Slurm starts it again when a node fails and when it was preempted, and its own script when its
 time limit comes, or a failure is worth it (sbatch.py).
@@ -23,37 +24,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from ... import door, runs
 from ...cloud import spending
 from ...cloud.prices import by_table
 from ...cloud.region import through_agent
+from ...cloud.template_inputs import cluster_name
 from ...config import Config
-from ...config.hosts import Host
+from ...config.host_list import Host
 from ...entrypoint import CARD, CARDS, LOCK, PORTS
-from ...errors import BackendError
-from ...nodes import setup
-from ...nodes.answers import Failure
+from ...host.install_paths import CODE, python_path
+from ...node.placement import expand_hosts
+from ...node.placements.slurm import SEATING
+from ...nodes import host_setup
 from ...nodes.fleet import hosts_of
-from ...nodes.operations import lock_name
+from ...nodes.host_results import HostFailure
+from ...nodes.install_steps import lock_name
+from ...nodes.quarantine import Quarantine
 from ...nodes.stack import load_stack
 from ...nodes.transport import Transport
-from ...origin import CODE, python_path
 from ...plan.bill import Bill
-from ...plan.fabric import fabric_environment
+from ...plan.fabric_environment import fabric_environment
 from ...plan.job import Job
 from ...plan.request import Artifact, Request
-from ...runs import Run
-from ...seat import expand_hosts
-from .. import honoured
-from ..base import Can, Handle, Machines, Phase, Probe, Status
-from ..node import secrets_of
-from ..place import Place
-from ..ssh import HEAD, Ssh
-from . import cluster_checks, cluster_file, pulse, resources, sbatch, starts
-from .cluster_file import name_of
-from .engine import COMMENT, GONE, TIMEOUT, Engine, Said, ask_here, how_it_ended, refused
-from .engine import Job as Known
+from ...run import run_folder
+from ...run.run_folder import Run
+from ...trust import untrusted_input
+from ...trust.errors import BackendError
+from .. import job_starts, supported_keys
+from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect, Status
+from ..head import HEAD, Head, hours_alone
+from ..node_script import secrets_of
+from ..run_storage import Place
+from . import cluster_checks, cluster_file, options, pulse, resources, sbatch
+from .beside import Beside
+from .client import COMMENT, GONE, TIMEOUT, Said, SlurmClient, ask_here, how_it_ended, refused
+from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .partitions import Partitions
 from .reasons import PHASES, is_for_nodes, why_waiting
@@ -66,26 +72,17 @@ USERS = {"ubuntu2204": "ubuntu", "ubuntu2404": "ubuntu", "rocky9": "rocky", "ali
 STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
 
 
-class Slurm(Ssh):
-    """Slurm, as a backend (base.py); of Ssh it has how a command is handed to another machine."""
-
-    name = "slurm"
-    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS})
-    tried_on = "real Slurm"
+class Login(Head):
+    """The machine that has sbatch, reached by SSH: the head of the cluster that was made, or what the config names."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        made = config.fleet.slurm.create is not None and shutil.which("sbatch") is None
-        self.hands_over = HEAD not in os.environ and (bool(config.fleet.hosts) or made)
-        self.folder = config.fleet.shared_folder or str(Path.cwd())  # runs/ and data/ are in it, as the nodes see it
-        self.engine = Engine(self._ask_head if self.hands_over else ask_here)
-        self._asked: set[str] = set()  # tokens of jobs that were asked to stop
+        self.folder = folder_of(config)
 
     @functools.cached_property
     def located(self) -> Config:
-        """The config with the machine that has sbatch: the head of the cluster that was made, or what it names."""
         fleet = self.config.fleet
-        if not self.hands_over or fleet.hosts:
+        if fleet.hosts:
             return self.config
         address, user = Cluster(self.config).head(), fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
         ssh = replace(fleet.ssh, user=user)
@@ -93,35 +90,72 @@ class Slurm(Ssh):
 
     @functools.cached_property
     def transport(self) -> Transport:
-        """To the machine that has sbatch; through Session Manager where the cluster that was made lets nobody in by SSH."""
-        aws, there = self.fleet.aws, bool(self.fleet.hosts)
-        proxy = through_agent(str(aws.region)) if self.hands_over and not there and aws.ssm_only else ""
+        """Through Session Manager where the cluster that was made lets nobody in by SSH."""
+        aws = self.fleet.aws
+        proxy = through_agent(str(aws.region)) if aws.ssm_only and not self.fleet.hosts else ""
         return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
 
     @property
     def leads(self) -> bool:
-        return False  # its jobs need no launcher
+        return False  # jobs of Slurm need no launcher
+
+    def known(self, name: str) -> Host | None:
+        return as_slurm_says(name)
+
+
+class Slurm(Backend):
+    """Slurm, as a backend (base.py)."""
+
+    name = "slurm"
+    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS})
+    is_here, owned, tried_on, seat = False, True, "real Slurm", SEATING
+    pretended = MappingProxyType({Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"})
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.fleet = config, config.fleet
+        made = config.fleet.slurm.create is not None and shutil.which("sbatch") is None
+        self.hands_over = HEAD not in os.environ and (bool(config.fleet.hosts) or made)
+        self._head = Login(config) if self.hands_over else None
+        self.folder = folder_of(config)
+        self.quarantine = self._head.quarantine if self._head else Quarantine()
+        self.engine = SlurmClient(self._ask_head if self.hands_over else ask_here)
+        self._asked: set[str] = set()  # tokens of jobs that were asked to stop
+
+    def head(self) -> Head | None:
+        return self._head
+
+    def harm(self) -> Harm:
+        return Harm(steps=Beside(self.config, self.engine, self.folder, self.interpreter, self.hands_over))
+
+    @property
+    def lingers(self) -> bool:
+        return self._head is None or bool(self._head.located.fleet.hosts)
+
+    def learn(self, run: Run) -> None:
+        self.quarantine.learn(run.read_events(), as_slurm_says)
 
     @property
     def interpreter(self) -> str:
         """The nodes' Python."""
-        return super().interpreter if self.hands_over else self.fleet.python or sys.executable
+        return self._head.interpreter if self._head else self.fleet.python or sys.executable
 
     def _ask_head(self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         """What one of Slurm's commands says on the machine that has them."""
-        if not self.located.fleet.hosts:
-            what = f"there is no cluster {name_of(self.config)} yet"
+        head = self._head
+        if head is None or not head.located.fleet.hosts:
+            what = f"there is no cluster {cluster_name(self.config)} yet"
             raise BackendError(what, where="fleet.slurm.create", next="make setup makes it")
-        host = self.transport.hosts[0]
-        answer = self.transport.ask(host, f"bash -lc {shlex.quote(shlex.join(words))}", stdin=stdin, timeout=TIMEOUT)
-        if isinstance(answer, Failure):
+        host = head.transport.hosts[0]
+        answer = head.transport.ask(host, f"bash -lc {shlex.quote(shlex.join(words))}", stdin=stdin, timeout=TIMEOUT)
+        if isinstance(answer, HostFailure):
             raise BackendError(answer.message, where=host.name, next=answer.next or "look at fleet.hosts and fleet.ssh")
         return Said(answer.exit_code, answer.stdout, answer.stderr)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         slurm, folder = config.fleet.slurm, config.fleet.shared_folder
-        yield from honoured.refuse(config)
+        yield from supported_keys.refuse(config)
+        yield from options.refuse(config)
         if slurm.time_limit is not None and slurm.notice >= 60 * slurm.time_limit:
             yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
         if folder is not None and not folder.startswith("/"):
@@ -142,7 +176,7 @@ class Slurm(Ssh):
         """
         without = {entry.host: f"in quarantine: {entry.evidence}" for entry in self.quarantine.entries().values()} | dict(without)
         ground = sbatch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
-        code = f"{self.code}/python" if self.hands_over else str(CODE)
+        code = f"{self._head.code}/python" if self._head else str(CODE)
         # An image has the code that it was built with; it says itself whether its versions are these.
         own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else python_path(code)
         environment = self._fabric(job) | own | dict(job.environment)
@@ -169,23 +203,23 @@ class Slurm(Ssh):
         secrets = secrets_of(job, self.fleet.stack)
         if job.secrets:
             cluster_checks.require_private(self.engine)
-        for file in (starts.claim(job.folder, request.token), runs.job_log(job.folder)):
-            runs.make_folder(file.parent)
+        for file in (job_starts.claim(job.folder, request.token), run_folder.job_log(job.folder)):
+            run_folder.make_folder(file.parent)
         given = {name: os.environ[name] for name in GIVEN if name in os.environ}
         environment = {**given, **request.environment, **secrets, sbatch.TOKEN: request.token}
-        comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, runs.RUNS, self.config.name)}"
+        comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, run_folder.RUNS, self.config.name)}"
         words = ["sbatch", "--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
         said = self.engine.ask(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
-        if said.code or not door.whole(number):
+        if said.code or not untrusted_input.whole(number):
             raise cluster_checks.explained(self.engine, refused("sbatch", said.error or said.out))
-        runs.write_atomic(starts.claim(job.folder, request.token), number + "\n")
+        run_folder.write_atomic(job_starts.claim(job.folder, request.token), number + "\n")
         self.engine.wake()
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
         """The job that carries a token out: by its claim, or, where who submitted it died before leaving one, by Slurm."""
-        if number := starts.number(folder, token):
+        if number := job_starts.number(folder, token):
             return number
         return next((job.id for job in self.engine.mine().values() if _token(job) == token), "")
 
@@ -199,10 +233,10 @@ class Slurm(Ssh):
         if not number or not self._is_of(handle.token, folder, number):
             return Status(Phase.ENDED)
         job = self.engine.look(number)
-        phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), starts.exits(folder, number)
+        phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), job_starts.exits(folder, number)
         hosts = tuple(expand_hosts(job.nodes))
         if phase is Phase.ENDED:
-            ended = starts.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
+            ended = job_starts.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
             exits = {node: exits.get(node, code) for node, code in enumerate(ended)}
             return Status(phase, self._with_leader(how_it_ended(job), job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
         if phase is Phase.QUEUED:
@@ -212,7 +246,7 @@ class Slurm(Ssh):
             self.engine.wake()  # Slurm will have something to say soon
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
-        words = STARTS.get(job.state) or (starts.why_cancelled(folder, number, start) if any(exits.values()) else "")
+        words = STARTS.get(job.state) or (job_starts.why_cancelled(folder, number, start) if any(exits.values()) else "")
         return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
 
     def _why_waiting(self, job: Known) -> str:
@@ -231,7 +265,7 @@ class Slurm(Ssh):
 
     def _is_of(self, token: str, folder: Path, number: str) -> bool:
         """Whether this job carries that token out."""
-        if claimant := starts.number(folder, token):
+        if claimant := job_starts.number(folder, token):
             return claimant == number
         job = self.engine.mine().get(number)
         return job is not None and _token(job) == token
@@ -275,8 +309,8 @@ class Slurm(Ssh):
 
     def place(self, run: Run) -> Place:
         """Here, as this machine sees what the nodes see; elsewhere a mirror of it."""
-        if self.hands_over:
-            return super().place(run)
+        if self._head:
+            return self._head.place(run)
         return Shared(run, lambda: not self.status(self.find(run)).ended)
 
     def absent(self, hosts: Sequence[str]) -> Mapping[int, str]:
@@ -285,18 +319,15 @@ class Slurm(Ssh):
         gone = pulse.absent(self.engine, hosts)
         return {node: gone[host] for node, host in enumerate(hosts) if host in gone}
 
-    def known(self, name: str) -> Host | None:
-        return Host(name, name)  # as Slurm says it
-
     def bill(self) -> Bill | None:
         """Of a cluster that is made, all of it; else the hours of nodes that you have."""
         if not self.fleet.slurm.create:
-            return super().bill()
+            return hours_alone(self.config)
         return spending.bill(cluster_file.costs(self.config, by_table()), cluster_file.times(self.config), self.fleet.nodes)
 
     def machines(self) -> Machines:
         cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)
-        return Entrance(self, cluster) if self.hands_over else cluster
+        return Entrance(self._head, cluster) if self._head else cluster
 
     def probe(self) -> Probe | None:
         """What sinfo says of the nodes, and one of them itself; None of a cluster that is made, whose types are known."""
@@ -306,28 +337,46 @@ class Slurm(Ssh):
         return Probe(tuple(lines), {facts.hostname: facts} if facts else {})
 
 
-class Entrance:
+class Entrance(Machines):
     """Machines (base.py) behind a machine that is reached by SSH: what all nodes share is set up through it."""
 
-    def __init__(self, backend: Slurm, cluster: Cluster | Partitions) -> None:
-        self.backend, self.cluster = backend, cluster
-        self.changes, self.left, self.remove = cluster.changes, cluster.left, cluster.remove
+    def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
+        self.head, self.cluster, self.made = head, cluster, cluster.made
 
-    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
-        return self.cluster.prospect(hours)
+    def changes(self) -> tuple[Artifact, ...]:
+        return self.cluster.changes()
+
+    def left(self) -> list[str]:
+        return self.cluster.left()
+
+    def remove(self, purge: bool) -> None:
+        self.cluster.remove(purge)
+
+    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
+        return self.cluster.prospect(hours, speed)
 
     def apply(self) -> int:
         """The cluster, then folder and Python on the file system that its nodes share."""
         if code := self.cluster.apply():
             return code
-        self.backend.look_again()
-        return setup.main(self.backend.located, whole=False)
+        self.head.look_again()
+        return host_setup.main(self.head.located, whole=False)
+
+
+def folder_of(config: Config) -> str:
+    """The folder with runs/ and data/, as the nodes see it."""
+    return config.fleet.shared_folder or str(Path.cwd())
+
+
+def as_slurm_says(name: str) -> Host:
+    """A node by the name that Slurm gives it."""
+    return Host(name, name)
 
 
 def _ours(job: Known) -> list[str]:
     """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for another user's job."""
     words = job.comment.split(" ", 4)
-    return words if len(words) == 5 and words[0] == COMMENT and door.whole(words[2]) else []
+    return words if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]) else []
 
 
 def _token(job: Known) -> str:

@@ -7,9 +7,9 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from ...config.types import Slurm
-from ...errors import BackendError
-from .engine import Engine, Partition, read_partitions, refused
+from ...config.types import SlurmConfig
+from ...trust.errors import BackendError
+from .client import Partition, SlurmClient, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
 REGISTERS = 60.0  # seconds that nodes get to register with a slurmctld that has just started: until then it has none for a job
@@ -17,7 +17,7 @@ REGISTERS = 60.0  # seconds that nodes get to register with a slurmctld that has
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
-def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapping[str, str]) -> None:
+def require(engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]) -> None:
     """BackendError where the cluster can't take the job; with what it has."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
@@ -34,7 +34,7 @@ def require(engine: Engine, slurm: Slurm, nodes: int, script: str, without: Mapp
         raise explained(engine, error)
 
 
-def partitions(engine: Engine, slurm: Slurm) -> list[Partition]:
+def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
     """The partitions that the config names, or the cluster's default.
 
     Raises:
@@ -43,18 +43,18 @@ def partitions(engine: Engine, slurm: Slurm) -> list[Partition]:
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
     asked, known = set(filter(None, (slurm.partition or "").split(","))), ", ".join(row.name for row in rows)
     chosen = [row for row in rows if (row.name in asked if asked else row.is_default)]
-    next = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
+    then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
     if unknown := sorted(asked - {row.name for row in rows}):
-        raise BackendError(f"there is no partition {', '.join(unknown)}; there are: {known}", where=PARTITION, next=next)
+        raise BackendError(f"there is no partition {', '.join(unknown)}; there are: {known}", where=PARTITION, next=then)
     if not chosen:
-        raise BackendError(f"the cluster has no default partition; there are: {known}", where=PARTITION, next=next)
+        raise BackendError(f"the cluster has no default partition; there are: {known}", where=PARTITION, next=then)
     if not any(row.is_up for row in chosen):
         up = ", ".join(row.name for row in rows if row.is_up) or "none"
         raise BackendError(f"the partition {chosen[0].name} takes no jobs now; others: {up}", where=PARTITION, next="sinfo")
     return chosen
 
 
-def _require_time(slurm: Slurm, chosen: Sequence[Partition]) -> None:
+def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
     """What sbatch lets an administrator ask for, and the scheduler then lets wait for ever."""
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if slurm.time_limit is not None and len(limits) == len(chosen) and slurm.time_limit > max(limits):
@@ -63,7 +63,7 @@ def _require_time(slurm: Slurm, chosen: Sequence[Partition]) -> None:
         raise BackendError(what, where=key, next=f"make plan SET='{key}={max(limits)}'; the job is queued again by itself")
 
 
-def _require_nodes(engine: Engine, nodes: int, names: str, without: Mapping[str, str]) -> None:
+def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping[str, str]) -> None:
     """Returns where the partitions have so many nodes besides those in `without`."""
     hosts = _nodes(engine, names)
     out = {host: why for host, why in without.items() if host in hosts}
@@ -74,11 +74,11 @@ def _require_nodes(engine: Engine, nodes: int, names: str, without: Mapping[str,
         raise BackendError(what, where=f"partition {names}", next=f"NODES={left}; or another {PARTITION}" if left else "sinfo -R")
 
 
-def _nodes(engine: Engine, names: str, *states: str) -> list[str]:
+def _nodes(engine: SlurmClient, names: str, *states: str) -> list[str]:
     return sorted(set(engine.run("sinfo", "--noheader", "--Node", f"--partition={names}", *states, "--format=%N").split()))
 
 
-def explained(engine: Engine, error: BackendError) -> BackendError:
+def explained(engine: SlurmClient, error: BackendError) -> BackendError:
     """The error, with what this user may ask for where accounting says so."""
     if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
         return error
@@ -91,7 +91,7 @@ def explained(engine: Engine, error: BackendError) -> BackendError:
     return BackendError(f"{error.what}; {user} has {yours}", where=error.where, why=error.why, next=error.next)
 
 
-def require_private(engine: Engine) -> None:
+def require_private(engine: SlurmClient) -> None:
     """BackendError where secrets are given to a cluster whose accounting keeps every job's environment."""
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):

@@ -16,19 +16,19 @@ from typing import Any
 
 import yaml
 
-from ... import hardware
 from ...cloud import engine_spending, stages
-from ...cloud.inputs import own_tags, pairs, slug
 from ...cloud.instances import capacity_of
 from ...cloud.prices import Prices
-from ...cloud.spending import Row
+from ...cloud.spending import CostRow
 from ...cloud.stages import Times
-from ...cloud.storage import makes_file_system, refuse_size, refuse_unmade
+from ...cloud.template_inputs import LONGEST_WITH_DATABASE, cluster_name, own_tags, pairs
+from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config
 from ...config.types import Queue
-from ...nodes.operations import NOFILE, Step
+from ...hardware import node_types
+from ...host.install_paths import ROOT
+from ...nodes.install_steps import NOFILE, InstallStep
 from ...nodes.stack import load_stack
-from ...origin import ROOT
 from ...plan.request import Artifact
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
@@ -39,20 +39,12 @@ NONE_YET = "subnet-00000000000000000"
 HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
 BOUGHT = {"on-demand": "ONDEMAND", "spot": "SPOT", "reservation": "ONDEMAND", "block": "CAPACITY_BLOCK"}
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
+CLOSED = "proprietary"  # kernel modules of a stack: ParallelCluster's images have the open ones alone, since 3.8
 # Where ParallelCluster mounts nothing (its ReservedMountDirValidator).
 RESERVED = {f"/{name}" for name in (
     "bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "opt", "opt/intel", "opt/parallelcluster",
     "opt/parallelcluster/shared", "opt/slurm", "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var",
 )}  # fmt: skip
-
-
-def name_of(config: Config) -> str:
-    """The cluster's name."""
-    wanted = config.fleet.slurm.parallelcluster
-    most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
-    plain = slug(config.fleet_name, most)
-    return wanted.name or (plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}")
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
@@ -68,7 +60,7 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
 
 def key_of(config: Config) -> str:
     """The name of the key pair that opens the head: the config's, or the one that setup makes for the cluster."""
-    return config.fleet.aws.key_pair or f"trainfleet-{name_of(config)}"
+    return config.fleet.aws.key_pair or f"trainfleet-{cluster_name(config)}"
 
 
 def queue_of(config: Config) -> Queue:
@@ -77,7 +69,7 @@ def queue_of(config: Config) -> Queue:
     return next((queue for queue in queues if queue.name in asked), queues[0])
 
 
-def costs(config: Config, prices: Prices) -> Iterator[Row]:
+def costs(config: Config, prices: Prices) -> Iterator[CostRow]:
     """What an hour of the cluster costs, with a job on it."""
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
@@ -99,14 +91,14 @@ def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
     script = node_script(config)
     text = yaml.safe_dump(cluster(config, script, maker or config.fleet_name), sort_keys=False, width=120)
     command = f"pcluster create-cluster --cluster-configuration {FILE}"
-    head = f"# The cluster {name_of(config)} as AWS ParallelCluster makes it: {command}"
+    head = f"# The cluster {cluster_name(config)} as AWS ParallelCluster makes it: {command}"
     return Artifact(FILE, f"{head}\n{text}"), *([Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ())
 
 
 def script_address(config: Config, script: str) -> str:
     """Where node.sh lies in S3: another text is another object, so that an update of the cluster brings it."""
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
-    return f"s3://{config.fleet.aws.bucket}/{name_of(config)}/setup/node-{digest}.sh"
+    return f"s3://{config.fleet.aws.bucket}/{cluster_name(config)}/setup/node-{digest}.sh"
 
 
 def node_script(config: Config) -> str:
@@ -116,8 +108,8 @@ def node_script(config: Config) -> str:
         name: (ROOT / "scripts" / name).read_text(encoding="utf-8")
         for name in sorted({"key.sh", *(step.script for step in steps)})
     }
-    lines = ["#!/usr/bin/env bash", f"# Sets up a node of {name_of(config)} by scripts/*.sh, for the stack {config.fleet.stack}",
-             "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
+    what = f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the stack {config.fleet.stack}"
+    lines = ["#!/usr/bin/env bash", what, "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
     for name, text in texts.items():
         lines += [f"cat > \"$folder/{name}\" << 'END-OF-{name}'", text.rstrip("\n"), f"END-OF-{name}"]
         lines.append(f'chmod 755 "$folder/{name}"')
@@ -125,15 +117,16 @@ def node_script(config: Config) -> str:
     return "\n".join([*lines, 'rm -rf "$folder"', ""])
 
 
-def _steps(config: Config) -> Iterator[Step]:
+def _steps(config: Config) -> Iterator[InstallStep]:
     """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: Python, the Neuron SDK, and limits."""
     stack = load_stack(config.fleet.stack)
-    if not config.fleet.python:
-        yield Step("build_tools.sh", (), "the environment in the shared folder begins with the node's Python")
-    yield Step("limits.sh", (str(NOFILE),), "locked memory and open files")
+    if not config.fleet.python or stack.neuron_packages:
+        why = "the environment in the shared folder begins with the node's Python, and Neuron's driver is built here"
+        yield InstallStep("build_tools.sh", ("headers",) if stack.neuron_packages else (), why)
+    yield InstallStep("limits.sh", (str(NOFILE),), "locked memory and open files")
     if stack.neuron_packages:
         words = tuple(f"{name}={version}" for name, version in stack.neuron_packages)
-        yield Step("neuron.sh", (stack.key("neuron"), *words), "the image has no Neuron SDK")
+        yield InstallStep("neuron.sh", (stack.key("neuron"), *words), "the image has no Neuron SDK")
 
 
 def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
@@ -182,7 +175,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
-    aws, row, block = config.fleet.aws, hardware.instance(queue.instance_type), queue.capacity == "block"
+    aws, row, block = config.fleet.aws, node_types.instance(queue.instance_type), queue.capacity == "block"
     target, is_reserved = {"CapacityReservationId": queue.reservation}, queue.capacity in ("reservation", "block")
     compute = {
         "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
@@ -197,7 +190,8 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         "CapacityType": BOUGHT[queue.capacity or "on-demand"],
         "ComputeResources": [compute],
         "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}},
-        # A capacity block is placed by AWS: https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
+        # A capacity block is placed by AWS:
+        # https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
         "Networking": {"SubnetIds": [subnet_of(config)], "PlacementGroup": {"Enabled": not block and bool(row and row.efa)}},
         **({"CustomActions": {"OnNodeConfigured": {"Script": script_address(config, script)}}} if aws.bucket else {}),
         **({"Iam": found} if (found := _buckets(config)) else {}),
@@ -213,12 +207,12 @@ def _storage(config: Config) -> dict[str, Any]:
                     "DeletionPolicy": "Retain"}  # fmt: skip
         if fsx.type == "persistent":
             settings |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
-        if links := list(_links(config)):
-            settings["DataRepositoryAssociations"] = links
+        if found := list(links(config)):
+            settings["DataRepositoryAssociations"] = found
     return {"Name": "fsx", "MountDir": fsx.folder, "StorageType": "FsxLustre", "FsxLustreSettings": settings}
 
 
-def _links(config: Config) -> Iterator[dict[str, Any]]:
+def links(config: Config) -> Iterator[dict[str, Any]]:
     """What the file system loads from S3 when it is read, and what it writes there."""
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
     if fsx.link:
@@ -227,8 +221,8 @@ def _links(config: Config) -> Iterator[dict[str, Any]]:
     if fsx.export and bucket:
         inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
         for name in ("runs", "data"):
-            yield {"Name": name, "FileSystemPath": f"/{inside}/{name}".replace("/./", "/"),
-                   "DataRepositoryPath": f"s3://{bucket}/{name_of(config)}/{name}", "AutoExportPolicy": [*CHANGES]}  # fmt: skip
+            to, path = f"s3://{bucket}/{cluster_name(config)}/{name}", f"/{inside}/{name}".replace("/./", "/")
+            yield {"Name": name, "FileSystemPath": path, "DataRepositoryPath": to, "AutoExportPolicy": [*CHANGES]}  # fmt: skip
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -258,8 +252,8 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
     if given and len(given) < 3:
         yield f"{key}.database_{given[0]}", "database_uri, database_user and database_secret go together"
-    if wanted.database_uri and len(name_of(config)) > LONGEST_WITH_DATABASE:
-        yield f"{key}.name", f"{name_of(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters"
+    if wanted.database_uri and len(cluster_name(config)) > LONGEST_WITH_DATABASE:
+        yield f"{key}.name", f"{cluster_name(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters"
     yield from _refuse_queues(config)
     yield from _refuse_storage(config)
 
@@ -271,6 +265,10 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
         yield key, f"two queues have the name {', '.join(twice)}"
     for queue in queues:
         yield from ((key, f"{queue.name}: {what}") for what in _lacks(queue))
+        row = node_types.instance(queue.instance_type)
+        if row and not fleet.aws.image and load_stack(node_types.stack_of(row)).kernel_modules == CLOSED:
+            what = f"the NVIDIA driver of ParallelCluster's images knows no {row.name} (its issue 6014)"
+            yield key, f"{queue.name}: {what}; fleet.aws.image, one that pcluster build-image made, works, or backend ec2"
     asked = fleet.slurm.partition
     if asked and (unknown := sorted(set(asked.split(",")) - set(names))):
         yield "fleet.slurm.partition", f"{', '.join(unknown)} is none of the queues: {', '.join(names)}"
@@ -281,7 +279,7 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
 
 def _lacks(queue: Queue) -> Iterator[str]:
     """What is wrong with a queue."""
-    row, most = hardware.instance(queue.instance_type), queue.max or 0
+    row, most = node_types.instance(queue.instance_type), queue.max or 0
     if queue.name == "default":
         yield "Slurm keeps this name for itself; compute1 works"
     if queue.min > most:

@@ -6,6 +6,7 @@ is found by its tags, whatever this machine remembers.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -16,21 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ... import s3
+from ...cloud import checks, plan_text
+from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import public_key
-from ...cloud.inputs import own_tags, pairs
 from ...cloud.inventory import surely
-from ...cloud.kinds import tags_of
 from ...cloud.prices import in_region
-from ...cloud.refusals import passing
+from ...cloud.resource_types import Row, tags_of
+from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
-from ...errors import BackendError, ConfigError
 from ...plan.request import Artifact
-from ..ec2_machines import Stacked, prove_gone, say, told_of
-from ..engines import priced
-from . import cluster_file, cluster_network
+from ...storage import s3
+from ...trust.errors import BackendError, ConfigError
+from ..base import Machines, Prospect
+from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
+from ..managed_machines import priced
+from . import cluster_file, cluster_network, cluster_storage
 from .cluster_file import costs, times
 
 EVERY = 15.0  # seconds between two looks at what CloudFormation does
@@ -58,14 +61,16 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class State:
-    """A cluster, from describe-cluster: its status; its head's address and id once there is one; the config that made it."""
+class ClusterState:
+    """A cluster, from describe-cluster: its status; its head's address and id once there is one; the config that made it, and the
+    ARN of its stack."""
 
     status: str
     address: str = ""
     why: str = ""
     instance: str = ""
     maker: str = ""
+    stack: str = ""
 
     @property
     def passes(self) -> bool:
@@ -76,26 +81,40 @@ class State:
         return self.status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
 
 
-class Cluster:
+class Cluster(Machines):
     """Machines (base.py) that ParallelCluster makes."""
 
+    made = True
+
     def __init__(self, config: Config) -> None:
-        self.config, self.name = config, cluster_file.name_of(config)
+        self.config, self.name = config, cluster_name(config)
         self.region = config.fleet.aws.region or ""
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Its network, the cluster's file and the nodes' script; none of what is as they say."""
-        if not is_there():  # it can be planned
-            return (*cluster_network.changes(self.config), *self._wanted(None))
-        state = self.look()
-        return (*cluster_network.changes(self.config, state.maker if state else ""), *self._cluster(state))
+        """Its network, the cluster's file, the nodes' script and the caller's policy; none of what is as they say."""
+        state = self.look() if is_there() else None  # it can be planned without pcluster
+        return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
-    def _wanted(self, state: State | None) -> tuple[Artifact, ...]:
+    def _all(self, state: ClusterState | None, cluster: tuple[Artifact, ...]) -> tuple[Artifact, ...]:
+        found = (*cluster_network.changes(self.config, state.maker if state else ""), *cluster)
+        return (*found, *policies(self.config, self._asked[0])) if found else ()
+
+    @functools.cached_property
+    def _asked(self) -> tuple[Inputs, str]:
+        return cluster_network.asked(self.config)
+
+    def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
-        return cluster_file.artifacts(cluster_network.placed(self.config, maker), maker)
+        placed = cluster_network.placed(self.config, maker)
+        return cluster_file.artifacts(cluster_storage.using(placed, self._left_behind(state)), maker)
 
-    def _cluster(self, state: State | None) -> tuple[Artifact, ...]:
+    def _left_behind(self, state: ClusterState | None) -> Row | None:
+        """The file system that an earlier cluster of the same config left."""
+        maker, stack = (state.maker, state.stack) if state else ("", "")
+        return cluster_storage.left_behind(self.config, self.calls, maker, stack)
+
+    def _cluster(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         """The cluster's file and the nodes' script, where it differs from them."""
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
@@ -103,16 +122,16 @@ class Cluster:
         said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
         return () if UNCHANGED in json.dumps(said) else wanted
 
-    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
-        """What the cluster costs, for `make plan`, and its files where pcluster can't say what would change.
-
-        `hours`: of the run; None if unknown.
-        """
-        prices, changes = in_region(self.config), () if is_there() else self.changes()
-        return [
-            "",
-            *priced(list(costs(self.config, prices)), times(self.config), self.config.fleet.nodes, prices, hours),
-        ], changes
+    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
+        """What the cluster costs, what the account lacks, and its files where pcluster can't say what would change."""
+        prices = in_region(self.config)
+        try:
+            changes = self.changes()
+        except BackendError:
+            changes = self._all(None, self._wanted(None))
+        rows, nodes = list(costs(self.config, prices)), self.config.fleet.nodes
+        told = priced(rows, times(self.config), nodes, prices, hours)
+        return Prospect(("", *told, "", *plan_text.account(self.config, self.calls, *self._asked)), changes)
 
     def apply(self) -> int:
         """Makes the cluster, or changes it, and follows until it stands; BackendError with the first thing that failed."""
@@ -120,10 +139,17 @@ class Cluster:
         if state and state.passes:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
         else:
-            if state is None and not self.config.fleet.aws.key_pair:
-                self._provide_key()
+            key = self._public_key() if state is None else ""
+            if state is None:
+                checks.require(self.config, self.calls, self._asked[0])
             if cluster_network.changes(self.config, state.maker if state else ""):
                 Stacked(cluster_network.stack_of(self.config)).make()
+            if key:
+                self._provide_key(key)
+            if state is None and (row := self._left_behind(None)):
+                for line in cluster_storage.describe(cluster_network.placed(self.config), self.calls, row):
+                    say(line)
+                cluster_storage.open_to_network(self.calls, row)
             self._begin(state, self._cluster(state))
         made = self._follow()
         address = made.address or "without a public address"
@@ -131,7 +157,7 @@ class Cluster:
         print("next: make train", flush=True)
         return 0
 
-    def _begin(self, state: State | None, wanted: Sequence[Artifact]) -> None:
+    def _begin(self, state: ClusterState | None, wanted: Sequence[Artifact]) -> None:
         if not wanted:
             print(f"{self.name} is as {cluster_file.FILE} says", flush=True)
             return
@@ -144,12 +170,19 @@ class Cluster:
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
         print(f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes", flush=True)
 
-    def _provide_key(self) -> None:
-        """Makes the key pair of the cluster from the user's public key; ConfigError where there is none."""
+    def _public_key(self) -> str:
+        """The user's key for the cluster's own key pair, "" where a pair is named; ConfigError where there is none."""
         key = public_key(self.config)
-        if not key:
-            what = "null, and ~/.ssh has no public key: nobody could log in to the cluster's head"
-            raise ConfigError.of("fleet.ssh.key", what, next="ssh-keygen -t ed25519; or fleet.aws.key_pair")
+        if not key and not self.config.fleet.aws.key_pair:
+            own = self.config.fleet.ssh.key
+            found = f"{own}, and {own}.pub can't be read" if own else "null, and ~/.ssh has no public key"
+            then = f"ssh-keygen -y -f {own} > {own}.pub" if own else "ssh-keygen -t ed25519"
+            what = f"{found}: nobody could log in to the cluster's head"
+            raise ConfigError.of("fleet.ssh.key", what, next=f"{then}; or fleet.aws.key_pair")
+        return key
+
+    def _provide_key(self, key: str) -> None:
+        """Makes the key pair of the cluster."""
         tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.fleet_name))}]
         with passing("InvalidKeyPair.Duplicate"):
             self.calls("ec2", "ImportKeyPair", KeyName=cluster_file.key_of(self.config), PublicKeyMaterial=key.encode(),
@@ -161,7 +194,7 @@ class Cluster:
         file.write_text(next(artifact.text for artifact in wanted if artifact.name == cluster_file.FILE), encoding="utf-8")
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
-    def _follow(self, gone: bool = False) -> State:
+    def _follow(self, gone: bool = False) -> ClusterState:
         """Waits until the cluster is stable, and prints its events; the cluster."""
         shown, deadline = set[str](), time.monotonic() + PATIENCE
         while True:
@@ -174,7 +207,7 @@ class Cluster:
                 raise BackendError(what, where=self.region, next="the same command again")
             time.sleep(EVERY)
         if state is None and gone:
-            return State("DELETE_COMPLETE")
+            return ClusterState("DELETE_COMPLETE")
         if state is None or not state.is_ready:
             raise self._failed(state)
         return state
@@ -192,7 +225,7 @@ class Cluster:
         said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
         return list(reversed(said.get("events") or ()))
 
-    def _failed(self, state: State | None) -> BackendError:
+    def _failed(self, state: ClusterState | None) -> BackendError:
         failed = [event for event in self._events() if "FAILED" in str(event.get("resourceStatus"))]
         first: dict[str, Any] = next(
             (event for event in failed if "cancelled" not in str(event.get("resourceStatusReason")).lower()), {}
@@ -202,19 +235,20 @@ class Cluster:
         next_ = f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then make setup"
         return BackendError(f"the cluster {self.name} could not be made: {status}", where=self.region, why=why, next=next_)
 
-    def look(self) -> State | None:
+    def look(self) -> ClusterState | None:
         """The cluster; None where there is none."""
         said = self._pcluster("describe-cluster", "--cluster-name", self.name, may_fail=True)
         if "clusterStatus" not in said:
             if "does not exist" in str(said.get("message")):
                 return None
-            why, next = str(said.get("message"))[:300], "aws sts get-caller-identity"
-            raise BackendError("pcluster can't tell of the cluster", where=self.name, why=why, next=next)
+            why, then = str(said.get("message"))[:300], "aws sts get-caller-identity"
+            raise BackendError("pcluster can't tell of the cluster", where=self.name, why=why, next=then)
         head, reasons = said.get("headNode") or {}, said.get("failures") or [{}]
         address = str(head.get("publicIpAddress") or head.get("privateIpAddress") or "")
         maker = tags_of(said.get("tags")).get(CONFIG, "")
         why = str(reasons[0].get("failureReason") or "")
-        return State(str(said["clusterStatus"]), address, why, str(head.get("instanceId") or ""), maker)
+        return ClusterState(str(said["clusterStatus"]), address, why, str(head.get("instanceId") or ""), maker,
+                     str(said.get("cloudformationStackArn") or ""))  # fmt: skip
 
     def head(self) -> str:
         """The address of the cluster's head, its id where only Session Manager leads in; "" without a cluster or pcluster.
@@ -279,8 +313,8 @@ class Cluster:
         if done.returncode and not may_fail:
             errors = [entry for entry in said.get("configurationValidationErrors") or () if entry.get("level") == "ERROR"]
             why = "; ".join(entry.get("message", "") for entry in errors) or str(said.get("message"))
-            next = "make plan OUT=folder shows cluster.yaml"
-            raise BackendError(f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=next)
+            then = "make plan OUT=folder shows cluster.yaml"
+            raise BackendError(f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=then)
         return said
 
 

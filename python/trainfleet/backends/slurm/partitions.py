@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import re
 
-from ...door import show
-from ...errors import BackendError
-from ...plan.request import Artifact
-from ..machine import Standing
-from .engine import Engine, read_partitions
+from ...trust.errors import BackendError
+from ...trust.untrusted_input import show
+from ..this_machine import Standing
+from .client import SlurmClient, read_partitions
 
 
 class Partitions(Standing):
     """Those of a cluster that others administer."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SlurmClient) -> None:
         self.engine = engine
-
-    def prospect(self, hours: float | None) -> tuple[list[str], tuple[Artifact, ...]]:
-        return [], ()
 
     def apply(self) -> int:
         """Says what the cluster has."""

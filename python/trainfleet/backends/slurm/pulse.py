@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from errno import EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT
 
-from ... import door
-from ...errors import BackendError
-from .engine import Engine
+from ...trust import untrusted_input
+from ...trust.errors import BackendError
+from .client import SlurmClient
 
 WAIT = 5.0  # seconds that a machine gets to answer: its kernel does, also under load
 AT_ONCE = 64  # machines that are asked
@@ -27,14 +27,14 @@ UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
 
 @dataclass(frozen=True)
-class Place:
+class SlurmdAddress:
     """Where a node's slurmd listens."""
 
     address: str
     port: int
 
 
-def absent(engine: Engine, hosts: Sequence[str]) -> dict[str, str]:
+def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
     """The machines that do not answer, each with the words for it; none where no other answers, or Slurm doesn't say where."""
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -45,7 +45,7 @@ def absent(engine: Engine, hosts: Sequence[str]) -> dict[str, str]:
     return {host: f"no answer from {known[host].address}, port {known[host].port} (slurmd), {told}" for host in gone}
 
 
-def places(engine: Engine, hosts: Sequence[str]) -> dict[str, Place]:
+def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
     """Where the slurmd of each of these machines listens, of those of which Slurm says it."""
     asked = [host for host in hosts if re.fullmatch(NAME, host)]
     if not asked:
@@ -56,11 +56,11 @@ def places(engine: Engine, hosts: Sequence[str]) -> dict[str, Place]:
     except BackendError:  # slurmctld is being restarted: nothing is known
         return {}
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
-    ports = [door.whole(match[3] or (usual[1] if usual else "")) for match in found]
-    return {match[1]: Place(match[2], port) for match, port in zip(found, ports, strict=True) if port and port < 2**16}
+    ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]
+    return {match[1]: SlurmdAddress(match[2], port) for match, port in zip(found, ports, strict=True) if port and port < 2**16}
 
 
-def answer(place: Place) -> bool | None:
+def answer(place: SlurmdAddress) -> bool | None:
     """Whether a machine answers; None where that can't be known, as its name is not."""
     try:
         socket.create_connection((place.address, place.port), WAIT).close()

@@ -24,7 +24,7 @@ WELL = "COMPLETED"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class SbatchRefusal:
     """Why Slurm takes no job: in words, and by which key of fleet.slurm; "" where it is none of the config's."""
 
     means: str
@@ -50,9 +50,9 @@ def why_waiting(reason: str) -> str:
     return f"({reason}): {known[name]['means']}; next: {known[name]['do']}"
 
 
-def why_refused(said: str) -> Refusal | None:
+def why_refused(said: str) -> SbatchRefusal | None:
     """What a message of sbatch, squeue or scontrol means; None for one that no entry knows."""
     for entry in _table()["refusals"]:
         if re.search(entry["says"], said):
-            return Refusal(entry["means"], entry["key"])
+            return SbatchRefusal(entry["means"], entry["key"])
     return None

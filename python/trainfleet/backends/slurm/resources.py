@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ... import door
-from ...accelerators import find_accelerator
-from ...config.owned import KEY, gpus_of
-from ...config.types import Devices, Slurm
-from ...errors import BackendError
+from ...config.owned_machines import KEY, gpus_of
+from ...config.types import Devices, SlurmConfig
+from ...hardware.accelerators import find_accelerator
 from ...nodes import facts as reading
 from ...nodes import probe
-from ...nodes.answers import Implausible
 from ...nodes.facts import Facts
-from .engine import Engine
+from ...nodes.host_results import Implausible
+from ...trust import untrusted_input
+from ...trust.errors import BackendError
+from .client import SlurmClient
 
 COLUMNS = "%D|%c|%m|%R|%N|%G|%f"  # numbers first, then names, and last what administrators write as they like
 MOST_ROWS = 1000
@@ -43,16 +43,16 @@ def read_nodes(out: str) -> list[Nodes]:
     """The rows of sinfo's answer in COLUMNS; lines that are none are passed over."""
     found = []
     for line in out.splitlines()[:MOST_ROWS]:
-        words = [door.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))]
+        words = [untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        numbers = [door.whole(word.rstrip("+")) for word in (count, cores, memory)]  # 64+: the least of several
+        numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]  # 64+: the least of several
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
             found.append(Nodes(count_, cores_, memory_, *names))
     return found
 
 
-def nodes_of(engine: Engine, slurm: Slurm) -> list[Nodes]:
+def nodes_of(engine: SlurmClient, slurm: SlurmConfig) -> list[Nodes]:
     """The nodes of the partitions that the config names, or of all."""
     which = [f"--partition={slurm.partition}"] if slurm.partition else []
     return read_nodes(engine.run("sinfo", "--noheader", *which, f"--format={COLUMNS}"))
@@ -78,7 +78,7 @@ def devices_of(rows: list[Nodes]) -> Devices | None:
     return Devices(next(iter(named)), one.count) if len(named) == 1 else None
 
 
-def look(engine: Engine, slurm: Slurm, rows: list[Nodes]) -> Facts | str:
+def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | str:
     """What one of the nodes with GPUs says itself, in an allocation of seconds; why there is none, where none is free."""
     with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
     if with_gpus is None:
@@ -97,7 +97,7 @@ def look(engine: Engine, slurm: Slurm, rows: list[Nodes]) -> Facts | str:
         return str(error).partition("\n")[0]
 
 
-def report(engine: Engine, slurm: Slurm) -> tuple[list[str], Facts | None]:
+def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | None]:
     """What is known of the nodes, in words, and a node's own facts where one has answered."""
     rows = nodes_of(engine, slurm)
     lines = list(describe(rows))
@@ -121,4 +121,4 @@ def _most(row: Nodes) -> int:
 
 def _last(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return door.printable(lines[-1])[:200] if lines else "nothing"
+    return untrusted_input.printable(lines[-1])[:200] if lines else "nothing"

@@ -12,19 +12,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from ... import contents, runs
-from ...ahead import ahead
 from ...config import Config
+from ...node.placement import Seat, torchrun
+from ...node.placements.slurm import SEATING
+from ...node.precompile import ahead
 from ...nodes import gate
 from ...nodes.fleet import wanted_of
-from ...plan.fabric import NCCL_LOGS
+from ...plan.fabric_environment import NCCL_LOGS
 from ...plan.job import Job
 from ...plan.request import WIDTH, Artifact, fold
-from ...seat import Seat, torchrun
+from ...run import contents, run_folder
 from ...supervisor import EXIT, WATCH
-from ..node import entrypoint_words
+from ..node_script import entrypoint_words
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
@@ -72,7 +72,7 @@ class Ground:
 
 def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, str]) -> Artifact:
     """job.sbatch."""
-    words = ["-m", *entrypoint_words(job, "slurm")]
+    words = ["-m", *entrypoint_words(job, SEATING)]
     settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines = [
         "#!/bin/sh",
@@ -101,7 +101,8 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     if job.after:  # where that one fails, this one goes
         yield from (f"--dependency=afterok:{job.after.rpartition(':')[2]}", "--kill-on-invalid-dep=yes")
     yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
-    yield from (f"--chdir={ground.folder}", f"--output={runs.job_log(job.folder)}", "--open-mode=append")
+    yield from (f"--chdir={ground.folder}", f"--output={run_folder.job_log(job.folder)}", "--open-mode=append")
+    yield from slurm.options
 
 
 def _heading(job: Job, ground: Ground) -> Iterator[str]:
@@ -126,11 +127,11 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
     watched = job.nodes * job.ranks_per_node if job.beats else 0
     node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
     step = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])], WIDTH)
-    notice = ASK.format(engine=runs.ENGINE) if job.beats else TERMINATE
+    notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
     folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, step)])
     start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
     claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
-    yield BODY.format(folder=folder, start=start, claim=claim, engine=runs.ENGINE, notice=notice, step=line).rstrip()
+    yield BODY.format(folder=folder, start=start, claim=claim, engine=run_folder.ENGINE, notice=notice, step=line).rstrip()
     if config.fleet.slurm.requeue:
         judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
         judged = " ".join([*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"'])
@@ -144,25 +145,15 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
         *lines, last = start
         yield from [*lines, f"{last} &"]
         return
-    all, one, admission = _srun(config, job, ground, job.nodes), _srun(config, job, ground, 1), [ground.python, "-m", ADMISSION]
+    all_, one, admission = _srun(config, job, ground, job.nodes), _srun(config, job, ground, 1), [ground.python, "-m", ADMISSION]
     env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in NCCL_LOGS.items())]
     entry = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", '"$mine/gate"', "--ranks", str(job.ranks_per_node), "--"]
     yield "{ # the gate first: what each node is, and what the links between them carry"
-    yield from fold([*all, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
-    yield from fold([*all, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))], WIDTH)
+    yield from fold([*all_, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
+    yield from fold([*all_, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))], WIDTH)
     yield from fold([*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH)
     yield from start
     yield "} &"
-
-
-def facts_of(start: Path, node: int) -> Path:
-    """Where a node has said what it is, in a start's folder."""
-    return start / f"facts-{node}"
-
-
-def gate_folder(start: Path) -> Path:
-    """The folder of the gate's bandwidth test, in a start's."""
-    return start / "gate"
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:

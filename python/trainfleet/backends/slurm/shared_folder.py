@@ -7,10 +7,10 @@ import platform
 import time
 from collections.abc import Callable
 
-from ...lease import Holder, is_held, is_renewed, led_already, read_holder
-from ...processes import identity
-from ...runs import Run
-from ..place import Here
+from ...health.lease import Holder, is_held, is_renewed, led_already, read_holder
+from ...host.processes import identity
+from ...run.run_folder import Run
+from ..run_storage import Here
 
 
 class Shared(Here):

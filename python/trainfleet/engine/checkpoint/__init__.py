@@ -4,16 +4,16 @@ checkpoints   what the training loop calls
 saving        a save in the background: begin, write, commit, remove old ones
 snapshot      a rank's part of the state, copied to the host
 resuming      the newest good checkpoint, checked and loaded
-randomness    the state of the random number generators
-files         torch.distributed.checkpoint's files, in a store
-tensors       one piece as a tensor; what it says of itself trainfleet.checkpoints reads (index, archive, pickled)
-peers         what all ranks do together, on a process group of their own
+rng_state     the state of the random number generators
+files         reads and writes safetensors in a store; what they say of themselves trainfleet.checkpoints reads
+tensors       tensors as bytes and back
+checkpoint_group  what all ranks do together, on a process group of their own
 verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
 """
 
 from __future__ import annotations
 
-from .checkpoints import Checkpoints, Progress, Saved
+from .checkpoints import Checkpoints, Saved, TrainingProgress
 from .resuming import load_model, newest
 
-__all__ = ["Checkpoints", "Progress", "Saved", "load_model", "newest"]
+__all__ = ["Checkpoints", "Saved", "TrainingProgress", "load_model", "newest"]

@@ -19,19 +19,19 @@ from ...checkpoints.marker import Commit, versions
 from ...checkpoints.store import store_of
 from ...config import Config
 from ...config.types import Train
-from ...errors import RunError
-from ...runs import Run
-from ..parallel.parts import Parts
-from ..stopping import Decision, Proposal
+from ...run.run_folder import Run
+from ...trust.errors import RunError
+from ..parallel.rank_model import Parts
+from ..vote import Decision, Proposal
 from ..world import World
-from . import randomness, resuming, saving
-from .peers import Peers
+from . import resuming, rng_state, saving
+from .checkpoint_group import Peers
 from .saving import Save
 from .snapshot import Snapshot
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The progress of training: steps, samples and tokens done, seconds over all attempts, and what guard and loss scale know."""
 
     step: int = 0
@@ -96,7 +96,7 @@ class Checkpoints:
             self.settle()
         return decision.save or (self.policy.every_steps > 0 and step % self.policy.every_steps == 0)
 
-    def save(self, parts: Parts, progress: Progress, loss: float) -> None:
+    def save(self, parts: Parts, progress: TrainingProgress, loss: float) -> None:
         """Begins to save the state as it is now; training may change it once this returns.
 
         It waits for a save that is still under way: `checkpoint.every` holds also on a slow disk.
@@ -109,7 +109,7 @@ class Checkpoints:
             raise self.failed
         self.began, self.asked = time.monotonic(), False
         device = self.world.device
-        state = parts.state() | {"random": {str(self.peers.rank): randomness.read(device)}}
+        state = parts.state() | {"random": {str(self.peers.rank): rng_state.read(device)}}
         if self.snapshot is None:
             self.snapshot = Snapshot(self.peers, state)
         self.snapshot.take(state, device)
@@ -132,7 +132,7 @@ class Checkpoints:
         done, self.done = self.done, []
         return done
 
-    def resume(self, parts: Parts) -> Progress:
+    def resume(self, parts: Parts) -> TrainingProgress:
         """Loads the newest good checkpoint, else what `train.init_from` names, else nothing; returns the progress.
 
         Raises:
@@ -144,16 +144,16 @@ class Checkpoints:
             self._tell("damaged", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
         if found is None:
             self._begin(parts)
-            return Progress()
+            return TrainingProgress()
         commit, device = found.commit, self.world.device
         same = resuming.load(self.peers, self.store, commit, parts, device)
         if not same:
-            randomness.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
+            rng_state.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
         self._resumed(commit, found.changed, same)
-        return Progress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard, commit.scale)
+        return TrainingProgress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard, commit.scale)
 
     def _begin(self, parts: Parts) -> None:
-        randomness.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
+        rng_state.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
         if address := self.config.train.init_from:
             source = resuming.load_weights(self.peers, address, parts, self.config)
             self._tell("initialized", f"the weights begin as those of {source}", source=source)
@@ -176,7 +176,7 @@ class Checkpoints:
             self.run.record(event, **fields)
             print(message, flush=True)
 
-    def _commit(self, progress: Progress, loss: float) -> Commit:
+    def _commit(self, progress: TrainingProgress, loss: float) -> Commit:
         return Commit(
             step=progress.step,
             samples=progress.samples,

@@ -1,17 +1,20 @@
-"""Reads and writes torch.distributed.checkpoint's files in a store; the format is torch's, so its tools read our checkpoints."""
+"""Reads and writes the files of a checkpoint in a store: safetensors, which many tools read.
+
+A rank writes one file; torch.distributed.checkpoint plans who writes and reads what. Files of format
+2, which torch.save wrote, are read too, as data (checkpoints/torch_saved).
+"""
 
 from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -22,31 +25,43 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from ...checkpoints import headers, pieces
 from ...checkpoints import index as indexes
-from ...checkpoints.archive import Piece
 from ...checkpoints.index import judged
-from ...checkpoints.marker import Commit, File
-from ...checkpoints.store import Store
-from .tensors import DTYPES, read_plain, read_tensor
+from ...checkpoints.marker import Commit, FileSum
+from ...checkpoints.pieces import ArchivePiece, CheckpointIndex
+from ...checkpoints.store import CheckpointStore
+from .tensors import DTYPES, bytes_of, read_plain, read_tensor
+
+Pieces = Mapping[str, tuple[pieces.Tensor, Tensor]]  # by name: which piece of it, and its numbers
 
 
-class Writer(FileSystemWriter):
-    """Writes one rank's part of a checkpoint that `begin` made room for. `written` grows by every file, with its checksum."""
+def write(store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
+    """Writes a file of the checkpoint that was begun; it is durable when this returns.
 
-    def __init__(self, store: Store, step: int) -> None:
-        super().__init__(
-            "/", sync_files=False, per_thread_copy_ahead=0
-        )  # the store syncs; what is written is on the host already
-        self.written: dict[str, File] = {}
-        self.fs = Streams(store, step, self.written)  # type: ignore[assignment]
+    Returns its size and checksum, of the bytes as they were before any disk had them.
+    """
+    size = crc = 0
+    with store.create(step, name) as stream:
+        for chunk in chunks:
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+            stream.write(chunk)
+    return FileSum(size, crc)
+
+
+def write_tensors(store: CheckpointStore, step: int, name: str, found: Pieces) -> FileSum:
+    """Writes a file of pieces of tensors, each under the name of the whole, as `write` does."""
+    header = headers.render({key: piece for key, (piece, _) in found.items()})
+    return write(store, step, name, (header, *(bytes_of(tensor) for _, tensor in found.values())))
 
 
 class Reader(FileSystemReader):
     """Reads a committed checkpoint whose marker was verified. Nothing in its files is executed or trusted."""
 
-    def __init__(self, store: Store, commit: Commit) -> None:
+    def __init__(self, store: CheckpointStore, commit: Commit) -> None:
         super().__init__("/")
         self.store, self.step, self.commit = store, commit.step, commit
+        self.places = indexes.Places(commit.files)
 
     @cached_property
     def index(self) -> Metadata:
@@ -58,8 +73,13 @@ class Reader(FileSystemReader):
         return metadata_of(self.found)
 
     @cached_property
-    def found(self) -> indexes.Index:
+    def found(self) -> CheckpointIndex:
         return indexes.read(self.store, self.commit)
+
+    def room(self, name: str) -> Tensor | None:
+        """An empty tensor as large as one of the checkpoint; None where it is not a tensor."""
+        entry = self.found.entries.get(name)
+        return None if entry is None else torch.empty(entry.size, dtype=DTYPES[entry.dtype])
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self.index
@@ -84,83 +104,36 @@ class Reader(FileSystemReader):
         if not piece.dtype:
             planner.load_bytes(item, saved(read_plain(stream, piece)))
             return
-        tensor = read_tensor(stream, piece)
+        tensor = read_tensor(stream, self.places.find(stream, piece))
         for axis, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             tensor = tensor.narrow(axis, first, length)
         target = planner.resolve_tensor(item).detach()
         target.copy_(tensor)
         planner.commit_tensor(item, target)
 
-    def _piece(self, item: ReadItem) -> Piece:
+    def _piece(self, item: ReadItem) -> ArchivePiece:
         at = item.storage_index
         return self.found.pieces[at.fqn, None if at.offset is None else tuple(at.offset)]
 
 
-def metadata_of(found: indexes.Index) -> Metadata:
+def metadata_of(found: CheckpointIndex) -> Metadata:
     """What an index says, in the words of torch's planner."""
     return Metadata({name: _entry(entry) for name, entry in found.entries.items()})
 
 
-def _entry(entry: indexes.Tensor | None) -> TensorStorageMetadata | BytesStorageMetadata:
+def _entry(entry: pieces.Tensor | None) -> TensorStorageMetadata | BytesStorageMetadata:
     if entry is None:
         return BytesStorageMetadata()
-    pieces = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in entry.chunks]
-    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[entry.dtype]), torch.Size(entry.size), pieces)
+    chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in entry.chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[entry.dtype]), torch.Size(entry.size), chunks)
 
 
 def saved(value: object) -> io.BytesIO:
-    """A plain value as bytes for torch's planner, which unpickles what it is given: so it is never given a file's bytes."""
+    """A text of a checkpoint of format 2, for torch's planner.
+
+    The planner unpickles what it is given, so it is never given a file's bytes.
+    """
     buffer = io.BytesIO()
     torch.save(value, buffer)
     buffer.seek(0)
     return buffer
-
-
-class Streams:
-    """The file system that torch's reader and writer see: paths are names, and nothing is visible before the commit.
-
-    So `.metadata` is written in its place at once: the rename by which torch makes it appear has nothing to hide here.
-    """
-
-    def __init__(self, store: Store, step: int, written: dict[str, File]) -> None:
-        self.store, self.step, self.written = store, step, written
-
-    @contextmanager
-    def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
-        name = path.name.removesuffix(".tmp")
-        if mode == "rb":
-            with self.store.open(self.step, name) as stream:
-                yield stream
-        else:
-            with self.store.create(self.step, name) as stream:
-                yield (tally := Tally(stream))
-                self.written[name] = File(tally.size, tally.crc)
-
-    def concat_path(self, path: Path, suffix: str) -> Path:
-        return path / suffix
-
-    def rename(self, path: Path, new_path: Path) -> None:
-        pass
-
-    def exists(self, path: Path) -> bool:
-        return False
-
-
-class Tally(io.RawIOBase):
-    """Passes bytes on and computes their size and CRC-32 before any disk has them."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.size, self.crc = stream, 0, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        with memoryview(data).cast("B") as view:
-            self.crc = zlib.crc32(view, self.crc)
-            self.size += len(view)
-            self.stream.write(view)
-            return len(view)
-
-    def tell(self) -> int:
-        return self.size

@@ -12,20 +12,21 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
-from ...checkpoints import catalogue, changes, nxd_folder
-from ...checkpoints.beginning import locate, require_fit, require_shape
+from ... import stacks
+from ...checkpoints import changes, listing
+from ...checkpoints.init_from import locate, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
-from ...checkpoints.store import Store, store_of
+from ...checkpoints.store import CheckpointStore, store_of
 from ...config import Config
-from ...config.hub import pinned
+from ...config.hub_addresses import pinned
 from ...devices import Device
-from ...errors import RunError
-from ...runs import Run
+from ...run.run_folder import Run
+from ...trust.errors import RunError
 from .. import initial
-from ..parallel.parts import Parts, State
-from . import nxd_files, randomness
+from ..parallel.rank_model import Parts, State
+from . import rng_state
+from .checkpoint_group import Peers
 from .files import Reader
-from .peers import Peers
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Found:
+class ResumePoint:
     """The checkpoint to resume from, and the config keys that differ from its run's."""
 
     commit: Commit
     changed: dict[str, tuple[Any, Any]]
 
 
-def find(peers: Peers, store: Store, config: Config, dataset: str) -> tuple[Found | None, list[Damage]]:
+def find(peers: Peers, store: CheckpointStore, config: Config, dataset: str) -> tuple[ResumePoint | None, list[Damage]]:
     """The newest good checkpoint (None: there are none at all) and the newer ones that are not good; all ranks call it.
 
     Raises:
@@ -59,7 +60,7 @@ def find(peers: Peers, store: Store, config: Config, dataset: str) -> tuple[Foun
         except Broken as error:
             passed.append(Damage(step, address, f"{error.what}: {error.why}" if error.why else error.what))
             continue
-        found = Found(commit, changes.check(commit, config, dataset, address))
+        found = ResumePoint(commit, changes.check(commit, config, dataset, address))
         peers.one("can't set a damaged checkpoint aside", lambda: set_aside(store, passed))
         return found, passed
     if passed:
@@ -72,42 +73,47 @@ def find(peers: Peers, store: Store, config: Config, dataset: str) -> tuple[Foun
     return None, []
 
 
-def set_aside(store: Store, passed: list[Damage]) -> None:
+def set_aside(store: CheckpointStore, passed: list[Damage]) -> None:
     for damage in passed:
         store.set_aside(damage.step)
 
 
-def examine(peers: Peers, store: Store, step: int) -> Commit:
+def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
     """A checkpoint's marker, after the ranks have verified its files' checksums, each its share; else Broken on all ranks."""
     text, address = peers.one("can't read a checkpoint", lambda: store.marker(step)), store.address(step)
-    commit = catalogue.believed(text, step, address)
+    commit = listing.believed(text, step, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
-    faults = peers.all("can't read a checkpoint", lambda: [catalogue.damage(store, step, name, file) for name, file in mine])
+    faults = peers.all("can't read a checkpoint", lambda: [listing.damage(store, step, name, file) for name, file in mine])
     if found := peers.tell([fault for several in faults for fault in several if fault]):
         raise Broken("; ".join(found), where=address)
     return commit
 
 
-def load(peers: Peers, store: Store, found: Commit, parts: Parts, device: Device) -> bool:
+def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
     """Loads this rank's part of a checkpoint, whatever layout wrote it; returns whether the generators were restored too.
 
     They belong to ranks and devices: only the same number of ranks on the same kind of device restores them; otherwise they are
     seeded anew from seed, step and rank.
     """
-    state = parts.state()
+    state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
-    if same:
-        state["random"] = {str(peers.rank): ""}
-    peers.all("can't load a checkpoint", lambda: fill(state, Reader(store, found)))
+
+    def read() -> None:
+        reader = Reader(store, found)
+        if same:
+            state["random"] = {rank: reader.room(f"random.{rank}")}
+        fill(state, reader)
+
+    peers.all("can't load a checkpoint", read)
     parts.restore(state)
-    return same and randomness.restore(state["random"][str(peers.rank)], device)
+    return same and rng_state.restore(state["random"][rank], device)
 
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
     """Loads the model's weights from a checkpoint of another run (train.init_from); returns which one it was."""
-    if tag := peers.one("can't look for NxD's checkpoint", lambda: nxd_folder.tag_of(address)):
-        peers.all("can't load NxD's checkpoint", lambda: load_nxd(tag, parts, config))
-        return str(tag)
+    if found := peers.one("can't look for a stack's checkpoint", lambda: stacks.checkpoint_at(address)):
+        peers.all("can't load a stack's checkpoint", lambda: load_foreign(*found, parts, config))
+        return str(found[1])
     if initial.is_folder(address):
         peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, parts, config.model))
         return pinned(address)
@@ -120,30 +126,31 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     return store.address(step)
 
 
-def load_nxd(tag: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of a checkpoint of NxD Core's; a config.json beside it says of which model it is."""
-    for folder in nxd_folder.described(tag):
+def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
+    """Loads the weights of a stack's own checkpoint; a config.json beside it says of which model it is."""
+    stack = stacks.named(name)
+    for folder in stack.described(checkpoint):
         require_shape(folder, config.model)
-    initial.fill(parts, config.model, lambda sizes: nxd_files.load(tag, config.model, sizes))
+    initial.fill(parts, config.model, lambda sizes: stack.load(checkpoint, config.model, sizes))
 
 
-def load_model(store: Store, commit: Commit, model: nn.Module) -> None:
+def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
     """Loads a whole model's weights from a checkpoint, in this process alone, after its checksums are verified."""
-    if faults := [fault for name, file in commit.files.items() if (fault := catalogue.damage(store, commit.step, name, file))]:
+    if faults := [fault for name, file in commit.files.items() if (fault := listing.damage(store, commit.step, name, file))]:
         raise Broken("; ".join(faults), where=store.address(commit.step))
     weights = model.state_dict()
     fill({"model": weights}, Reader(store, commit))
     model.load_state_dict(weights)
 
 
-def newest(run: Run, config: Config) -> tuple[Store, int] | None:
+def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
     """The store and the step of the run's newest checkpoint that looks whole; None when it has none at all.
 
     Raises:
         Broken: it has some, and none is whole.
     """
     store = store_of(run, config.checkpoint.destination)
-    entries = list(catalogue.look(store))
+    entries = list(listing.look(store))
     if whole := [entry.step for entry in entries if not entry.fault]:
         for entry in entries:
             if entry.step > whole[-1] and entry.commit:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from ...checkpoints import catalogue
+from ...checkpoints import listing
 from ...checkpoints.marker import Commit, render
-from ...checkpoints.store import Store
+from ...checkpoints.store import CheckpointStore
 from ...config.types import Checkpoint
-from .peers import CheckpointError, Peers
+from .checkpoint_group import CheckpointError, Peers
 from .snapshot import Snapshot
 
 NICE = 10  # of the writing thread: on a CPU it shares the cores with training
@@ -43,7 +43,7 @@ class Save(threading.Thread):
         self.seconds = time.monotonic() - self.began
 
 
-def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy: Checkpoint) -> None:
+def write(peers: Peers, store: CheckpointStore, snapshot: Snapshot, commit: Commit, policy: Checkpoint) -> None:
     """Commits a snapshot as a checkpoint, then removes older ones by the retention policy; all ranks call it.
 
     Raises:
@@ -65,10 +65,10 @@ def write(peers: Peers, store: Store, snapshot: Snapshot, commit: Commit, policy
             with suppress(OSError):  # then the next save at this step or the next start removes what was written
                 store.abandon(step)
         raise
-    peers.one("can't remove old checkpoints", lambda: catalogue.retain(store, step, policy.keep, policy.keep_every))
+    peers.one("can't remove old checkpoints", lambda: listing.retain(store, step, policy.keep, policy.keep_every))
 
 
-def begin(store: Store, step: int, size: int) -> None:
+def begin(store: CheckpointStore, step: int, size: int) -> None:
     """Creates the folder of a checkpoint; OSError where the disk has no room for it, before a byte is written."""
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)

@@ -6,32 +6,24 @@ The copies' memory is taken at the first save and used again at each one after i
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass, replace
+import math
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
 
-from ...checkpoints.marker import File
-from ...checkpoints.store import Store
+from ...checkpoints import index, pieces
+from ...checkpoints.index import file_of
+from ...checkpoints.marker import FileSum
+from ...checkpoints.pieces import NUMBERS, ArchivePiece, CheckpointIndex
+from ...checkpoints.store import CheckpointStore
 from ...devices import Device
-from ..parallel.parts import State
-from .files import Writer
-from .peers import CheckpointError, Peers, attempt
+from ..parallel.rank_model import State
+from . import files
+from .checkpoint_group import CheckpointError, Peers, attempt
+from .tensors import NAMES
 
 PLANNING = "can't plan a checkpoint"
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one rank wrote: where each piece lies, and the files."""
-
-    pieces: list[WriteResult]
-    files: dict[str, File]
 
 
 class Snapshot:
@@ -41,56 +33,78 @@ class Snapshot:
         """Plans together with all other ranks."""
         self.planner = DefaultSavePlanner()
         self.planner.set_up_planner(state, is_coordinator=peers.first)
-        self.metadata, self.plan = agree(peers, self.planner)
-        self.data: dict[MetadataIndex, Tensor | io.BytesIO] = {}
+        self.index, plan = agree(peers, self.planner)
+        # The largest numbers first, so that each is aligned in the file.
+        self.items = sorted(plan.items, key=lambda item: -NUMBERS[piece_of(item).dtype])
+        self.file = file_of(peers.rank)
+        self.data: dict[str, tuple[pieces.Tensor, Tensor]] = {}
 
     @property
     def size(self) -> int:
         """Bytes of all ranks' tensors; known to rank 0."""
-        tensors = (item for item in self.metadata.state_dict_metadata.values() if isinstance(item, TensorStorageMetadata))
-        return sum(tensor.size.numel() * tensor.properties.dtype.itemsize for tensor in tensors)
+        tensors = filter(None, self.index.entries.values())
+        return sum(math.prod(tensor.size) * NUMBERS[tensor.dtype] for tensor in tensors)
 
     def take(self, state: State, device: Device) -> None:
         """Copies the rank's part to the host; training may change the state once this returns."""
         self.planner.set_up_planner(state)
-        for item in self.plan.items:
-            found = self.planner.resolve_data(item)
-            if isinstance(found, Tensor):
-                buffer = self.data.get(item.index)
-                if not isinstance(buffer, Tensor):
-                    buffer = device.host_buffer(found)
-                found = buffer.copy_(found.detach(), non_blocking=True)
-            self.data[item.index] = found
+        for item in self.items:
+            found, name = self.planner.resolve_data(item), item.index.fqn
+            assert isinstance(found, Tensor)
+            if name not in self.data:
+                self.data[name] = piece_of(item), device.host_buffer(found)
+            self.data[name][1].copy_(found.detach(), non_blocking=True)
         self.planner.state_dict = {}  # keeps no reference to the live state
         device.synchronize()
 
-    def resolve_data(self, item: WriteItem) -> Tensor | io.BytesIO:
-        """The copy of one item of the plan: the only method of a planner that torch's writer calls."""
-        return self.data[item.index]
+    def write(self, store: CheckpointStore, step: int) -> dict[str, FileSum]:
+        """Writes the rank's file, if it has a part, to the checkpoint that was begun.
 
-    def write(self, store: Store, step: int) -> Part:
-        """Writes the rank's files to the checkpoint that was begun; durable when this returns."""
-        writer = Writer(store, step)
-        pieces = writer.write_data(self.plan, self).wait()  # type: ignore[arg-type]
-        return Part(pieces, writer.written)
+        It is durable when this returns.
+        """
+        if not self.data:
+            return {}
+        return {self.file: files.write_tensors(store, step, self.file, self.data)}
 
-    def write_index(self, store: Store, step: int, parts: list[Part]) -> dict[str, File]:
-        """Writes the index of all items, at rank 0; returns all files of the checkpoint."""
-        writer = Writer(store, step)
-        writer.finish(replace(self.metadata), [part.pieces for part in parts])
-        return {name: file for part in parts for name, file in part.files.items()} | writer.written
+    def write_index(self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]) -> dict[str, FileSum]:
+        """Writes the index of all parts, at rank 0; returns all files of the checkpoint."""
+        written = {name: file for part in parts for name, file in part.items()}
+        text = index.render(self.index)
+        return written | {index.FILE: files.write(store, step, index.FILE, [text])}
 
 
-def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[Metadata, SavePlan]:
-    """At rank 0 the description of the whole state; at each rank the plan of its part."""
+def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, SavePlan]:
+    """At rank 0 the index of the whole state; at each rank the plan of its part."""
     plans = peers.gather(planner.create_local_plan())
     made, failure = attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
     if failure := peers.tell(failure):
         raise CheckpointError([failure])
-    shares, metadata = made or ([], Metadata({}))
-    return metadata, planner.finish_plan(peers.scatter(shares))
+    shares, found = made or ([], CheckpointIndex({}, {}))
+    return found, planner.finish_plan(peers.scatter(shares))
 
 
-def whole_plan(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-    shares, metadata = planner.create_global_plan(plans)
-    return FileSystemWriter("/").prepare_global_plan(shares), metadata  # gives each rank's files their names
+def whole_plan(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[SavePlan], CheckpointIndex]:
+    """What each rank writes, and the index of all of it."""
+    shares, _ = planner.create_global_plan(plans)
+    entries: dict[str, pieces.Tensor] = {}
+    placed: dict[pieces.Key, ArchivePiece] = {}
+    for rank, share in enumerate(shares):
+        for item in share.items:
+            name, piece = item.index.fqn, piece_of(item)
+            offsets, sizes = piece.chunks[0]
+            chunks = (*entries[name].chunks, *piece.chunks) if name in entries else piece.chunks
+            entries[name] = pieces.Tensor(piece.size, piece.dtype, chunks)
+            placed[name, offsets] = ArchivePiece(name, file_of(rank), sizes, piece.dtype)
+    return shares, CheckpointIndex(entries, placed)
+
+
+def piece_of(item: WriteItem) -> pieces.Tensor:
+    """A piece that a rank writes: the whole tensor's size, and the one chunk.
+
+    TypeError when it is not of a tensor, or of another number format.
+    """
+    data = item.tensor_data
+    if data is None or data.properties.dtype not in NAMES:
+        raise TypeError(f"{item.index.fqn} is not a tensor of a format that checkpoints have")
+    chunk = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+    return pieces.Tensor(tuple(data.size), NAMES[data.properties.dtype], (chunk,))

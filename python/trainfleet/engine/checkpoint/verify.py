@@ -13,15 +13,21 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from ...checkpoints.beginning import locate
-from ...checkpoints.catalogue import read
-from ...errors import RunError, telling
-from ...output import install
-from ..enclosure import enclose_checkpoint
+from ...checkpoints.init_from import locate
+from ...checkpoints.listing import read
+from ...trust.errors import RunError, telling
+from ...trust.safe_output import install
+from ..run_sandbox import enclose_checkpoint
 from .files import Reader
 from .resuming import fill
 
-KINDS = {"model": "weights", "exp_avg": "first moments", "exp_avg_sq": "second moments", "step": "counts of steps"}
+KINDS = {
+    "model": "weights",
+    "random": "random states",
+    "exp_avg": "first moments",
+    "exp_avg_sq": "second moments",
+    "step": "counts of steps",
+}
 
 
 @telling
@@ -57,7 +63,8 @@ def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
 def kind_of(name: str) -> str:
     """What a tensor is to a reader."""
     last = name.rsplit(".", 1)[-1]
-    return KINDS["model"] if name.startswith("model.") else KINDS.get(last, last)
+    first, _, _ = name.partition(".")
+    return KINDS.get(first, KINDS.get(last, last))
 
 
 if __name__ == "__main__":

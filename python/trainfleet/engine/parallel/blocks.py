@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ...devices import Device
 from ...models.network import Network
-from ...runs import COMPILED
+from ...run.run_folder import COMPILED
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -24,7 +24,7 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
     """Makes blocks keep less for their backward pass: their input (`full`), or also what is costly to compute (`selective`).
 
-    A budget, which is a number, is for `compile` to keep.
+    A budget, which is a number, is for `compile_blocks` to keep.
     """
     if how not in ("full", "selective"):
         return
@@ -40,7 +40,7 @@ def keep(costly: Container[object], context: object, operation: object, *argumen
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compile(model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True) -> None:
+def compile_blocks(model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True) -> None:
     """Compiles each block by itself, so that blocks of one shape share one piece of code; then the loss, unless told not to.
 
     Where `how` to recompute is a number, a block keeps no more than that fraction of what the compiler would keep for speed. The

@@ -44,8 +44,9 @@ class GatheredAttend(nn.Module):
         self.rank, self.group, self.order = rank, group, order
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
-        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]. There is no mask: config/rules.py refuses what would need one."""
-        k, v = (Gather.apply(part, self.group).index_select(2, self.order) for part in (k, v))  # type: ignore[no-untyped-call]
+        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]. There is no mask: config/cross_checks.py refuses what would need
+        one."""
+        k, v = (GatherSequence.apply(part, self.group).index_select(2, self.order) for part in (k, v))  # type: ignore[no-untyped-call]
         if not self.causal:
             return self._attend(q, k, v, None)
         pieces, size = (self.rank, 2 * self.group.size() - 1 - self.rank), q.shape[2] // 2
@@ -60,7 +61,7 @@ class GatheredAttend(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=shared)
 
 
-class Gather(torch.autograd.Function):
+class GatherSequence(torch.autograd.Function):
     """[B, K, T / R, E] of each rank -> [B, K, T, E], in rank order; backward, the gradients are summed and shared out."""
 
     @staticmethod

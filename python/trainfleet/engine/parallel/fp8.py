@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from ...devices import Device
-from ...errors import RunError
-from ...origin import installing
+from ...host.install_paths import installing
+from ...trust.errors import RunError
 
 MULTIPLE = 16  # of both sides of a matrix: what the instructions take (torch._scaled_mm)
 

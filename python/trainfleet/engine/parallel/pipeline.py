@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from ...devices import Device
 from ...models.network import Network
-from ..updates import whole
+from ..optimizers import whole
 from .gradients import local, scaled
 from .mesh import Mesh
 from .tensor import find_tied
@@ -26,7 +26,7 @@ class Absent(nn.Module):
         return x
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or for the last stage features."""
 
     def __init__(self, part: Network) -> None:
@@ -37,7 +37,7 @@ class Stage(nn.Module):
         return self.part.features(x)
 
 
-def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
+def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
     """Removes all blocks from the model but those of the stages in `kept`; returns each of these as a module of its own.
 
     The names of the remaining parameters stay, so a checkpoint does not depend on the cut.
@@ -51,7 +51,7 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[Stage]:
             _remove(view, spare if stage == last else model.plan.first)
         if stage < last:
             _remove(view, model.plan.last)
-        views.append(Stage(view))
+        views.append(StageModule(view))
     _keep_blocks(model, {block for stage in kept for block in range(*_bounds(model, stage, stages))})
     if 0 not in kept:
         _remove(model, spare if last in kept else model.plan.first)
@@ -119,7 +119,7 @@ class Linked(PipelineStage):
 class Pipeline:
     """The stages of this rank, and the passes of a whole step through all of them."""
 
-    def __init__(self, stages: list[Stage], mesh: Mesh, micro_batches: int, device: Device) -> None:
+    def __init__(self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device) -> None:
         layout = mesh.layout
         count = layout.pipeline * layout.interleave
         numbers = numbers_of(mesh)

@@ -12,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ... import models
 from ...config import Config
 from .. import optimizer
-from ..batches import Batch
-from ..meter import Stopwatch
+from ..batches import MicroBatch
+from ..timing import Stopwatch
 from ..world import World
-from . import blocks, gradients, own_weights
-from .parts import Held
+from . import blocks, gradients, materialize
+from .rank_model import TorchParts
 
 
-class Replicas(Held):
+class Replicas(TorchParts):
     """The whole model on every rank. Gradients are averaged over the ranks in buckets while the backward pass still runs."""
 
     model: models.Network
@@ -32,7 +32,7 @@ class Replicas(Held):
         self.micro_batches = train.global_batch // (world.size * train.micro_batch)
         with torch.device("meta"):
             model = models.build(config.model)
-        own_weights.draw(model, train.seed, self.device, torch.float32)
+        materialize.draw(model, train.seed, self.device, torch.float32)
         super().__init__(model, optimizer.build(model, train, self.device, precision), train.gradient_clip)
         parts = list(model.get_submodule(model.plan.blocks).children())
         blocks.recompute(parts, train.recompute, self.device)
@@ -41,7 +41,7 @@ class Replicas(Held):
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
         if train.compile:  # only now: the pass of two tokens would be compiled first, and everything then for any shape
-            blocks.compile(self.model, parts, train.recompute, self.device)
+            blocks.compile_blocks(self.model, parts, train.recompute, self.device)
 
     @property
     def whole(self) -> models.Network:
@@ -61,7 +61,7 @@ class Replicas(Held):
         self.shared(tokens, targets=tokens).backward()
         self.model.zero_grad(set_to_none=True)
 
-    def train(self, batches: Iterator[tuple[int, Batch]], watch: Stopwatch) -> Tensor:
+    def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
         total = torch.zeros((), device=self.device.torch_device)
         for left, batch in batches:
             shared = self.shared
@@ -74,7 +74,7 @@ class Replicas(Held):
         return total
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch], most: int) -> Tensor:
+    def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
         for batch in batches:

@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ...models.network import Network, Total
-from ...models.parallel_plan import Plan
-from ..updates import whole
+from ...models.parallel_plan import ParallelPlan
+from ..optimizers import whole
 
 PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
 
@@ -34,7 +34,7 @@ def split(model: Network, mesh: DeviceMesh) -> None:
         module._parameters[name] = owner._parameters[name]
 
 
-def styles(plan: Plan) -> dict[str, ParallelStyle]:
+def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
     """What is done to which module. Only the logits stay a DTensor: the loss is computed of slices of the vocabulary."""
     found: dict[str, ParallelStyle] = {}
     for name in plan.embeddings:
@@ -43,8 +43,8 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
         found[plan.divided] = PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=PART)
     found |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}
     found |= {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in plan.head_norms}
-    found |= {name: Gather() for name in plan.gathered if name not in plan.column}
-    found |= {name: Gather(alike=True) for name in plan.alike}
+    found |= {name: GatherInput() for name in plan.gathered if name not in plan.column}
+    found |= {name: GatherInput(alike=True) for name in plan.alike}
     found |= {name: ColwiseParallel() for name in plan.column}
     found |= {name: RowwiseParallel(output_layouts=PART) for name in plan.row}
     gathered = plan.head in plan.gathered
@@ -52,7 +52,7 @@ def styles(plan: Plan) -> dict[str, ParallelStyle]:
     return found
 
 
-class Gather(ParallelStyle):
+class GatherInput(ParallelStyle):
     """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks and scattered.
 
     A module that every rank computes `alike` gets a plain tensor, so that each rank has its whole gradient.

@@ -21,7 +21,7 @@ import yaml
 
 from ..causes import Weight
 
-FOLDER = Path(__file__).parent
+FOLDERS = [Path(__file__).parent]  # of the .yaml files
 _NUMBERS = re.compile(  # no sign depends on any of these: long numbers, addresses, ports, ranks
     r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank )\d+|(?<=rank_)\d+"
 )
@@ -57,7 +57,7 @@ class Sign:
 def signs() -> dict[str, tuple[Sign, ...]]:
     """The signs by who may say them."""
     found: dict[str, list[Sign]] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
+    for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
         for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["entries"]:
             found.setdefault(entry["by"], []).extend(_signs(entry))
     return {by: tuple(sorted(group, key=lambda sign: sign.rank, reverse=True)) for by, group in found.items()}

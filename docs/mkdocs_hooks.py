@@ -1,0 +1,39 @@
+"""The site's pages that lie outside docs/: its first page is the README, and its page of keys is schema/README.md.
+
+A link to any other file of the repository stays as text, because the site has no such page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {"README.md": "index.md", "schema/README.md": "reference/keys.md"}  # in the repository → in the site
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that lie elsewhere."""
+    for source, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The page with its links as they are in the site."""
+    here = page.file.src_uri
+    lies = next((source for source, there in ELSEWHERE.items() if there == here), f"docs/{here}")
+
+    def link(found: re.Match[str]) -> str:
+        text, path, heading = found[1], found[2], found[3] or ""
+        if re.match("[a-z]+:|#", path) or not path:
+            return found[0]
+        target = os.path.normpath(os.path.join(os.path.dirname(lies), path))  # noqa: PTH118, PTH120 - no file is there
+        there = ELSEWHERE.get(target, target.removeprefix("docs/") if target.startswith("docs/") else None)
+        return f"[{text}]({os.path.relpath(there, os.path.dirname(here) or '.')}{heading})" if there else text  # noqa: PTH120
+
+    return re.sub(r"\[([^]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, markdown)

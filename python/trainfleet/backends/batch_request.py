@@ -1,0 +1,147 @@
+"""Builds requests to AWS Batch: a multi-node job definition, and the submission of a job. Pure.
+
+One node range holds all nodes: Batch takes at most five, so a range a node would end at five nodes
+(https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and pytorch/torchx #700).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from ..cloud.engine_template import GRACE as STOPS
+from ..cloud.template_inputs import own_tags, slug
+from ..config import Config
+from ..entrypoint import AGAIN, GRACE
+from ..hardware import node_types
+from ..node.placements.batch import SEATING
+from ..plan.job import Job
+from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
+from .node_script import entrypoint_words
+from .request_json import Body, environment, pairs
+
+ABSENT = 69  # a node of the job never came (node/barrier.py)
+KILLED = 137  # by SIGKILL: the kernel for memory, or a person
+SHARE = 0.92  # of a node's memory that a container may have; the rest is the system's and the ECS agent's
+MARGIN = 10.0  # seconds of a node's end that are its last words'
+MOST_SHARED = 64  # GiB of /dev/shm
+DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks that one /dev/neuron<i> carries
+MIB_A_GIB = 1024
+PERMISSIONS = ["READ", "WRITE", "MKNOD"]
+
+
+def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
+    """RegisterJobDefinition's body; its name has a hash of all the rest, so that what is there need not be registered again."""
+    body: Body = {
+        "type": "multinode",
+        "nodeProperties": {
+            "numNodes": job.nodes,
+            "mainNode": 0,
+            "nodeRangeProperties": [{"targetNodes": "0:", "container": container(config, image, secrets), **held(config)}],
+        },
+        "retryStrategy": retries(config.fleet.batch.attempts),
+        "propagateTags": True,
+        "tags": own_tags(config.fleet_name),
+    }
+    if hours := config.fleet.batch.timeout_hours:
+        body["timeout"] = {"attemptDurationSeconds": max(60, round(hours * 3600))}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
+    return {"jobDefinitionName": f"{slug(config.name, 40)}-{job.kind}-{digest}", **body}
+
+
+def held(config: Config) -> Body:
+    """The consumable resources that each node holds."""
+    entries = [entry.split("=") for entry in config.fleet.batch.consumable_resources]
+    if not entries:
+        return {}
+    held = [{"consumableResource": name, "quantity": int(quantity)} for name, quantity in entries]
+    return {"consumableResourceProperties": {"consumableResourceList": held}}
+
+
+def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
+    """What each node runs, but for its words: the machine whole, with all its devices."""
+    row, batch = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], config.fleet.batch
+    shared = batch.shared_memory_gib or min(MOST_SHARED, row.memory_gib // 4)
+    needs = {"VCPU": row.vcpus, "MEMORY": int(row.memory_gib * SHARE * MIB_A_GIB)}
+    if row.kind == "cuda":
+        needs["GPU"] = row.accelerators
+    body: Body = {
+        "image": image,
+        "instanceType": row.name,
+        "jobRoleArn": batch.job_role or JOB_ROLE,
+        "executionRoleArn": batch.execution_role or EXECUTION_ROLE,
+        "resourceRequirements": [{"type": kind, "value": str(value)} for kind, value in needs.items()],
+        "linuxParameters": {
+            "initProcessEnabled": True,
+            "sharedMemorySize": shared * MIB_A_GIB,
+            "devices": [{"hostPath": path, "containerPath": path, "permissions": PERMISSIONS} for path in devices(row)],
+        },
+        # EFA registers the memory that it reads and writes; what is registered is locked.
+        "ulimits": [{"name": name, "softLimit": most, "hardLimit": most} for name, most in (("memlock", -1), ("nofile", 65535))],
+        "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
+        **mounts(config),
+    }  # fmt: skip
+    if not batch.execution_role:  # the stack's own may write to the stack's log group, which goes with it
+        body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
+    return {name: value for name, value in body.items() if value}
+
+
+def devices(row: node_types.NodeType) -> list[str]:
+    """The device files of a node that a container needs; Batch hands over GPUs by itself."""
+    found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
+    if row.accelerator and row.accelerator.kind == "neuron":
+        found += [f"/dev/neuron{number}" for number in range(row.accelerators // DEVICE_RANKS[row.accelerator.name])]
+    return found
+
+
+def mounts(config: Config) -> Body:
+    """The FSx file system, which the launch template mounts on the node."""
+    if config.fleet.fsx.dns_name is None:
+        return {}
+    folder = config.fleet.fsx.folder
+    return {
+        "volumes": [{"name": "fsx", "host": {"sourcePath": folder}}],
+        "mountPoints": [{"sourceVolume": "fsx", "containerPath": folder}],
+    }
+
+
+def retries(attempts: int) -> Body:
+    """When Batch itself retries the job: after failures of machines, never after what the program would do again.
+
+    Of a multi-node job the main node decides. Where a child is lost, the main node's ranks fail as its victims, and its exit code
+    is AGAIN (watch/node_verdict.py).
+    """
+    again = [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        *({"onExitCode": str(code), "action": "RETRY"} for code in (AGAIN, ABSENT, KILLED)),
+        {"onReason": "*", "action": "EXIT"},
+    ]
+    return {"attempts": attempts, "evaluateOnExit": again}
+
+
+def grace(config: Config) -> float:
+    """Seconds that ranks get to save in once Batch ends a node: more on instances that setup has made for that."""
+    return SEATING.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
+
+
+def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
+    """SubmitJob's body, but for the name of the job and the environment of its attempt."""
+    batch = config.fleet.batch
+    words = entrypoint_words(job, SEATING)
+    variables = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})
+    override = {"command": words, "environment": pairs(variables)}
+    share = {"shareIdentifier": batch.share} if batch.share else {}
+    priority = {"schedulingPriorityOverride": batch.priority} if batch.priority is not None else {}
+    return {
+        "jobQueue": queue,
+        "jobDefinition": definition,
+        "nodeOverrides": {
+            "numNodes": job.nodes,
+            "nodePropertyOverrides": [{"targetNodes": "0:", "containerOverrides": override}],
+        },
+        **share,
+        **priority,
+        "propagateTags": True,
+        "tags": own_tags(config.fleet_name),
+    }

@@ -1,0 +1,67 @@
+"""Fetches the engine's own record of a job's output, for nodes without a log in the run's folder in S3.
+
+The entrypoint's log comes first: it is complete, seconds old, and beside the checkpoints. The output of a node that died before
+its entrypoint, or could not write to S3, is with the engine alone: its lines go to logs/engine-<i>.log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..cloud import log_streams
+from ..cloud.calls import Calls
+from ..run import run_folder
+from ..storage import s3, sync_rules
+
+PATIENCE = 30.0  # seconds that a container gets to begin, before its console is looked at
+OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
+
+
+@dataclass(frozen=True)
+class Console:
+    """Where an engine keeps what a job's containers print: a group of CloudWatch Logs, and the stream of each node in it.
+
+    `began`: unix time at which the newest attempt's containers began.
+    """
+
+    began: float
+    ended: bool
+    group: str
+    streams: Mapping[int, str]
+
+
+@dataclass
+class Consoles:
+    """Brings the lines of nodes that left no log, each look what is new."""
+
+    calls: Calls
+    tokens: dict[str, str] = field(default_factory=dict)  # by stream: what was read of it
+
+    def bring(self, console: Console | None, folder: Path, address: str) -> None:
+        """`folder`: the run's or the dataset's; `address`: the same in S3.
+
+        Raises:
+            CloudError, S3Error: they do not answer, or may not be asked.
+        """
+        if console is None or not (console.ended or s3.clock(address) - console.began > PATIENCE):
+            return
+        spoke = self._spoke(console, address)
+        for node, stream in console.streams.items():
+            log = run_folder.engine_log(folder, node)
+            if node in spoke:
+                log.unlink(missing_ok=True)
+                continue
+            size = run_folder.size_of(log) if stream in self.tokens else 0
+            lines, self.tokens[stream] = log_streams.read(self.calls, console.group, stream, self.tokens.get(stream, ""))
+            if lines or not size:
+                text = "".join(f"{line}\n" for line in lines)
+                sync_rules.write(folder, str(log.relative_to(folder)), size, text.encode())
+
+    def _spoke(self, console: Console, address: str) -> set[int]:
+        """The nodes whose logs in S3 have grown since the containers began."""
+        found = s3.list_objects(f"{address}/logs/node-")
+        since = int(console.began)  # S3's times have whole seconds
+        return {int(match[1]) for one in found if one.modified >= since and (match := OBJECT.fullmatch(one.address))}

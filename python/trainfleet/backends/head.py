@@ -1,0 +1,142 @@
+"""Hosts that are reached by SSH, and the first of them that can launch what is typed elsewhere: the head of a fleet.
+
+Two places run this. On the machine where a command is typed, the head is another machine, to which launch/remote_launch.py hands
+the command. On the head itself (TRAINFLEET_HEAD is set, the current folder is the shared one) it reaches the other hosts.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+from collections.abc import Iterable
+
+from ..config import Config
+from ..host.install_paths import ROOT
+from ..nodes import facts as reading
+from ..nodes import job_commands
+from ..nodes.facts import Facts
+from ..nodes.fleet import open_fleet, wanted_of
+from ..nodes.host_results import Host, HostFailure, by_host
+from ..nodes.node_checks import others_folder
+from ..nodes.quarantine import Quarantine
+from ..nodes.tar import code_files, content_hash
+from ..nodes.transport import Transport
+from ..plan.bill import Bill
+from ..plan.estimate import list_price
+from ..run.run_folder import Run
+from ..trust.errors import BackendError
+from .host_fleet import Hosts
+
+HEAD = "TRAINFLEET_HEAD"  # set for what runs on the head
+PLAIN = "ssh"  # the backend that takes such hosts as they are
+FENCE_TIMEOUT = 20.0
+
+
+class Head:
+    """The hosts of fleet.hosts: how they are reached, what they have, and which of them can take a job."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.fleet = config, config.fleet
+        self.hands_over = HEAD not in os.environ
+        self.folder = config.fleet.shared_folder or ""
+        self.quarantine = Quarantine()
+        self.facts: dict[Host, Facts] = {}
+
+    @property
+    def located(self) -> Config:
+        """The config with the hosts that there are: here those that it names."""
+        return self.config
+
+    @property
+    def by_agent(self) -> bool:
+        """Whether no port of the hosts is open, and SSH goes through an agent of theirs."""
+        return False
+
+    @property
+    def ends(self) -> float | None:
+        """When all machines are reclaimed, unix time; None if they are not."""
+        return None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this machine is a head that can be lost, and another host stands by for it."""
+        return not self.hands_over
+
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """To all hosts; it connects when it is first used."""
+        return open_fleet(self.located)
+
+    def look_again(self) -> None:
+        """Forgets which hosts there are and how they were reached: make setup has changed that."""
+        for name in ("located", "transport"):
+            self.__dict__.pop(name, None)
+
+    @property
+    def code(self) -> str:
+        """The folder on the nodes with this very code."""
+        return f"{self.folder}/code/{content_hash(code_files())}" if self.hands_over else str(ROOT)
+
+    @property
+    def interpreter(self) -> str:
+        """The nodes' Python."""
+        return wanted_of(self.config).interpreter
+
+    @property
+    def mark(self) -> str:
+        """The mark of this run's processes on any node."""
+        return job_commands.mark_of(self.folder, self.config.name)
+
+    def place(self, run: Run) -> Hosts:
+        """A mirror of the run's folder, as seen from a machine that does not share the hosts' disk."""
+        return Hosts(self.transport, self.located, self.interpreter, self.code, run)
+
+    def survey(self, hosts: Iterable[Host], again: bool = False) -> tuple[list[Host], dict[Host, str]]:
+        """The hosts that can take a job, in their order, and why the others can't.
+
+        What is known of them is read once; `again`: those that were read are asked whether they still answer, and have the
+        shared folder.
+        """
+        hosts = tuple(hosts)
+        unsound = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
+        asked = [host for host in hosts if host not in unsound and host in self.facts] if again else []
+        unread = [host for host in hosts if host not in unsound and host not in self.facts]
+        answers = reading.read(self.transport, self.located, unread) if unread else {}
+        self.facts |= {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
+        unsound |= {host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)}
+        file = f"{shlex.quote(self.folder)}/.token.$$"
+        look = f": > {file} && rm -f {file}"  # what a client remembers of the folder answers for it, but takes no file
+        unsound |= {host: str(why) for host, why in self.transport.run(look, timeout=8, hosts=asked).failed.items()}
+        return [host for host in hosts if host not in unsound], unsound
+
+    def known(self, name: str) -> Host | None:
+        """The host of this name, if it is one of the fleet."""
+        return next((host for host in self.transport.hosts if host.name == name), None)
+
+    def name_of(self, host: Host) -> str:
+        """What a host calls itself, where that is known."""
+        return self.facts[host].hostname if host in self.facts else host.name
+
+    def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
+        """BackendError where another run has processes on one of these hosts, unless fleet.exclusive is false."""
+        if not self.fleet.exclusive:
+            return
+        answers = self.transport.run(job_commands.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
+        others = {
+            host: ", ".join(sorted(job_commands.read_marks(answer.stdout, self.mark))) for host, answer in answers.ok.items()
+        }
+        if busy := {host: names for host, names in others.items() if names}:
+            then = "wait for it; or make stop SET='name=...'; or fleet.exclusive: false"
+            raise BackendError(by_host("another run is at work on these hosts", busy), next=then)
+
+    def require_own_folder(self, hosts: Iterable[Host]) -> None:
+        """BackendError where fleet.shared_folder is another user's."""
+        if found := others_folder({host: self.facts[host] for host in hosts}, wanted_of(self.config)):
+            raise BackendError(found.message, where="fleet.shared_folder", next=found.next)
+
+
+def hours_alone(config: Config) -> Bill | None:
+    """The bill for hosts that you have: their hours alone."""
+    price = list_price(config)
+    return None if price is None else Bill(price)

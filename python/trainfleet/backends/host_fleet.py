@@ -1,0 +1,201 @@
+"""Access to the runs of a fleet of hosts (Place) from a machine that does not share their disk."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from ..config import Config, export_formats
+from ..health.lease import GLANCE, Holder, Standby, is_held, newest_holder, newest_standby
+from ..nodes import intent_commands, remote_verb, removal_commands
+from ..nodes.fetch import fetch
+from ..nodes.gate import send_code
+from ..nodes.head import FleetHead
+from ..nodes.host_results import Host, HostFailure, Implausible, Result, by_host, implausible, reason, settled
+from ..nodes.mirror import Mirror
+from ..nodes.stream import Sink, printer
+from ..nodes.transport import Transport
+from ..run.launch_intent import DeclaredIntent, Intent
+from ..run.run_folder import Run
+from ..trust.errors import BackendError
+
+NOTICE, FEW = 20.0, 4  # seconds for a host to answer about an intent; hosts that are asked which of them answers
+REMOVAL = 600.0  # seconds: checkpoints are many files, and large
+LARGEST = 1 << 20  # bytes of a config
+HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
+
+
+def _sweep(made: str) -> str:
+    """Removes a model that was exported to be brought, and those of others that a lost link has left for a day."""
+    parent = shlex.quote(made.rpartition("/")[0])
+    old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
+    return f"rm -rf -- {shlex.quote(made)}; {old}"
+
+
+class Hosts:
+    """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small files, asked of any host."""
+
+    words, pace, lag = " on the fleet", 1.0, 0.0
+
+    def __init__(self, transport: Transport, config: Config, python: str, code: str, run: Run) -> None:
+        self.transport, self.config, self.run = transport, config, run
+        self.folder = config.fleet.shared_folder or ""
+        self.head = FleetHead(transport, config, python, code)
+        self.mirror = Mirror(transport, self.folder, code, python, run.folder)
+        self.now = 0.0  # the fleet's clock at the last look
+        self.door: Host | None = None  # the host that answered last
+        self.silent: tuple[Holder | None, Standby | None] = (None, None)  # the last beats, where none followed them
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.transport.close()
+
+    def lead(self) -> None: ...  # the fleet's head does
+
+    def refresh(self) -> None:
+        failures: dict[Host, HostFailure] = {}
+        for host in [*([self.door] if self.door else []), *self.transport.hosts]:
+            answer = self.mirror.refresh(host)
+            if isinstance(answer, float):
+                self.now, self.door = answer, host
+                return
+            failures[host] = answer
+            if answer.kind == "exit":
+                self.door = host
+                break  # it answers, and has no such folder: others have none either
+        if any(failure.kind == "exit" for failure in failures.values()):
+            return
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
+
+    def read(self, name: str) -> str:
+        """The text of a file of the run's folder on the fleet; empty where there is none."""
+        path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
+        return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
+
+    def supplement(self, folder: Path) -> None: ...
+
+    def is_running(self) -> bool:
+        """Whether a launcher leads the run, or another is about to: at once where clocks agree, else by what changes."""
+        found = self._beats()
+        if is_held(found[0], self.now):
+            return True
+        if found[0] is None or found[0].code is not None or found == self.silent:
+            return False
+        until = time.monotonic() + GLANCE
+        while time.monotonic() < until:
+            time.sleep(self.pace)
+            self.refresh()
+            if (newest := self._beats()) != found:
+                return newest[0] is not None and newest[0].code is None
+        self.silent = found
+        return False
+
+    def _beats(self) -> tuple[Holder | None, Standby | None]:
+        return newest_holder(self.run.folder), newest_standby(self.run.folder)
+
+    def declare(self, intent: Intent) -> DeclaredIntent | None:
+        """Nothing where no host answers, or the shared folder can't be written: what launches says that, by host."""
+        found = self.declared()
+        if found and not found.gone:
+            return found
+        command = intent_commands.leave(self.folder, self.run.name, intent, found.intent.token if found else "")
+        now = self._found(self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE))
+        return now if now and now.intent.token != intent.token else None
+
+    def declared(self, touch: bool = False) -> DeclaredIntent | None:
+        return self._found(
+            self.transport.ask(self._first(), intent_commands.look(self.folder, self.run.name, touch), timeout=NOTICE)
+        )
+
+    def withdraw(self, intent: Intent, begun: bool) -> None:
+        self.transport.ask(self._first(), intent_commands.withdraw(self.folder, self.run.name, intent, begun), timeout=NOTICE)
+
+    def _found(self, answer: Result | HostFailure) -> DeclaredIntent | None:
+        """The intent that a host has told of; where it is unknown, the next host is asked the next time."""
+        answer = settled(answer)
+        if isinstance(answer, HostFailure):
+            self.door = None
+            return None
+        with suppress(Implausible):
+            return intent_commands.read_found(answer.stdout)
+        return None
+
+    def _first(self) -> Host:
+        """A host that answers: the last one that did, or else one of the first few; the first where none does."""
+        if self.door is None:
+            few = self.transport.hosts[:FEW]
+            self.door = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
+        return self.door or self.transport.hosts[0]
+
+    def ask_to_stop(self) -> None:
+        self.head.ask_to_stop(self.door or self.transport.hosts[0])
+
+    def folders(self) -> dict[str, int]:
+        folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
+        found = self._at_the_door(removal_commands.measure(self.folder, folders))
+        try:
+            return {f"{self.folder}/{folder}": count for folder, count in removal_commands.read_measures(found, folders).items()}
+        except Implausible as error:
+            where = (self.door or self.transport.hosts[0]).name
+            raise BackendError(str(implausible(error, "what du prints")), where=where) from error
+
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        names = [folder.removeprefix(f"{self.folder}/") for folder in folders]
+        left = self._at_the_door(removal_commands.remove(self.folder, names)) if names else ""
+        try:
+            return [f"{self.folder}/{path}" for path in removal_commands.read_left(left, names)]
+        except Implausible as error:
+            where = (self.door or self.transport.hosts[0]).name
+            raise BackendError(str(implausible(error, "what find prints")), where=where) from error
+
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+        """On the first host that answers, in the shared folder; a model that is exported there comes here."""
+        host = self._answering()
+        if verb != "export":
+            return self._send(host, verb, config, variables, printer(sys.stdout))
+        out = Path(variables["OUT"])
+        made = f"runs/{self.run.name}/huggingface/{HANDED}{secrets.token_hex(8)}"
+        try:
+            print(f"exporting on {host.name}", flush=True)
+            if code := self._send(host, verb, config, variables | {"OUT": made}, lambda said: None):
+                return code
+            files = fetch(self.transport, host, f"{self.folder}/{made}", out)
+        finally:
+            self.transport.ask(host, _sweep(f"{self.folder}/{made}"), timeout=REMOVAL)
+        print(f"{out}: {', '.join(files)}, {sum(files.values()) / 1e6:,.1f} MB from {host.name}")
+        print(f"next: {export_formats.opening(variables.get('FORMAT') or export_formats.HUGGINGFACE, out)}")
+        return 0
+
+    def _send(self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink) -> int:
+        """The exit code of a verb that a host carries out; what goes wrong there is said here."""
+        code = send_code(self.transport, self.folder, [host])
+        command, order = remote_verb.command(self.head.python, code, self.folder), remote_verb.encode(verb, config, variables)
+        ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
+        if isinstance(ended, HostFailure):
+            raise BackendError(str(ended), where=host.name, next=f"make {verb} again")
+        return ended
+
+    def _answering(self) -> Host:
+        """The first host that answers; BackendError where none does."""
+        failures: dict[Host, HostFailure] = {}
+        for host in self.transport.hosts:
+            if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
+                return host
+            failures[host] = failure
+        raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
+
+    def _at_the_door(self, command: str) -> str:
+        """What a command says on the host that answered last."""
+        host = self.door or self.transport.hosts[0]
+        answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
+        if isinstance(answer, HostFailure):
+            raise BackendError(str(answer), where=host.name, next="make clean again")
+        return answer.stdout

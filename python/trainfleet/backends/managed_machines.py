@@ -1,0 +1,105 @@
+"""The machines of AWS Batch and SageMaker: a stack for all that they need in the account and the config does not name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+from ..cloud import changeset, plan_text, spending
+from ..cloud.capacity_purchase import NOTHING, Ahead, Paid
+from ..cloud.engine_fleet import EngineFleet
+from ..cloud.prices import Prices, by_table, in_region
+from ..cloud.stages import Times
+from ..config import Config
+from ..plan.request import Artifact
+from ..trust.errors import CloudError
+from .base import Prospect
+from .ec2_machines import Stacked, say
+from .request_json import Body
+
+Costs = tuple[Callable[[Config, Prices], Iterator[spending.CostRow]], Callable[[Config], Times]]
+# In a body, in the place of what the stack has made.
+OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
+JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
+
+
+def filled(cloud: EngineFleet, body: Body) -> Body:
+    """A body in which the stack's placeholders are replaced by what it has made; CloudError where there is none."""
+    text = json.dumps(body)
+    wanted = [name for name in OUTPUTS if name in text]
+    found = cloud.outputs() if wanted else {}
+    for name in wanted:
+        text = text.replace(name, found[OUTPUTS[name]])
+    filled: Body = json.loads(text)
+    return filled
+
+
+def priced(
+    rows: list[spending.CostRow], times: Times, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
+) -> Iterator[str]:
+    """Both tables of what an engine's machines cost: by the hour, and from set-up to teardown."""
+    yield from ("dollars an hour, while a job runs", *spending.describe(rows, hours))
+    if prices.trouble:
+        yield f"  the Pricing API was not of use: {prices.trouble}"
+    yield from spending.describe_whole(paid.on(spending.bill(rows, times, nodes)), nodes, hours)
+
+
+class ManagedMachines(Stacked):
+    """Machines (base.py) of an engine, which makes them for each job itself.
+
+    `needed`: the config leaves something to a stack. `costs`: what an hour of a job costs by these prices, and the stages around
+    it. `notes`: more lines of a plan. `ahead`: what is bought ahead for its jobs.
+    """
+
+    def __init__(
+        self, config: Config, engine: str, needed: bool, costs: Costs, notes: Callable[[], list[str]] = lambda: [],
+        ahead: Ahead | None = None,
+    ) -> None:  # fmt: skip
+        self.own = EngineFleet(config, engine)
+        super().__init__(self.own)
+        self.config, self.needed, self.costs, self.notes, self.ahead = config, needed, costs, notes, ahead
+
+    def changes(self) -> tuple[Artifact, ...]:
+        return super().changes() if self.needed else ()
+
+    def is_there(self) -> bool:
+        """Whether the stack is ready for jobs; without credentials it is not."""
+        try:
+            return not self.needed or bool(self.own.outputs())
+        except CloudError:
+            return False
+
+    def prospect(self, hours: float | None, speed: float | None) -> Prospect:
+        """What AWS refuses to tell is said, and no more."""
+        prices, account = in_region(self.config), ["account: queue and roles are yours, so setup makes nothing"]
+        changes: tuple[Artifact, ...] = ()
+        try:
+            if self.needed:
+                found, changes = self.foreseen, self.changes()
+                account = [f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before), "",
+                           *plan_text.account(self.config, self.own.calls, found.inputs, found.unasked)]  # fmt: skip
+                prices = by_table() if found.unasked else prices
+        except CloudError as error:
+            prices, account = by_table(), [f"account: not looked at, as {error.what}"]
+        lines = (*self.notes(), "", *self._costs(prices, hours), "", *account)
+        return Prospect(lines, changes, awaited=not self.is_there(), exact=True)
+
+    def _costs(self, prices: Prices, hours: float | None) -> Iterator[str]:
+        (costs, times), config, paid = self.costs, self.config, NOTHING
+        if self.ahead:
+            config, paid = self.ahead.paid_config(), self.ahead.paid()
+        yield from priced(list(costs(config, prices)), times(config), config.fleet.nodes, prices, hours, paid)
+
+    def remove(self, purge: bool) -> None:
+        super().remove(purge)
+        if self.ahead:
+            self.ahead.say_what_stays(say)
+
+    def apply(self) -> int:
+        if self.needed:
+            self.make()
+            print("ready; machines come with a job, and go with it")
+        else:
+            print("nothing needs setting up: queue and roles are yours")
+        print("next: make push, then make train" if self.config.fleet.image == "build" else "next: make train")
+        return 0

@@ -1,0 +1,89 @@
+"""What a node receives: its script, and the values of secrets, which are in no script."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..hardware.node_types import device_of
+from ..health import fence
+from ..host.host_marker import JOB
+from ..node import relay
+from ..node.placement import Seat, Seating, torchrun
+from ..node.placements.fleet import SEATING
+from ..node.precompile import ahead
+from ..plan.container import container_words
+from ..plan.job import Job
+from ..plan.request import Artifact, script
+from ..run import run_folder
+from ..supervisor import EXIT, WATCH
+from ..trust.errors import BackendError
+from ..trust.redaction import NAMES
+
+PASSED = (JOB, EXIT, WATCH, NAMES, relay.KEY, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script
+GUARDED = ("cpu", "cuda")  # devices whose ranks find each other by torch's store alone
+
+
+def node_script(
+    job: Job, seat: Seat, folder: Path | str, python: str, environment: Mapping[str, str], host: str = "", stack: str = ""
+) -> Artifact:
+    """A node's script: it takes its seat, and builds its line from that; the line stands in it, to be read.
+
+    `stack`: of the image, where the job has one. Its code is the launcher's all the same, from the folder that the nodes share.
+    """
+    log = run_folder.node_log(job.folder, seat.node)
+    heading = [
+        f"{job.kind} {job.name}: node {seat.node} of {seat.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
+    ]
+    if job.torchrun:
+        line = torchrun(seat, job.ranks_per_node, job.module, python, run_folder.scratch(log))
+        heading.append(f"runs {' '.join([*(ahead(python, line) if job.ahead else line), *job.arguments])}")
+    words = [python, "-m", *entrypoint_words(job, SEATING)]
+    if job.image:
+        words = container_words(job.image, str(folder), stack, (*environment, *job.secrets, *PASSED), words[2:])
+    return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
+
+
+def entrypoint_words(job: Job, engine: Seating) -> list[str]:
+    """What every node of a job is started with behind `python -m`, which is also what an image does with its arguments."""
+    ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
+    how = ["--ahead"] if job.ahead else []
+    return [
+        "trainfleet.entrypoint",
+        "--on",
+        engine.name,
+        "--folder",
+        str(job.folder),
+        *ranks,
+        *how,
+        "--",
+        job.module,
+        *job.arguments,
+    ]
+
+
+def secrets_of(job: Job, stack: str) -> dict[str, str]:
+    """The values of a job's secrets, and the key by which its nodes know each other, made anew for each time it is submitted.
+
+    Neuron's runtime takes its own meeting point from torchrun's address, so that stays the nodes' there, without a key.
+    """
+    found = values_of(job.secrets)
+    if job.torchrun and job.nodes > 1 and device_of(stack) in GUARDED:
+        found |= {relay.KEY: secrets.token_hex(32), NAMES: ",".join(filter(None, (found.get(NAMES), relay.KEY)))}
+    return found
+
+
+def values_of(names: Iterable[str]) -> dict[str, str]:
+    """The values from this process's environment, and their names for the supervisor, which masks them in what it logs.
+
+    Raises:
+        BackendError: one is not set.
+    """
+    names = tuple(names)
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise BackendError(f"{', '.join(missing)} is not set", where="fleet.secrets", next=f"export {missing[0]}=...")
+    found = {name: os.environ[name] for name in names}
+    return found | ({NAMES: ",".join(found)} if found else {})

@@ -1,0 +1,85 @@
+"""Why a Batch job waits: Batch's reason for the head of the queue, or else the state of its queue and environment.
+
+Codes and their causes: https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..cloud.calls import Calls
+from ..trust.errors import CloudError
+
+PACE = 30.0  # seconds between two looks at a queue
+CODES = {
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free now; another zone or a reservation may have",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below what the job needs: make setup raises it",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment has what a node needs, or none has started yet",
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no instance as the launch template asks for it",
+    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's service role lacks permissions",
+    "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't start instances: its role, network or image",
+    "UNDETERMINED": "Batch does not know why; often the quota of vCPUs, or instances that can't reach ECS (no NAT gateway)",
+}  # fmt: skip
+
+
+class QueueReasons:
+    """Why the jobs of a queue wait. The queue is polled every PACE seconds."""
+
+    def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
+        self.calls, self.queue = calls, queue
+        self.found, self.when = "", -PACE
+
+    def why(self, job: dict[str, Any]) -> str:
+        """What a job that has not started waits for; "" for one that has."""
+        if job["status"] not in ("SUBMITTED", "PENDING", "RUNNABLE"):
+            return ""
+        said = str(job.get("statusReason") or "")
+        for code, words in CODES.items():
+            if said.startswith(code):
+                return f"{job['status']}: {words} ({said})"
+        return f"{job['status']}: {said or self._look()}"
+
+    def _look(self) -> str:
+        if time.monotonic() - self.when > PACE:
+            try:
+                self.found = next(_obstacles(self.calls(), self.queue), "machines are on their way")
+            except CloudError as error:
+                self.found = f"why is not known: {error.what}"
+            self.when = time.monotonic()
+        return self.found
+
+
+def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
+    """What keeps a queue's jobs waiting, the nearest cause first."""
+    queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
+    if queues[0].get("state") == "DISABLED":
+        yield f"the queue {queue} is disabled; {enabling(queue)}"
+    for environment in environments(calls, queues[0]):
+        name = environment["computeEnvironmentName"]
+        if environment.get("status") == "INVALID":
+            yield f"the compute environment {name} is invalid: {environment.get('statusReason', 'no reason is given')}"
+        if environment.get("state") == "DISABLED":
+            yield f"the compute environment {name} is disabled"
+    ahead = calls("batch", "ListJobs", jobQueue=queue, jobStatus="RUNNING").get("jobSummaryList", ())
+    if ahead:
+        yield f"{len(ahead)} jobs of the queue are running"
+
+
+def enabling(queue: str) -> str:
+    """The command that has a queue take jobs."""
+    return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
+
+
+def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
+    """The compute environments of a queue."""
+    names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
+    if not names:
+        return []
+    return list(calls("batch", "DescribeComputeEnvironments", computeEnvironments=names).get("computeEnvironments", ()))
+
+
+def most_nodes(environment: dict[str, Any], vcpus: int) -> int:
+    """How many nodes of that many vCPUs a compute environment can have."""
+    return int(environment.get("computeResources", {}).get("maxvCpus", 0)) // vcpus

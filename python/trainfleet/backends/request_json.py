@@ -1,0 +1,63 @@
+"""The bodies of requests to AWS Batch and SageMaker, as artifacts: what plan prints is what is sent.
+
+Three things are added when a body is sent, as none of them is known before: the name of the job, which is made of the request's
+token, the environment of this attempt alone, and the job's number in its launch. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import Config
+from ..entrypoint import LOCK
+from ..hardware import node_types
+from ..node.shared_key import WANTED
+from ..nodes.install_steps import lock_name
+from ..nodes.stack import load_stack
+from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
+from ..plan.job import Job
+from ..plan.request import Artifact, Request
+from ..run.records import require_object
+from ..storage.s3_sync_agent import BUCKET, RUN
+from ..trust import untrusted_input
+from ..trust.redaction import NAMES
+from .node_script import GUARDED
+
+CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
+TOKEN = r"[0-9a-f]{16}"
+Body = dict[str, Any]
+
+
+def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
+    """A body as a file that `aws <service> <operation> --cli-input-json` takes too, once it has a name for the job."""
+    return Artifact(f"requests/{number:02}-{service}-{operation}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+
+
+def bodies(request: Request) -> tuple[Body, ...]:
+    """The bodies of a request, in the order in which they are sent."""
+    return tuple(require_object(untrusted_input.parse_json(artifact.text, artifact.name)) for artifact in request.artifacts)
+
+
+def environment(config: Config, job: Job) -> dict[str, str]:
+    """What every node of a job gets, whatever its seat."""
+    row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
+    own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
+    if job.torchrun:
+        own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
+        own |= fabric_environment(row, CARD, alone=job.nodes == 1)
+        own |= {WANTED: "1"} if job.nodes > 1 and row.kind in GUARDED else {}
+        own |= {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
+    else:
+        own["WORKERS"] = str(row.vcpus)
+    if job.image:
+        own[LOCK] = lock_name(load_stack(config.fleet.stack))
+    if job.secrets:
+        own[NAMES] = ",".join(job.secrets)
+    return own | dict(job.environment)
+
+
+def pairs(environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """An environment as AWS Batch takes it."""
+    return [{"name": name, "value": value} for name, value in sorted(environment.items())]

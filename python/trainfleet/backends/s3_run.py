@@ -1,0 +1,211 @@
+"""A run whose folder is in S3, as its nodes share no disk: any machine with access to the bucket can look at it and stop it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from ..config import Config
+from ..health.lease import led_already, read_holder
+from ..run import contents
+from ..run.contents import INTENT
+from ..run.launch_intent import QUIET, DeclaredIntent, Intent, parse
+from ..run.run_folder import DATA, Run, is_locked
+from ..storage import s3
+from ..storage.folder_sync import FolderSync, file_of
+from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
+from ..trust.errors import BackendError, S3Error
+from ..trust.untrusted_input import show
+
+SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")  # written by the launcher and by ranks, in turn
+VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
+SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts as at work
+
+
+class BucketPlace:
+    """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs are below <root>/data/.
+
+    `store`: where the dataset is, <store>/<dataset>; `others`: what else the run has in S3, its checkpoints. `has_job`: whether
+    the engine has a job of the run that has not ended, which may wait in a queue. `consoles`: brings into a folder here, which is
+    at that address, what the engine keeps of nodes that left no log there.
+    """
+
+    words, pace, lag = " in its bucket", 2.0, 30.0
+
+    def __init__(
+        self, run: Run, root: str, dataset: str, store: str = "", others: Iterable[str] = (),
+        has_job: Callable[[], bool] = lambda: False,
+        consoles: Callable[[Path, str], None] = lambda folder, address: None,
+    ) -> None:  # fmt: skip
+        self.run, self.root, self.has_job, self.consoles = run, root.rstrip("/"), has_job, consoles
+        self.links = [
+            FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
+            FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
+        ]
+        self.address, self.leads = self.links[0].address, False
+        self.datasets = (self.links[1].address, *([f"{store.rstrip('/')}/{dataset}"] if store else []))
+        self.known = (self.address, *self.datasets, *others)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def lead(self) -> None:
+        """From now on this process is the launcher: what it writes, such as the config that nodes read, goes there too.
+
+        Raises:
+            BackendError: another launcher is at work, or S3 does not answer.
+        """
+        holder = read_holder(self.run.folder)
+        if holder and self._is_led():
+            raise led_already(self.run.name, f"{self.address}, launched on {holder.host}")
+        self.leads = True
+
+    def refresh(self) -> None:
+        """Brings what nodes and launcher have written, where no launcher on this machine does so already.
+
+        Raises:
+            BackendError: S3 does not answer.
+        """
+        if not self.leads and is_locked(self.run.folder):
+            return
+        with _as_backend():
+            if self.leads:
+                self.links[0].push(_is_launcher_s)
+            for link in self.links:
+                link.pull(self._is_wanted)
+
+    def supplement(self, folder: Path) -> None:
+        with _as_backend():
+            self.consoles(folder, f"{self.root}/{folder}")
+
+    def _is_wanted(self, name: str) -> bool:
+        """Whether a file is to come here. A config that is here stays: it says what runs on this machine."""
+        if name.endswith(".yaml") and (self.run.folder / name).exists():
+            return False
+        return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
+
+    def is_running(self) -> bool:
+        """Whether a launcher or a node has given a sign of life lately, by S3's clock, or the engine has a job."""
+        return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
+
+    def _is_led(self) -> bool:
+        """Whether a launcher holds the run, as the last refresh has brought its lease."""
+        holder = read_holder(self.run.folder)
+        return holder is not None and holder.code is None and self._is_new("head.json", VACANT)
+
+    def _is_new(self, name: str, seconds: float) -> bool:
+        with _as_backend():
+            times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
+            return bool(times) and s3.clock(self.address) - max(times) < seconds
+
+    def declare(self, intent: Intent) -> DeclaredIntent | None:
+        found = self.declared()
+        if found and not found.gone:
+            return found
+        with _as_backend():
+            s3.remove(f"{self.address}/asked/stop")
+            before = s3.read_version(self._intent)
+            done = s3.write_if(self._intent, intent.text.encode(), before[1] if before else "")
+        return None if done else self.declared()
+
+    def declared(self, touch: bool = False) -> DeclaredIntent | None:
+        with _as_backend():
+            intent = parse((s3.read(self._intent) or b"").decode(errors="replace"))
+            times = [found.modified for found in s3.list_objects(self._intent)]
+            if intent is None or not times:
+                return None
+            found = DeclaredIntent(
+                intent, s3.clock(self._intent) - max(times), bool(s3.list_objects(f"{self.address}/asked/stop"))
+            )
+            if touch and found.age > QUIET / 4:
+                s3.write(self._intent, intent.text.encode())
+            return found
+
+    def withdraw(self, intent: Intent, begun: bool) -> None:
+        found = self.declared()
+        if found and found.intent.token == intent.token:
+            with _as_backend():
+                s3.remove_all([self._intent, *([] if begun else [f"{self.address}/asked/stop"])])
+
+    @property
+    def _intent(self) -> str:
+        """The address of a launch's intent."""
+        return f"{self.address}/{INTENT.name}"
+
+    def ask_to_stop(self) -> None:
+        with _as_backend():
+            s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
+
+    def folders(self) -> dict[str, int]:
+        """The run's folder, and what else it has in S3, with their bytes."""
+        with _as_backend():
+            sizes = {address: sum(found.size for found in s3.list_objects(f"{address}/")) for address in self.known}
+        return {address: size for address, size in sizes.items() if size}
+
+    def remove(self, folders: Iterable[str]) -> list[str]:
+        left = []
+        for address in folders:
+            assert address in self.known, address
+            with _as_backend():
+                found = [found.address for found in s3.list_objects(f"{address}/")]
+                others = set(self._of_others(address, found) if address in self.datasets else ())
+                s3.remove_all(object_ for object_ in found if object_ not in others)
+            left += sorted(others)
+        return left
+
+    def _of_others(self, address: str, objects: Iterable[str]) -> list[str]:
+        """Those of the objects below a dataset's address that this program did not write."""
+        named = {object_: file_of(object_.removeprefix(f"{address}/")) for object_ in objects}
+        strange = set(contents.strangers(contents.DATASET, named.values()))
+        return [object_ for object_, name in named.items() if name in strange]
+
+    def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
+        """Here: all of it is in S3. A machine that looks at the run for the first time brings its small files."""
+        if not self.run.config.exists():
+            self.refresh()
+        return None
+
+
+def _is_launcher_s(name: str) -> bool:
+    """Whether a file is the launcher's to write."""
+    owned = name.startswith(("events/launcher", "logs/launcher")) or not is_node_s(name)
+    return owned or is_asked(name) or bool(SHARED.fullmatch(name))
+
+
+@contextmanager
+def _as_backend() -> Iterator[None]:
+    """Turns an S3Error into a BackendError, after which a poll may use the last state."""
+    try:
+        yield
+    except S3Error as error:
+        raise BackendError(error.what, where=error.where, why=error.why, next=error.next) from error
+
+
+def unpacked(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with a config whose nodes run nothing but an image: (key, message) each."""
+    if config.fleet.image == "none":
+        yield "fleet.image", f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, works"
+
+
+def unshared(config: Config) -> Iterator[tuple[str, str]]:
+    """What is wrong with a config whose nodes share no disk: (key, message) each."""
+    for key, value, what in (
+        ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
+        ("data.store", config.data.store, "the dataset"),
+        ("checkpoint.destination", config.checkpoint.destination, "checkpoints"),
+    ):
+        if not (value or "").startswith(s3.SCHEME):
+            yield key, f"{show(value)}: the nodes of {config.fleet.backend} share no disk; name s3://bucket/prefix for {what}"
+
+
+def bucket_of(config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]) -> BucketPlace:
+    """The place of a run of a config in which `unshared` finds nothing wrong."""
+    fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
+    others = [f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
+    return BucketPlace(run, fleet.shared_folder or "", data.name, data.store or "", others, has_job, consoles)

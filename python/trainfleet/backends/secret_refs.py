@@ -1,0 +1,41 @@
+"""Passes secrets to AWS's engines by reference, as no request may contain a value.
+
+A name of fleet.secrets with an ARN in fleet.secret_arns is that one's. The value of any other is taken from where the job is
+launched and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>, until `make clean`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..cloud.calls import Calls
+from ..cloud.template_inputs import own_tags, pairs
+from ..config import Config
+from ..trust.errors import BackendError
+from .node_script import values_of
+
+LONGEST = 4096  # bytes of a parameter of the standard tier
+
+
+def folder(config: Config) -> str:
+    """The parameters of a config are below this name."""
+    return f"/trainfleet/{config.fleet_name}"
+
+
+def references(config: Config, names: Iterable[str]) -> dict[str, str]:
+    """Name → where its value is, or will be once `keep` has put it there."""
+    given = dict(entry.split("=", 1) for entry in config.fleet.secret_arns)
+    return {name: given.get(name) or f"{folder(config)}/{name}" for name in names}
+
+
+def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
+    """Puts the values of those names into SSM that no ARN is given for; BackendError where one is not set here, or too long."""
+    own = {name: where for name, where in references(config, names).items() if where.startswith("/")}
+    values = values_of(own)
+    for name, where in own.items():
+        if len(values[name].encode()) > LONGEST:
+            raise BackendError(f"{name} is longer than SSM keeps ({LONGEST} bytes)", where="fleet.secrets",
+                               next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...")  # fmt: skip
+        calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
+        marks = pairs(own_tags(config.fleet_name))
+        calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite

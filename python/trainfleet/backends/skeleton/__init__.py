@@ -1,0 +1,55 @@
+"""A backend that a package of yours adds: its files as `make new-backend` writes them, whole enough to be planned on."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+from ...host import plugins
+from ...run import run_folder
+from ...trust.errors import ConfigError
+from .. import OURS
+
+FORM = "[a-z][a-z0-9_]{0,30}"
+FILES = Path(__file__).parent
+PLACE, CLASS = "NAME", "CLASS"  # in the templates
+MADE = {  # template → file of the package
+    "pyproject.toml.txt": "pyproject.toml",
+    "backend.py.txt": "src/trainfleet_NAME/__init__.py",
+    "seat.py.txt": "src/trainfleet_NAME/seat.py",
+    "bench.py.txt": "src/trainfleet_NAME/bench.py",
+}
+
+
+def require_name(name: str) -> None:
+    """ConfigError for what can't be the name of a new backend."""
+    problem = ""
+    if not re.fullmatch(FORM, name):
+        problem = f"must be of the form {FORM}: small letters, digits and _, as Python names a module"
+    elif keyword.iskeyword(name):
+        problem = f"{name} is a word of Python's own"
+    elif name in OURS or name in plugins.names(plugins.OF_BACKENDS):
+        problem = f"there is a backend of the name {name} already"
+    if problem:
+        raise ConfigError.of("NAME", problem, next="make new-backend NAME=kubernetes")
+
+
+def write(name: str, where: Path) -> list[Path]:
+    """Writes the package below `where`, in a new folder; its files.
+
+    Raises:
+        ConfigError: the name is not one, or the folder is there already.
+    """
+    require_name(name)
+    folder = where / f"trainfleet-{name}"
+    if folder.exists():
+        raise ConfigError.of("NAME", f"{folder} is there already", next="another NAME; or move it away")
+    made = []
+    for template, path in MADE.items():
+        file = folder / path.replace(PLACE, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = (FILES / template).read_text(encoding="utf-8")
+        run_folder.write_atomic(file, text.replace(PLACE, name).replace(CLASS, name.replace("_", " ").title().replace(" ", "")))
+        made.append(file)
+    return made

@@ -1,0 +1,231 @@
+"""Slurm's commands and the jobs that they report: one query for all jobs of this process, at the pace at which they change.
+
+squeue knows a job until some minutes (MinJobAge) after its end, sacct from then on, if the cluster keeps accounting. Where
+neither does, what the job left in its folder decides. While slurmctld does not answer, jobs are as they were seen last: it may be
+restarted under running jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...trust import untrusted_input
+from ...trust.errors import BackendError
+from ..head import HEAD
+from .reasons import WELL, why_refused
+
+TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
+SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
+SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
+# The reason and the comment hold whatever somebody has written, a `|` too: one is last, and ours has none (submit).
+FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
+CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
+GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
+FORGOTTEN = re.compile(r"(?i)invalid job id")
+COMMENT = "trainfleet"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said."""
+
+    code: int
+    out: str
+    error: str
+
+
+Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
+
+
+def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
+    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given.
+
+    Raises:
+        BackendError: there is no such command, or it gives no answer.
+    """
+    if HEAD in os.environ:  # no login shell has started this: profiles say where Slurm is
+        words = ["bash", "-lc", 'exec "$@"', "bash", *words]
+    elif shutil.which(words[0]) is None:
+        why = "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that has them"
+        raise BackendError(f"there is no {words[0]} here", why=why, next="module load slurm; or fleet.hosts: [your login node]")
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, errors="replace", env=environment,
+                              timeout=TIMEOUT, check=False)  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(f"{words[0]} gives no answer", why=f"none in {TIMEOUT:.0f} s", next="scontrol ping; sinfo") from error
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job, from squeue or sacct."""
+
+    id: str
+    state: str
+    reason: str = ""
+    restarts: int = 0
+    nodes: str = ""
+    dependency: str = ""  # afterok:7(unfulfilled)
+    comment: str = ""
+
+
+def parse(out: str) -> dict[str, SlurmJob]:
+    """The jobs of squeue's answer, by id; lines that are none are passed over."""
+    found = {}
+    for line in out.splitlines():
+        parts = line.strip().split("|", len(FIELDS) - 1)
+        if len(parts) == len(FIELDS) and untrusted_input.whole(parts[0]):
+            number, state, restarts, nodes, dependency, comment, reason = parts
+            reason = reason.removesuffix("|")  # which every field ends with
+            found[number] = SlurmJob(number, state, reason, untrusted_input.whole(restarts) or 0, nodes, dependency, comment)
+    return found
+
+
+class SlurmClient:
+    """Slurm, asked by `ask`."""
+
+    def __init__(self, ask: Ask = ask_here) -> None:
+        self.ask = ask
+        self.jobs: dict[str, SlurmJob] = {}  # what is known, by id
+        self.watched: set[str] = set()
+        self.next_look, self.pause = 0.0, SHORTEST
+        self.trouble = ""
+        self.nodes, self.nodes_until = dict[str, str](), 0.0  # those that take no job, and until when that is known
+
+    def run(self, *words: str) -> str:
+        """What a command prints; BackendError where it ends badly, in plain words where its message is known."""
+        said = self.ask(words, "", None)
+        if said.code:
+            raise refused(words[0], said.error or said.out)
+        return said.out
+
+    def look(self, number: str) -> SlurmJob:
+        """The job as it was seen last, at the pace at which jobs change; BackendError while slurmctld has never answered."""
+        new = number not in self.watched
+        self.watched.add(number)
+        if new or time.monotonic() >= self.next_look:
+            self._look()
+        if number not in self.jobs:
+            raise BackendError(f"nothing is known of job {number}", why=self.trouble, next="scontrol ping; make status again")
+        return self.jobs[number]
+
+    def wake(self) -> None:
+        """The next `look` is one: something has changed."""
+        self.next_look, self.pause = 0.0, SHORTEST
+
+    def _look(self) -> None:
+        before = {number: self.jobs.get(number) for number in self.watched}
+        try:
+            found = self.mine(self.watched)
+            self.trouble = ""
+        except BackendError as error:
+            self.trouble = str(error)
+            self.pause = min(2 * self.pause, SILENT)
+            self.next_look = time.monotonic() + self.pause
+            return
+        self.jobs |= {number: self._whole(found[number]) if number in found else self._of_old(number) for number in self.watched}
+        changed = any(self.jobs[number] != job for number, job in before.items())
+        self.pause = SHORTEST if changed else min(1.5 * self.pause, LONGEST)
+        self.next_look = time.monotonic() + self.pause
+
+    def mine(self, numbers: set[str] | None = None) -> dict[str, SlurmJob]:
+        """What squeue says of these jobs, or of all of this user's."""
+        which = ["--me"] if numbers is None else [f"--jobs={','.join(sorted(numbers))}"]
+        form = ",".join(f"{name}:|" for name in FIELDS)
+        said = self.ask(["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None)
+        if said.code and not FORGOTTEN.search(said.error):  # one job that it has forgotten is an error, several are none
+            raise refused("squeue", said.error)
+        return parse(said.out)
+
+    def unavailable(self, partitions: str = "") -> dict[str, str]:
+        """The nodes that take no job, each with its state and its administrator's reason; queried every LONGEST seconds."""
+        if time.monotonic() >= self.nodes_until:
+            which = [f"--partition={partitions}"] if partitions else []
+            words = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail,maint", *which, "--format=%N|%T|%E"]
+            rows = [line.strip().split("|", 2) for line in self.ask(words, "", None).out.splitlines()]
+            self.nodes = {row[0]: f"{row[1]}, {row[2]}" for row in rows if len(row) == 3}
+            self.nodes_until = time.monotonic() + LONGEST
+        return self.nodes
+
+    def _whole(self, job: SlurmJob) -> SlurmJob:
+        """A job as squeue has it, and by whom it was cancelled, which accounting alone knows."""
+        known = self.jobs.get(job.id)
+        if job.state != CANCELLED or job.reason != NO_REASON:
+            return job
+        return known if known and known.state == CANCELLED else replace(job, reason=self._of_old(job.id).reason or NO_REASON)
+
+    def _of_old(self, number: str) -> SlurmJob:
+        """A job that squeue has forgotten, as accounting has it."""
+        known = self.jobs.get(number)
+        if known and known.state == GONE:
+            return known
+        said = self.ask(["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,NodeList"], "", None)
+        rows = [line.split("|") for line in said.out.splitlines() if line.startswith(f"{number}|")]
+        if said.code or not rows:  # no accounting is kept
+            return SlurmJob(number, GONE)
+        state, _, by = rows[-1][1].partition(" ")  # CANCELLED by 1000
+        return SlurmJob(number, state, by, 0, rows[-1][2] if len(rows[-1]) > 2 else "")
+
+
+def how_it_ended(job: SlurmJob) -> str:
+    """Slurm's own reason, if the nodes have none: `slurm: job 7 CANCELLED by root`."""
+    if job.state in (WELL, "FAILED", GONE):
+        return ""
+    reason = re.sub(r"^by ([0-9]{1,10})$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
+    return " ".join(filter(None, ("slurm: job", job.id, job.state, reason if reason != NO_REASON else "")))
+
+
+def user_of(uid: int) -> str:
+    """The name of a user; the number of one whom this machine does not know."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return f"user {uid}"
+
+
+def refused(command: str, said: str) -> BackendError:
+    """The error that a message of Slurm's is."""
+    line = said.strip().partition("\n")[0] or "it says nothing"
+    known = why_refused(said)
+    if known is None:
+        return BackendError(f"{command} refuses", why=line, next="sinfo; squeue --me")
+    then = f"make plan SET='{known.key}=...'" if known.key else "scontrol ping; sinfo"
+    return BackendError(known.means, where=known.key, why=line, next=then)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A row of scontrol show partition."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    most_minutes: int | None
+    nodes: int
+
+
+def read_partitions(out: str) -> list[Partition]:
+    """The partitions of `scontrol --oneliner show partition`."""
+    lines = [line.split() for line in out.splitlines() if line.startswith("PartitionName=")]
+    return [_partition(dict(word.partition("=")[::2] for word in words)) for words in lines]
+
+
+def _partition(row: Mapping[str, str]) -> Partition:
+    return Partition(row["PartitionName"], row.get("Default") == "YES", row.get("State", "UP") == "UP",
+                     minutes(row.get("MaxTime", "")), untrusted_input.whole(row.get("TotalNodes", "")) or 0)  # fmt: skip
+
+
+def minutes(text: str) -> int | None:
+    """`1-00:30:00` → 1470; None for UNLIMITED, and what is no time."""
+    match = re.fullmatch(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})", text)
+    if match is None:
+        return None
+    days, hours, minute, _ = (int(part or 0) for part in match.groups())
+    return (24 * days + hours) * 60 + minute

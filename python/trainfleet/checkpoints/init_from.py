@@ -1,0 +1,157 @@
+"""What train.init_from names: a Hugging Face folder, a checkpoint of NxD Core's or one of ours; seen before anything starts.
+
+Ranks find the same by the same functions. Here files are listed, their headers and indexes are read, and no weight is: torch is
+not loaded. A folder of this machine is a stranger's: a child reads it, behind a wall (host/sandbox.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from .. import stacks
+from ..config import Config, weight_files
+from ..config import huggingface_config as shapes
+from ..config.hub_addresses import HUB, folder_of, meant
+from ..config.presets import Preset
+from ..config.sizes import count_parameters
+from ..config.types import Model
+from ..host import sandbox
+from ..host.sandboxed_reader import ask
+from ..run.run_folder import Run, run_of
+from ..storage.s3 import SCHEME
+from ..trust.errors import InputError, RunError, TrainfleetError
+from . import changes, index, listing
+from .marker import NAME, Commit
+from .store import CheckpointStore, store_at, store_of
+
+KEY = "train.init_from"
+FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not part of the weights' shape, or checked by the weights themselves
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what files of others' weights end with
+BYTES = 2  # of a weight, at least: bfloat16's
+MODELS = "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of NxD's model/dp_rank_*.pt"
+
+
+def faults(config: Config) -> Iterator[tuple[str, str]]:
+    """The key and why a run can't begin from what it names, as far as this machine's files tell; nothing of s3:// and hf://."""
+    address = config.train.init_from
+    if not address or address.startswith((SCHEME, HUB)) or has_begun(config):
+        return
+    try:
+        if Path(address).is_dir():
+            ask(lambda: _require_apart(address, config), bool, address)
+        else:
+            what = "is no folder" if Path(address).exists() else f"is not there; it names a folder: {MODELS}"
+            yield KEY, f"{address!r} {what}{meant(address)}"
+    except TrainfleetError as error:
+        yield KEY, "; ".join(filter(None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)))
+    except (OSError, ValueError) as error:  # a folder that may not be read; a text that no path can be
+        yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
+
+
+def _require_apart(address: str, config: Config) -> bool:
+    folder = Path(address)
+    named = (Path(at, name) for at, folders, names in os.walk(folder) for name in (*folders, *names))
+    links = [
+        path.resolve() for path in named if path.is_symlink()
+    ]  # a model's weights may be on another disk, or in the Hub's cache
+    sandbox.confine([folder, folder.absolute().parent / shapes.CONFIG, *links], [])
+    require(address, config)
+    return True
+
+
+def require_distant(config: Config) -> None:
+    """Raises a TrainfleetError where a bucket or the Hub, which are asked now, have another model than the config's, or none."""
+    address = config.train.init_from or ""
+    if has_begun(config):
+        return
+    if address.startswith(SCHEME):
+        require_checkpoint(address, config)
+    elif address.startswith(HUB):
+        require_shape(folder_of(address), config.model)
+
+
+def has_begun(config: Config) -> bool:
+    """Whether the run has checkpoints of its own, after the first of which it no longer looks at what it began from."""
+    destination = config.checkpoint.destination
+    in_bucket = (destination or "").startswith(SCHEME)
+    return bool(store_of(run_of(config.name), None if in_bucket else destination).steps())
+
+
+def require(address: str, config: Config) -> None:
+    """Raises a TrainfleetError where an address of this machine holds no model, or another than the config's."""
+    folder = Path(address)
+    if found := stacks.checkpoint_at(address):
+        stack, checkpoint = stacks.named(found[0]), found[1]
+        stack.require_readable(checkpoint)
+        for described in stack.described(checkpoint):
+            require_shape(described, config.model)
+    elif (folder / shapes.CONFIG).is_file():
+        require_shape(folder, config.model)
+        weight_files.require(folder, config.model)
+    elif not NAME.fullmatch(folder.name) and (loose := sorted(at.name for at in folder.iterdir() if at.suffix in WEIGHTS)):
+        why, then = f"it has {loose[0]}, and nothing says of which model that is", "download the folder again"
+        raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)
+    else:
+        require_checkpoint(address, config)
+
+
+def require_checkpoint(address: str, config: Config) -> None:
+    """RunError where an address means no checkpoint of ours, or one that is not whole, can't be so, or is of another model."""
+    store, step = locate(address)
+    entry = listing.look_at(store, step)
+    if entry.commit is None or entry.fault:
+        raise RunError("is not whole", where=entry.address, why=entry.fault, next="name another, or copy it again")
+    require_fit(entry.commit, config, entry.address)
+    # Of a bucket the index alone: each piece would be four requests.
+    index.require_weights(store, entry.commit, 0 if address.startswith(SCHEME) else index.LOOKED_AT)
+
+
+def require_shape(folder: Path, shape: Model) -> None:
+    """RunError where a folder's config.json is of another model, naming each dimension; InputError where it is of none."""
+    try:
+        found = shapes.read(folder)
+    except InputError as error:
+        raise RunError("is no folder to begin from", where=str(folder), why=error.head, next="another train.init_from") from error
+    names = [field.name for field in fields(Preset) if field.name not in FREE]
+    pairs = {name: (getattr(found, name), getattr(shape, name)) for name in names}
+    if other := [f"model.{name} is {was} there, {now} here" for name, (was, now) in pairs.items() if was != now]:
+        raise RunError("has weights of another model", where=str(folder), why="; ".join(other), next=f"model.preset: {folder}")
+
+
+def locate(address: str) -> tuple[CheckpointStore, int]:
+    """The checkpoint that an address means: its own, or the newest whole one of a run or of a folder of checkpoints.
+
+    Raises:
+        RunError: there is none, or none that is whole.
+    """
+    parent, _, name = address.rstrip("/").rpartition("/")
+    if match := NAME.fullmatch(name):
+        return store_at(parent or "."), int(match[1])
+    inside, broken = [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)], list[listing.ListedCheckpoint]()
+    for store in map(store_at, [*inside, address]):
+        entries = list(listing.look(store))
+        if whole := [entry.step for entry in entries if not entry.fault]:
+            return store, whole[-1]
+        broken += entries
+    if broken:
+        why = f"{broken[-1].address}: {broken[-1].fault}"
+        raise RunError("holds no whole checkpoint", where=address, why=why, next="copy it again, or name another")
+    raise RunError("holds no model", where=address, why=MODELS, next=f"ls {address}")
+
+
+def require_fit(commit: Commit, config: Config, where: str) -> None:
+    """RunError where a checkpoint's weights are of another model than the config's, naming each key; before memory is taken."""
+    differences = [
+        f"{key} is {was} there, {now} here"
+        for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
+        if key.startswith("model.") and changes.reason(key, config)
+    ]
+    if commit.size < (least := BYTES * count_parameters(config.model)):
+        differences.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
+    if differences:
+        raise RunError(
+            "has weights of another model", where=where, why="; ".join(differences), next="make model.* in the config the same"
+        )

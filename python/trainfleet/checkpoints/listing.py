@@ -1,0 +1,118 @@
+"""The checkpoints of a store: which are good, what is wrong with the others, and which are retained."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from ..trust.errors import InputError, RunError
+from .marker import MARKER, Broken, Commit, FileSum, parse
+from .store import CheckpointStore
+
+CHUNK = 2**20  # bytes read at once
+
+
+@dataclass(frozen=True)
+class ListedCheckpoint:
+    """A checkpoint, by its marker and its files' sizes; `fault` is empty when they agree."""
+
+    step: int
+    address: str
+    commit: Commit | None
+    fault: str
+
+
+def read(store: CheckpointStore, step: int) -> Commit:
+    """The marker of a checkpoint.
+
+    Raises:
+        Broken: it is missing or damaged.
+        RunError: another program wrote it.
+    """
+    try:
+        return believed(store.marker(step), step, store.address(step))
+    except OSError as error:
+        raise Broken(f"{MARKER} can't be read", where=store.address(step), why=error.strerror or str(error)) from error
+
+
+def believed(text: str | None, step: int, address: str) -> Commit:
+    """The marker that is the text of the checkpoint of that step; raises as `read` does."""
+    if text is None:
+        raise Broken(f"has no {MARKER}", where=address, why="what makes a checkpoint of a folder is missing")
+    commit = parse(text, address)
+    if commit.step != step:
+        raise Broken(f"{MARKER} is that of step {commit.step:,}", where=address, why="its folder was renamed, or put together")
+    return commit
+
+
+def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
+    """Every checkpoint in sight, oldest first, and then those that were set aside."""
+    for step in store.steps():
+        yield look_at(store, step)
+    for step in store.broken():
+        yield ListedCheckpoint(step, f"{store.address(step)}.broken", None, "set aside by a resume that found it damaged")
+
+
+def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
+    """One checkpoint, whether or not it is there."""
+    commit = None
+    try:
+        commit = read(store, step)
+        faults = [fault for name, file in commit.files.items() if (fault := _resized(store, step, name, file))]
+        return ListedCheckpoint(step, store.address(step), commit, "; ".join(faults))
+    except (RunError, InputError) as error:
+        return ListedCheckpoint(step, store.address(step), commit, error.what)
+
+
+def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
+    """What is wrong with one file of a checkpoint; empty when every byte of it is as it was written."""
+    if fault := _resized(store, step, name, file):
+        return fault
+    try:
+        with store.open(step, name) as stream:
+            found = checksum(stream)
+    except OSError as error:
+        return f"{name} can't be read: {error.strerror or error}"
+    return "" if found == file else f"{name} has other bytes than were written (CRC-32 {found.crc32:08x}, not {file.crc32:08x})"
+
+
+def checksum(stream: BinaryIO) -> FileSum:
+    """Size and CRC-32 of all that a stream gives."""
+    size = crc = 0
+    while chunk := stream.read(CHUNK):
+        size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return FileSum(size, crc)
+
+
+def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
+    """Of ascending steps the newest `keep`, and for good the first at or after each multiple of `keep_every`."""
+    chosen = set(steps[-keep:])
+    if keep_every:
+        first: dict[int, int] = {}
+        for step in steps:
+            first.setdefault(step // keep_every, step)
+        chosen |= {step for multiple, step in first.items() if multiple > 0}
+    return chosen
+
+
+def retain(store: CheckpointStore, newest: int, keep: int, keep_every: int | None) -> None:
+    """Removes what need not stay now that `newest` is committed. What has a later step is not of this history: left alone.
+
+    What was set aside as broken goes once there is a good one in its place.
+    """
+    steps = [step for step in store.steps() if step <= newest]
+    for step in steps:
+        if step not in stays(steps, keep, keep_every):
+            store.remove(step)
+    for step in store.broken():
+        if step <= newest:
+            store.remove_broken(step)
+
+
+def _resized(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
+    size = store.size(step, name)
+    if size is None:
+        return f"{name} is missing"
+    return "" if size == file.size else f"{name} has {size:,} bytes, not {file.size:,}"

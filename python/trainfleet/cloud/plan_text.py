@@ -1,0 +1,60 @@
+"""What `make plan` says of a fleet on AWS: what would change, what it costs, what prevents it, how tokens are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..config import Config
+from . import baking, changeset, checks, data_access, spending, stages
+from .calls import Calls
+from .capacity_purchase import NOTHING, Paid
+from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
+from .stack_nodes import FleetStack, Foreseen
+from .template_inputs import Inputs, bucket_of, slug
+from .template_storage import LOG_DAYS, log_group, makes_file_system
+
+
+def describe(
+    config: Config, fleet: FleetStack, foreseen: Foreseen, hours: float | None, speed: float | None, paid: Paid = NOTHING
+) -> Iterator[str]:
+    """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
+    calls, inputs = fleet.calls, foreseen.inputs
+    prices = by_table() if foreseen.unasked else Prices(calls)
+    rows = list(spending.rows(config, prices, inputs.zone))
+    yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
+    if not foreseen.unasked:
+        yield from baking.describe(config, calls, inputs.image)
+    yield from changeset.describe(foreseen.changes, not foreseen.before)
+    yield from ("", "dollars an hour", *spending.describe(rows, hours))
+    if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in rows):
+        yield f"  {calls.region} may ask up to half more than that list"
+    if prices.trouble:
+        yield f"  the Pricing API was not of use: {prices.trouble}"
+    bill = paid.on(spending.bill(rows, stages.of_ec2(config), config.fleet.nodes))
+    yield from spending.describe_whole(bill, config.fleet.nodes, hours)
+    yield from ("", *account(config, calls, inputs, foreseen.unasked))
+    yield from ("", "access", f"  {access(config)}")
+    yield from ("", "data", *data_access.describe(config, speed))
+    if makes_file_system(config) and config.fleet.fsx.export:
+        yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
+    yield from ("", "logs", f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${LOG_GB:.2f} a GB")
+
+
+def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
+    """What in the account prevents it; where it can't be asked (`unasked`: why), what stands in for its answers."""
+    if unasked:
+        yield f"account: not asked, as {unasked}"
+        yield f"  the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image} stand in for its answers"
+        return
+    found = checks.findings(config, calls, inputs)
+    yield "account: nothing stands against it" if not found else "account"
+    yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
+
+
+def access(config: Config) -> str:
+    """How nodes are reached."""
+    aws = config.fleet.aws
+    if aws.ssm_only:
+        return "SSH through SSM Session Manager: no port is open to the outside"
+    through = f", through the head, {aws.head}" if aws.head else ", and from nowhere else"
+    return f"SSH from {', '.join(aws.ssh_from)}{through}"

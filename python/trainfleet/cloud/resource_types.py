@@ -1,0 +1,259 @@
+"""The kinds of resources that a fleet is made of: how ours are found by tag, and how one is removed.
+
+The order is the one in which they can be removed. What is found is read from the service itself: the tagging API, which covers
+all services, still lists what is long gone and does not list roles; it is asked for what none of these kinds covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..trust.errors import CloudError
+from . import repository
+from .api_errors import passing
+from .calls import Calls
+from .cloudformation import CONFIG, OURS, PROJECT
+from .template_inputs import own_tags, slug
+
+Row = Mapping[str, Any]
+Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and what the service says of it
+Find = Callable[[Calls, str | None], Things]
+LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots that says which versions are in it
+GONE = {"deleted", "failed"}  # states of what is described and is not there
+
+
+@dataclass(frozen=True)
+class ResourceKind:
+    """`find` yields what is ours; `remove` asks for the end of one."""
+
+    name: str
+    find: Find
+    remove: Callable[[Calls, str, Row], object]
+
+
+def tags_of(listed: Any) -> dict[str, str]:
+    """Tags as a mapping: services write them as an object, or as a list with keys in either case."""
+    if isinstance(listed, Mapping):
+        return {str(key): str(value) for key, value in listed.items()}
+    return {str(tag.get("Key", tag.get("key"))): str(tag.get("Value", tag.get("value", ""))) for tag in listed or ()}
+
+
+def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
+    """Whether something was made by this program and, where a config is named, by that one."""
+    return tags.get(PROJECT) == OURS and config in (None, tags.get(CONFIG))
+
+
+def is_gone(error: CloudError) -> bool:
+    """Whether AWS says that what was asked about is not there, as when it went since it was listed."""
+    return "NotFound" in error.code or error.code in ("NoSuchEntity", "NoSuchBucket", "InvalidAMIID.Unavailable")
+
+
+def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
+    """The tags that a request brings; none of something that has gone meanwhile."""
+    try:
+        return tags_of(ask())
+    except CloudError as error:
+        if is_gone(error):
+            return {}
+        raise
+
+
+def _role_tags(calls: Calls, name: str) -> dict[str, str]:
+    return tags_from(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
+
+
+def _found(operation: str, under: str, id_: str, **more: Any) -> Find:
+    """How EC2's things of a kind are found: it filters by tag itself."""
+
+    def find(calls: Calls, config: str | None) -> Things:
+        key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
+        for row in calls.pages("ec2", operation, under, **{key: filters(config)}, **more):
+            if str(row.get("State", "")) not in GONE:
+                yield row[id_], tags_of(row.get("Tags") or row.get("TagSet")), row
+
+    return find
+
+
+def _ec2(name: str, operation: str, under: str, id_: str, removal: str, listed: bool = False, **more: Any) -> ResourceKind:
+    """A kind of EC2. `listed`: its removal takes a list of ids."""
+
+    def remove(calls: Calls, which: str, row: Row) -> object:
+        return calls("ec2", removal, **{f"{id_}s": [which]} if listed else {id_: which})
+
+    return ResourceKind(name, _found(operation, under, id_, **more), remove)
+
+
+def filters(config: str | None) -> list[dict[str, Any]]:
+    """EC2's filters for what is ours."""
+    own = [{"Name": f"tag:{CONFIG}", "Values": [config]}] if config else []
+    return [{"Name": f"tag:{PROJECT}", "Values": [OURS]}, *own]
+
+
+def _instances(calls: Calls, config: str | None) -> Things:
+    for row in instances(calls, config):
+        yield row["InstanceId"], tags_of(row.get("Tags")), row
+
+
+def instances(calls: Calls, config: str | None) -> Iterator[Row]:
+    """Our instances, but for those that are terminated: EC2 remembers them for an hour."""
+    for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=filters(config)):
+        yield from (row for row in reservation["Instances"] if row["State"]["Name"] != "terminated")
+
+
+def amis(calls: Calls, config: str | None) -> Things:
+    """The machine images that were baked, also those that could not be made."""
+    for row in calls.pages("ec2", "DescribeImages", "Images", Owners=["self"], Filters=filters(config)):
+        yield row["ImageId"], tags_of(row.get("Tags")), row
+
+
+def _remove_gateway(calls: Calls, which: str, row: Row) -> object:
+    for attachment in row.get("Attachments", ()):
+        calls("ec2", "DetachInternetGateway", InternetGatewayId=which, VpcId=attachment["VpcId"])
+    return calls("ec2", "DeleteInternetGateway", InternetGatewayId=which)
+
+
+def _remove_table(calls: Calls, which: str, row: Row) -> object:
+    for one in row.get("Associations", ()):
+        if not one.get("Main"):
+            calls("ec2", "DisassociateRouteTable", AssociationId=one["RouteTableAssociationId"])
+    return calls("ec2", "DeleteRouteTable", RouteTableId=which)
+
+
+def _fsx(name: str, operation: str, under: str, id_: str, removal: str) -> ResourceKind:
+    """A kind of FSx, which lists everybody's with their tags."""
+
+    def find(calls: Calls, config: str | None) -> Things:
+        for row in calls.pages("fsx", operation, under):
+            if is_ours(tags := tags_of(row.get("Tags")), config):
+                yield row[id_], tags, row
+
+    return ResourceKind(name, find, lambda calls, which, row: calls("fsx", removal, **{id_: which}))
+
+
+def _roles(calls: Calls, config: str | None) -> Things:
+    for row in calls.pages("iam", "ListRoles", "Roles"):
+        if not row["RoleName"].startswith(NAMED):
+            continue
+        tags = _role_tags(calls, row["RoleName"])
+        if is_ours(tags, config) and _is_here(calls, tags):
+            yield row["RoleName"], tags, row
+
+
+def _profiles(calls: Calls, config: str | None) -> Things:
+    """Instance profiles, to which CloudFormation gives no tags: ours by their role, and one without a role by its name."""
+    for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
+        if not row["InstanceProfileName"].startswith(NAMED):
+            continue
+        name, roles = row["InstanceProfileName"], [role["RoleName"] for role in row.get("Roles", ())]
+        tags = [_role_tags(calls, role) for role in roles]
+        if not roles and config and name.startswith(f"{OURS}-{slug(config)}-"):
+            yield name, own_tags(config), row
+        if tags and is_ours(tags[0], config) and _is_here(calls, tags[0]):
+            yield name, tags[0], row
+
+
+def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
+    """Whether what has no region of its own was made for this one, by the stack that made it."""
+    parts = tags.get("aws:cloudformation:stack-id", "").split(":")
+    return len(parts) < 4 or parts[3] == calls.region
+
+
+def _remove_role(calls: Calls, which: str, row: Row) -> object:
+    for name in list(calls.pages("iam", "ListRolePolicies", "PolicyNames", RoleName=which)):
+        calls("iam", "DeleteRolePolicy", RoleName=which, PolicyName=name)
+    for policy in list(calls.pages("iam", "ListAttachedRolePolicies", "AttachedPolicies", RoleName=which)):
+        calls("iam", "DetachRolePolicy", RoleName=which, PolicyArn=policy["PolicyArn"])
+    return calls("iam", "DeleteRole", RoleName=which)
+
+
+def _remove_profile(calls: Calls, which: str, row: Row) -> object:
+    for role in row.get("Roles", ()):
+        calls("iam", "RemoveRoleFromInstanceProfile", InstanceProfileName=which, RoleName=role["RoleName"])
+    return calls("iam", "DeleteInstanceProfile", InstanceProfileName=which)
+
+
+def _buckets(calls: Calls, config: str | None) -> Things:
+    for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
+        tags: dict[str, str] = {}
+        with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):  # none of ours: ours have tags, which we may read
+            tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
+        if is_ours(tags, config):
+            yield row["Name"], tags, row
+
+
+def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
+    """Every version of every object goes first, and every upload that nobody has finished."""
+    for upload in list(calls.pages("s3", "ListMultipartUploads", "Uploads", Bucket=which)):
+        calls("s3", "AbortMultipartUpload", Bucket=which, Key=upload["Key"], UploadId=upload["UploadId"])
+    while objects := _some_versions(calls, which):
+        errors = calls("s3", "DeleteObjects", Bucket=which, Delete={"Objects": objects, "Quiet": True}).get("Errors")
+        if errors:
+            first = {key: str(errors[0].get(key, "")) for key in ("Key", "Message", "Code")}
+            where, then = f"s3://{which}/{first['Key']}", "make clean PURGE=1 again"
+            raise CloudError("an object can't be removed", where=where, why=first["Message"], next=then, code=first["Code"])
+    return calls("s3", "DeleteBucket", Bucket=which)
+
+
+def _some_versions(calls: Calls, bucket: str) -> list[dict[str, str]]:
+    page = calls("s3", "ListObjectVersions", Bucket=bucket, MaxKeys=1000)
+    rows = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+    return [{"Key": row["Key"], "VersionId": row["VersionId"]} for row in rows]
+
+
+def _images(calls: Calls, config: str | None) -> Things:
+    """The images that a config holds in the account's repository, or that any config does."""
+    for tag, row in repository.holders(calls):
+        owner, dot, _ = tag.partition(".")
+        if dot and (config is None or owner == slug(config)):
+            yield tag, own_tags(config or owner), row
+
+
+def _repositories(calls: Calls, config: str | None) -> Things:
+    """The account's repository, as its maker's, where nobody holds an image in it."""
+    with passing(repository.GONE):
+        rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])["repositories"]
+        tags = tags_of(calls("ecr", "ListTagsForResource", resourceArn=rows[0]["repositoryArn"]).get("tags"))
+        if is_ours(tags, config) and next(repository.holders(calls), None) is None:
+            yield repository.NAME, tags, rows[0]
+
+
+def _log_groups(calls: Calls, config: str | None) -> Things:
+    for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
+        arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
+        tags = tags_from(lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))  # type: ignore[misc]
+        if is_ours(tags, config):
+            yield row["logGroupName"], tags, row
+
+
+NAMED, LOGS = f"{OURS}-", "/trainfleet"  # what the names of our roles and of our log groups begin with
+KINDS: tuple[ResourceKind, ...] = (
+    ResourceKind("instance", _instances, lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which])),
+    _fsx("association", "DescribeDataRepositoryAssociations", "Associations", "AssociationId", "DeleteDataRepositoryAssociation"),
+    _fsx("file system", "DescribeFileSystems", "FileSystems", "FileSystemId", "DeleteFileSystem"),
+    _fsx("backup", "DescribeBackups", "Backups", "BackupId", "DeleteBackup"),
+    _ec2("NAT gateway", "DescribeNatGateways", "NatGateways", "NatGatewayId", "DeleteNatGateway"),
+    _ec2("endpoint", "DescribeVpcEndpoints", "VpcEndpoints", "VpcEndpointId", "DeleteVpcEndpoints", listed=True),
+    _ec2("flow log", "DescribeFlowLogs", "FlowLogs", "FlowLogId", "DeleteFlowLogs", listed=True),
+    _ec2("network interface", "DescribeNetworkInterfaces", "NetworkInterfaces", "NetworkInterfaceId", "DeleteNetworkInterface"),
+    _ec2("volume", "DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume"),
+    ResourceKind("AMI", amis, lambda calls, which, row: calls("ec2", "DeregisterImage", ImageId=which)),
+    _ec2("snapshot", "DescribeSnapshots", "Snapshots", "SnapshotId", "DeleteSnapshot", OwnerIds=["self"]),
+    _ec2("address", "DescribeAddresses", "Addresses", "AllocationId", "ReleaseAddress"),
+    ResourceKind("internet gateway", _found("DescribeInternetGateways", "InternetGateways", "InternetGatewayId"),
+    _remove_gateway),
+    ResourceKind("route table", _found("DescribeRouteTables", "RouteTables", "RouteTableId"), _remove_table),
+    _ec2("subnet", "DescribeSubnets", "Subnets", "SubnetId", "DeleteSubnet"),
+    _ec2("launch template", "DescribeLaunchTemplates", "LaunchTemplates", "LaunchTemplateId", "DeleteLaunchTemplate"),
+    _ec2("placement group", "DescribePlacementGroups", "PlacementGroups", "GroupName", "DeletePlacementGroup"),
+    _ec2("security group", "DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup"),
+    _ec2("VPC", "DescribeVpcs", "Vpcs", "VpcId", "DeleteVpc"),
+    _ec2("key pair", "DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair"),
+    ResourceKind("instance profile", _profiles, _remove_profile),
+    ResourceKind("role", _roles, _remove_role),
+    ResourceKind("log group", _log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
+    ResourceKind("image", _images, repository.release_image),
+    ResourceKind("repository", _repositories, repository.remove_repository),
+    ResourceKind("bucket", _buckets, _remove_bucket),
+)  # fmt: skip

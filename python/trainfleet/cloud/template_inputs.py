@@ -1,0 +1,118 @@
+"""What a template needs beside the config: what was found in the account, and what an earlier stack of the same name has
+fixed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..config import Config
+
+PROJECT = "trainfleet"
+TAG = f"{PROJECT}:"  # before every key of ours
+LONGEST, LONGEST_WITH_DATABASE = 60, 40  # characters of a cluster's name
+MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which has 63
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Facts of the account that the template needs.
+
+    account, owner     whose it is: the account's number, and who asked for it
+    zone               where all of it is made; `subnet`: the user's own there
+    image, root        the machine image and its root device. An update keeps those of the stack: others would replace every node
+    head_image         that of the head, which needs nothing of what is baked into the nodes' own
+    created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the same reason
+    slots              a node each, `Node<slot>`; nodes whose slots stay are left alone, so leaving a slot out replaces its node
+    public_key         OpenSSH's line for the key pair that is made; "" where the config names one
+    group              the placement group of the reservation, if it has one
+    has_bucket         whether the bucket that would be made exists already, kept by an earlier `make clean`
+    plain              yes: the one node has one network interface and no placement group, as the console launches it. A stack
+                       with a fabric keeps it: another launch template would replace the node
+    engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack itself has them
+    tokenizing         the machine image of data.instance_type's machines, where there are such
+    kept               only what holds data is wanted, and the network that it needs
+    """
+
+    region: str
+    zone: str
+    account: str
+    owner: str
+    image: str
+    created: str
+    slots: tuple[int, ...]
+    root: str = "/dev/sda1"
+    public_key: str = ""
+    subnet: str | None = None
+    group: str | None = None
+    has_bucket: bool = False
+    kept: bool = False
+    partition: str = "aws"
+    plain: str = "no"
+    engine: str = ""
+    tokenizing: str = ""
+    head_image: str = ""
+
+
+def stack_name(config: Config) -> str:
+    """The stack's name, which is the config's with what CloudFormation takes: letters, digits and hyphens."""
+    return f"{PROJECT}-{slug(config.fleet_name)}"
+
+
+def cluster_name(config: Config) -> str:
+    """The name of the cluster that ParallelCluster makes."""
+    wanted = config.fleet.slurm.parallelcluster
+    most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
+    plain = slug(config.fleet_name, most)
+    return wanted.name or (plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}")
+
+
+def tokenizing_queue(config: Config) -> str:
+    """The queue of data.instance_type's machines; no config's stack has a name with an underscore."""
+    return f"{stack_name(config)}_tokenize"
+
+
+def slug(name: str, most: int = 100) -> str:
+    """A config's name in lower-case letters, digits and single hyphens; where that loses something, with a hash of the whole."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+    if plain == name and len(plain) <= most:
+        return plain
+    digits = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{plain[: most - 7].strip('-')}-{digits}"
+
+
+def bucket_of(config: Config, inputs: Inputs) -> str:
+    """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other account can have."""
+    return config.fleet.aws.bucket or f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+
+
+def own_tags(config: str) -> dict[str, str]:
+    """The tags of all that is made for the config of this name, and of its jobs."""
+    return {f"{TAG}project": PROJECT, f"{TAG}config": config}
+
+
+def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Tags as most services take them."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
+    """The tags of all that is made: by them alone it is found again."""
+    hours = config.fleet.expires_hours
+    expires = "never" if hours is None else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
+    values = {
+        "project": PROJECT,
+        "config": config.fleet_name,
+        "owner": inputs.owner,
+        "created": inputs.created,
+        "expires": expires,
+    }
+    return {f"{TAG}{key}": _fit(value) for key, value in values.items()}
+
+
+def _fit(value: str) -> str:
+    """A value as every service takes it: letters, digits and `_.:/=+-@`, at most 256."""
+    return re.sub(r"[^A-Za-z0-9 _.:/=+@-]", "-", value)[:256]

@@ -1,0 +1,103 @@
+"""What AWS can't do of what a config asks, known without a request: (key, message) each. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from ..config import Config
+from ..hardware import node_types
+from .instances import capacity_of
+from .template_storage import makes_file_system, refuse_size, refuse_unmade
+
+MOST_NODES = 120  # of one stack: its template is sent with the request, and that has 51,200 bytes
+
+
+def refuse(config: Config) -> Iterator[tuple[str, str]]:
+    """All that keeps AWS from making the fleet that a config describes."""
+    for rule in (_type, _capacity, _network, _ways_in, _file_system, _size):
+        yield from rule(config)
+
+
+def refuse_of_engine(config: Config) -> Iterator[tuple[str, str]]:
+    """The same of a stack in which an engine makes the machines: AWS Batch."""
+    yield from _capacity(config)
+    yield from _network(config)
+
+
+def _type(config: Config) -> Iterator[tuple[str, str]]:
+    if config.fleet.instance_type is None:
+        yield "fleet.instance_type", "null: AWS is to make the machines, so it must be said which; trn1.32xlarge is one"
+
+
+def _capacity(config: Config) -> Iterator[tuple[str, str]]:
+    aws, capacity, key = config.fleet.aws, capacity_of(config), "fleet.aws.reservation"
+    is_bought = capacity == "block" and aws.block_hours is not None
+    if capacity in ("reservation", "block") and not aws.reservation and not is_bought:
+        yield key, f"null: with fleet.aws.capacity {capacity} it names the reservation, as cr-0123456789abcdef0"
+    if aws.reservation and capacity in ("on-demand", "spot"):
+        yield key, f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or block, uses it"
+    if config.fleet.spot and capacity in ("reservation", "block"):
+        yield "fleet.spot", f"true: a {capacity} has no spot instances; false works"
+    if aws.block_hours is not None and (capacity != "block" or aws.reservation):
+        other = "fleet.aws.reservation, which names one" if aws.reservation else f"fleet.aws.capacity {capacity}"
+        yield "fleet.aws.block_hours", f"{aws.block_hours:g}: no capacity block is bought with {other}; null works"
+    elif is_bought and config.budget.max_usd is None:
+        yield "budget.max_usd", "null: a capacity block is bought within a limit only; write one"
+    row = node_types.instance(config.fleet.instance_type)
+    if row and capacity != "reservation" and capacity not in row.sold:
+        works = f"{', '.join(sorted(row.sold))}, or reservation, works"
+        yield "fleet.aws.capacity", f"{capacity}: AWS does not sell {config.fleet.instance_type} so; {works}"
+
+
+def _network(config: Config) -> Iterator[tuple[str, str]]:
+    aws = config.fleet.aws
+    if bool(aws.vpc) != bool(aws.subnets):
+        given = "fleet.aws.vpc" if aws.vpc else "fleet.aws.subnets"
+        yield given, "a VPC of yours and its subnets go together: vpc and subnets"
+    for zone in aws.zones:
+        if aws.region and not zone.startswith(aws.region):
+            yield "fleet.aws.zones", f"{zone} is not in fleet.aws.region {aws.region}"
+
+
+def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
+    aws, key = config.fleet.aws, "fleet.aws.ssh_from"
+    for given in aws.ssh_from:
+        try:
+            network = ipaddress.IPv4Network(given)
+        except ValueError as error:
+            yield key, f"{given} is no network: {error}"
+            continue
+        if network.prefixlen < 8:
+            yield key, f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, works, or [] for SSM"
+    if aws.head and aws.vpc:
+        yield "fleet.aws.head", f"{aws.head}: a VPC of yours has its own way in (fleet.ssh.jump); null works"
+    elif aws.head and aws.ssm_only:
+        yield "fleet.aws.head", f"{aws.head}: nobody may reach it; fleet.aws.ssh_from says who, or null, and SSM, works"
+    elif aws.ssh_from and not aws.vpc and not aws.head:
+        yield key, "nodes have no address that is reached from outside; fleet.aws.head c7i.xlarge works, or [] for SSM"
+
+
+def _file_system(config: Config) -> Iterator[tuple[str, str]]:
+    fleet, key = config.fleet, "fleet.shared_folder"
+    if not makes_file_system(config):
+        yield from refuse_unmade(fleet.fsx)
+        return
+    yield from refuse_size(fleet.fsx)
+    row = node_types.INSTANCE_TYPES.get(fleet.instance_type or "")
+    if fleet.fsx.efa and row and not node_types.lustre_efa(row, fleet.nodes):
+        unused = f"{row.name} can't reach FSx over EFA, so it would be paid for unused"
+        yield "fleet.fsx.efa", f"true: {unused}; false works, or {', '.join(node_types.reach_lustre())}"
+    inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.folder.rstrip("/"))
+    if fleet.fsx.export and not inside.strip("/"):
+        yield key, f"{fleet.shared_folder} is the whole file system; {fleet.fsx.folder.rstrip('/')}/trainfleet works"
+    elif inside.strip("/").split("/")[0] == "linked":
+        yield key, f"{fleet.shared_folder}: fleet.fsx.link appears there; another folder works"
+
+
+def _size(config: Config) -> Iterator[tuple[str, str]]:
+    fleet = config.fleet
+    if fleet.nodes > MOST_NODES:
+        yield "fleet.nodes", f"{fleet.nodes}: one stack makes {MOST_NODES} at most; for more there are slurm, batch and sagemaker"
+    if fleet.aws.head and fleet.aws.head in node_types.INSTANCE_TYPES and node_types.INSTANCE_TYPES[fleet.aws.head].accelerator:
+        yield "fleet.aws.head", f"{fleet.aws.head}: a way in needs no accelerator; c7i.xlarge works"

@@ -1,0 +1,120 @@
+"""What the config's dataclasses (types*.py) say of a key, and the schema that follows from them.
+
+A field's type is what a resolved config has there, and `Key` says what may be written, in the words
+of JSON Schema 2020-12. The docstring below a field describes the key. A key whose default is null
+though its type has no null is derived (derive.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypedDict, Unpack, cast, get_args, get_origin
+
+from ..trust.validation import kinds_of
+
+Schema = dict[str, Any]
+NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"  # the pattern of names of runs and datasets
+S3 = "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?$"
+OWN_FILE = "^(?!runs/|data/)(?:[A-Za-z0-9_][A-Za-z0-9_-]*/){0,8}[A-Za-z0-9_][A-Za-z0-9_-]*"
+HEAD = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "trainfleet config",
+    "description": "One fleet, its data, a model and a training run. A key that is left out has its"
+    " default; null means: derived, and `make plan` shows from what.",
+}
+WORDS: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+class Rules(TypedDict, total=False):
+    """JSON Schema's keywords, and two of ours: `unit`, and `backends`, those that honour a key.
+
+    A group's `backends` are those of all keys in it that have none of their own.
+    """
+
+    default: Any  # where the field has none, or another
+    type: Sequence[str]  # where a word may stand for a group of keys
+    backends: Sequence[str]
+    unit: str
+    writeOnly: bool
+    enum: Iterable[Any]  # without null; a table of what there is does too
+    minimum: float
+    exclusiveMinimum: float
+    maximum: float
+    exclusiveMaximum: float
+    pattern: str
+    minLength: int
+    maxLength: int
+    minItems: int
+    maxItems: int
+    uniqueItems: bool
+    items: Rules
+    anyOf: Sequence[Schema]
+    examples: Sequence[Any]
+
+
+class Key:
+    """What may be written at a key, as the metadata of an Annotated type."""
+
+    def __init__(self, **rules: Unpack[Rules]) -> None:
+        self.rules = rules
+
+
+def schema_of(kind: type, described: bool = False) -> Schema:
+    """The schema of a dataclass; `described` with the text on each key, read from its source."""
+    told = _descriptions(kind) if described else {}
+    keys = {
+        field.name: ({"description": told[field.name]} if described else {})
+        | _of_field(field, kinds_of(kind)[field.name], described)
+        for field in dataclasses.fields(kind)
+    }
+    required = [name for name, part in keys.items() if "default" not in part]
+    group = {"type": "object", "additionalProperties": False, "properties": keys}
+    return group | ({"required": required} if required else {})
+
+
+def _of_field(field: dataclasses.Field[Any], hint: Any, described: bool) -> Schema:
+    base, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    rules: Schema = {name: rule for key in metadata for name, rule in key.rules.items()}
+    group = dataclasses.is_dataclass(base)
+    default = rules.pop("default", {} if group else field.default)
+    part = _part(base, rules, described, null=default is None)
+    if default is not dataclasses.MISSING:
+        part["default"] = list(default) if isinstance(default, tuple) else default
+    return part
+
+
+def _part(base: Any, rules: Schema, described: bool, null: bool = False) -> Schema:
+    """The schema of what has this type and obeys these rules, or is null, where that may be."""
+    every = get_args(base) if get_origin(base) is UnionType else (base,)
+    nulls = [None] * (null or NoneType in every)
+    kinds = [kind for kind in every if kind is not NoneType]
+    words = [*rules.pop("type", map(_word, kinds)), *("null" for _ in nulls)]
+    part: Schema = {"type": words if len(words) > 1 else words[0]} | rules
+    if "enum" in rules:
+        part["enum"] = [*rules["enum"], *nulls]
+    if "backends" in rules:
+        part["backends"] = list(rules["backends"])
+    for kind in kinds:
+        if dataclasses.is_dataclass(kind):
+            part = schema_of(cast(type, kind), described) | part
+        elif get_origin(kind) is tuple:
+            part["items"] = _part(get_args(kind)[0], dict(rules.get("items", {})), described)
+    return part
+
+
+def _word(kind: Any) -> str:
+    return WORDS.get(kind) or ("object" if dataclasses.is_dataclass(kind) else "array")
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    return {
+        ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
+        for field, text in pairwise(cast(ast.ClassDef, definition).body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }

@@ -1,0 +1,187 @@
+"""fleet.accelerator: machines that are no EC2 type. What is left open of it, from Slurm's gres or as is usual, and its rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..hardware import node_types
+from ..hardware.accelerators import NAMES, NVIDIA, Accelerator, find_accelerator, unsupported
+from ..trust.spelling import nearest, suggest
+from ..trust.untrusted_input import show
+from ..trust.validation import fit
+from .types import Config, Devices, Fleet
+
+KEY = "fleet.accelerator"
+SHORT = re.compile(r"\s*(?:([0-9]{1,4}) ?[xX×*] ?)?(\S.*?)\s*", re.DOTALL)
+GPUS = re.compile(r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?")
+LOOK = "make doctor looks at the nodes and prints what to write"
+FURTHEST = 3.0  # times the memory that the name says: more or less of it is another device
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What a gres of Slurm's says of GPUs: what the cluster calls them, and how many of them a node gives."""
+
+    type: str
+    count: int
+
+
+def expand(text: str) -> dict[str, Any]:
+    """The keys that the short form stands for: `8xH100`, or the name alone."""
+    match = SHORT.fullmatch(text)
+    if match is None:
+        return {"name": text}
+    count = {"per_node": int(match[1])} if match[1] else {}
+    return {"name": match[2], **count}
+
+
+def gpus_of(gres: str | None) -> Gpus | None:
+    """The GPUs in a gres: `gpu:8`, `gpu:h100:8(S:0-1),nvme:1`; None where it has none."""
+    found = [match for word in re.split(r",(?![^(]*\))", gres or "") if (match := GPUS.fullmatch(word.strip()))]
+    if not found:
+        return None
+    return Gpus(next((match[1] for match in found if match[1]), ""), sum(int(match[2] or 1) for match in found))
+
+
+def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
+    """The kind of nodes of a fleet that is no Config yet."""
+    if fleet["instance_type"] is not None:
+        return node_types.instance(fleet["instance_type"])
+    return fit(Devices, fleet["accelerator"]).node_type if fleet["accelerator"] else None
+
+
+def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
+    """Fills what is open of the accelerators, in place: key, value and reason of each. `here`: this machine is the fleet's."""
+    gres, gpus = fleet["slurm"]["gres"], gpus_of(fleet["slurm"]["gres"])
+    if fleet["accelerator"] is None:
+        row = find_accelerator(gpus.type) if gpus and fleet["instance_type"] is None else None
+        if row is None or gpus is None:
+            return
+        fleet["accelerator"] = dict.fromkeys(Devices.__dataclass_fields__) | {"name": gpus.type, "per_node": gpus.count}
+        yield KEY, f"{gpus.count} x {row.label}", f"fleet.slurm.gres {gres}"
+    own = fleet["accelerator"]
+    if own["name"] is None and (found := _named(gpus, gres, here)):
+        own["name"] = found[0]
+        yield f"{KEY}.name", *found
+    row = find_accelerator(own["name"] or "", _bytes(own["memory_gib"]))
+    if row is None or fleet["instance_type"] is not None:
+        return
+    if own["per_node"] is None:
+        own["per_node"], why = _count(fleet, row, gpus, here)
+        yield f"{KEY}.per_node", own["per_node"], why
+    yield from _assumed(own, row, fleet["nodes"], here)
+
+
+def _named(gpus: Gpus | None, gres: str | None, here: bool) -> tuple[str, str] | None:
+    if gpus and gpus.type:
+        return gpus.type, f"fleet.slurm.gres {gres}"
+    row = node_types.local_accelerator() if here else None
+    return (row.label, "this machine has it") if row else None
+
+
+def _count(fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: bool) -> tuple[int, str]:
+    if here and (devices := node_types.local_accelerators()):
+        return devices, "this machine has so many"
+    if gpus:
+        return gpus.count, f"fleet.slurm.gres {fleet['slurm']['gres']}"
+    if fleet["ranks_per_node"]:
+        return fleet["ranks_per_node"], "fleet.ranks_per_node"
+    return row.per_node, f"a node of {row.label} usually has {row.per_node}; {LOOK}"
+
+
+def _assumed(own: dict[str, Any], row: Accelerator, nodes: int, here: bool) -> Iterator[tuple[str, Any, str]]:
+    """What stays open, and is reckoned with: key, value and reason of each."""
+    sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
+    if own["memory_gib"] is None and len(sizes) > 1 and not any(str(size) in own["name"] for size in sizes):
+        yield f"{KEY}.memory_gib", row.size, f"it comes with {' or '.join(map(str, sizes))}, and nobody has said which"
+    if nodes == 1 or here:
+        return
+    usual = node_types.usual_network(row, own["per_node"], own["network"])
+    if own["network"] is None:
+        yield f"{KEY}.network", "unknown", f"NCCL takes the fastest that it finds; one of {', '.join(node_types.FABRICS)}. {LOOK}"
+    if own["network_gbps"] is None:
+        rails = f"{row.rail} for each device, as is usual" if usual == row.rail * own["per_node"] else "assumed"
+        yield f"{KEY}.network_gbps", f"{usual:g}", f"{rails}: no node is held to it. {LOOK}"
+
+
+def _bytes(gib: float | None) -> float | None:
+    return None if gib is None else gib * 2**30
+
+
+def check(config: Config) -> Iterator[tuple[str, str]]:
+    """What speaks against fleet.accelerator: a name, a memory, or an instance type that says otherwise."""
+    own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
+    if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
+        gives = f"fleet.slurm.gres {config.fleet.slurm.gres} gives a node {gpus.count}, and two ranks can't share one"
+        yield "fleet.ranks_per_node", f"{config.fleet.ranks_per_node}: {gives}"
+    if own is None:
+        return
+    if own.name is None:
+        yield f"{KEY}.name", f"null: nobody has said which, as in {KEY}: 8xh100; {LOOK}"
+    elif (row := find_accelerator(own.name, _bytes(own.memory_gib))) is None:
+        yield f"{KEY}.name", unknown(own.name)
+    elif own.memory_gib is not None and not 1 / FURTHEST <= own.memory_gib / row.size <= FURTHEST:
+        yield f"{KEY}.memory_gib", f"{own.memory_gib:g}: {row.label} has {row.size}; leave it out, or name what it is"
+    elif config.fleet.instance_type is not None:
+        yield from _differing(config, own, row)
+
+
+def untold(fleet: Fleet) -> tuple[str, str]:
+    """Key and message of a fleet that is to compute on devices of which nothing is told."""
+    if fleet.device != "cuda":
+        which = "so it must be said which type the nodes are, as trn1.32xlarge"
+        return "fleet.instance_type", f"null: fleet.stack is {fleet.stack}, {which}"
+    why = f"fleet.slurm.gres {fleet.slurm.gres}" if gpus_of(fleet.slurm.gres) else f"fleet.stack {fleet.stack}"
+    what = f"null: {why} has GPUs compute, and nobody has said which, so neither memory nor speed can be foretold"
+    known = ", ".join(("h100", "a100", "l40s", "rtx-4090"))
+    return KEY, f"{what}; {KEY}: 8xh100 does ({known} ...: schema/README.md), or fleet.instance_type; {LOOK}"
+
+
+def unknown(name: str) -> str:
+    """The message for a name that the table lacks: an EC2 type's, one that is known and can't be used, a slip, or none."""
+    if name in node_types.INSTANCE_TYPES:
+        return f"{name} is an EC2 type: fleet.instance_type: {name}"
+    if why := unsupported(name):
+        return f"{show(name)} is {why}"
+    known = suggest(name, NAMES) or f"; known: {', '.join(NAMES)}"
+    return f"{show(name)} is not in the table of accelerators{known}"
+
+
+def instead(name: str) -> str:
+    """What an EC2 type that is none is to be, if it names an accelerator; else ""."""
+    own = expand(name)
+    row = find_accelerator(own["name"])
+    if row is None and nearest(name, node_types.INSTANCE_TYPES):
+        return ""
+    if row is None:
+        near = nearest(own["name"], NAMES)
+        row = find_accelerator(near) if near else None
+    if row is None:
+        return unsupported(own["name"])
+    types = [each.name for each in node_types.INSTANCE_TYPES.values() if each.accelerator and each.accelerator.words == row.words]
+    on_ec2 = f"; on EC2: {', '.join(types)}" if types else ""
+    count = f"{own['per_node']}x" if "per_node" in own else ""
+    return f"an accelerator: machines of yours are told by {KEY}: {count}{row.label}{on_ec2}"
+
+
+def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple[str, str]]:
+    """Each key that says something else than the instance type."""
+    kind = config.fleet.node_type
+    if kind is None:
+        return
+    device = kind.accelerator
+    same = own.memory_gib is None or (device is not None and node_types.same_size(device, own.memory_gib))
+    has: dict[str, tuple[Any, bool]] = {
+        "name": (device.label if device else "no accelerator", device is None or row.words != device.words),
+        "per_node": (kind.accelerators, own.per_node not in (None, kind.accelerators)),
+        "memory_gib": (device.size if device else 0, not same),
+        "network": (kind.fabric, own.network not in (None, kind.fabric)),
+        "network_gbps": (kind.network_gbps, own.network_gbps not in (None, kind.network_gbps)),
+    }
+    for name, (theirs, differs) in has.items():
+        if differs:
+            both = f"fleet.instance_type {kind.name} has {theirs}; leave {KEY} out, or fleet.instance_type"
+            yield f"{KEY}.{name}", f"{getattr(own, name)}: {both}"

@@ -1,0 +1,357 @@
+"""The keys of the fleet: its nodes, how they are reached, what they compute with and share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ..hardware import node_types
+from ..hardware.accelerators import Accelerator
+from .key import S3, Key
+from .types_aws import ACCOUNT, Aws, BatchConfig, SageMakerConfig
+from .types_slurm import SlurmConfig
+
+BY_SSH = ("ssh", "ec2", "slurm", "parallelcluster")  # backends whose nodes or head SSH reaches
+MOUNTS = ("ssh", "ec2", "parallelcluster", "batch")  # backends that mount a file system of FSx
+PATH = r"(/(?!\.\.?(/|$))[A-Za-z0-9._@%+=:,~-]+)+/?$"
+REPOSITORY = "[a-z0-9][a-z0-9._-]*(:[0-9]{1,5})?(/[a-z0-9][a-z0-9._-]*)*"
+IMAGE = f"^{REPOSITORY}(:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?$"
+SECRET = f"arn:aws[a-z-]*:(secretsmanager|ssm):{ACCOUNT}:(secret:|parameter/)[A-Za-z0-9/_+=.@:-]"
+AN_ARN = "HF_TOKEN=arn:aws:secretsmanager:us-east-1:123456789012:secret:hf-AbCdEf"
+
+
+@dataclass(frozen=True)
+class SshConfig:
+    """The keys of fleet.ssh."""
+
+    user: Annotated[
+        str | None,
+        Key(pattern="^[A-Za-z_][A-Za-z0-9._-]{0,62}$", examples=["ubuntu"]),
+    ] = None
+    """The user on the hosts. Null: the one in fleet.ssh.config, or your local user name."""
+    key: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/fleet"])] = None
+    """The private key file. Null: your SSH agent, and the usual keys in ~/.ssh."""
+    jump: Annotated[
+        str | None,
+        Key(minLength=1, maxLength=400, examples=["ubuntu@bastion.example"]),
+    ] = None
+    """A host to go through, as `user@address:port`, when the nodes can't be reached from here.
+    Null: none."""
+    known_hosts: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
+    """The file of known host keys. Null: the fleet's own, .fleet/known_hosts, and your
+    ~/.ssh/known_hosts."""
+    fingerprints: Annotated[
+        tuple[str, ...],
+        Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"}),
+    ] = ()
+    """Host keys that may be taken at first contact, as `SHA256:...` (ssh-keygen -l -f
+    /etc/ssh/ssh_host_ed25519_key.pub). You are asked about any other new key."""
+    config: Annotated[
+        str | None,
+        Key(minLength=1, maxLength=4096, examples=["~/.ssh/config"]),
+    ] = None
+    """An OpenSSH client configuration to honour (HostName, User, Port, IdentityFile, ProxyJump). A
+    ProxyCommand is run only from a file in your ~/.ssh, and never by `make plan`; Match exec is
+    refused. Null: none is read."""
+
+
+@dataclass(frozen=True)
+class Fsx:
+    """The keys of fleet.fsx."""
+
+    dns_name: Annotated[
+        str | None,
+        Key(
+            backends=MOUNTS,
+            pattern="^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$",
+            examples=["fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"],
+        ),
+    ] = None
+    """Its DNS name. Null: nothing is mounted; the shared folder is there already."""
+    mount_name: Annotated[
+        str | None,
+        Key(backends=MOUNTS, pattern="^[a-z0-9]{1,8}$", examples=["fsx"]),
+    ] = None
+    """Its mount name, which the console and `aws fsx describe-file-systems` show."""
+    folder: Annotated[str, Key(backends=MOUNTS, pattern="^" + PATH, examples=["/fsx"])] = "/fsx"
+    """Where it is mounted; fleet.shared_folder lies in it."""
+    size_gib: Annotated[int, Key(unit="GiB", minimum=1200, maximum=10_000_000)] = 1200
+    """The size of the file system that is made: 1200, or a multiple of 2400; with EFA as AWS's
+    table has it."""
+    type: Annotated[str, Key(enum=["scratch", "persistent"])] = "scratch"
+    """The kind that is made: scratch (one copy of the data, for what is in S3 too), or persistent
+    (AWS replaces a failed disk)."""
+    throughput: Annotated[int, Key(unit="MB/s a TiB", enum=[125, 250, 500, 1000])] = 250
+    """Throughput per TiB of a persistent file system; scratch has 200."""
+    efa: bool = False
+    """Whether nodes reach a persistent file system through EFA: setup configures the client and
+    proves by its counters that data goes over EFA. Refused for instance types for which FSx does
+    not offer it. It sets how small one can be."""
+    link: Annotated[
+        str | None,
+        Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/corpus"]),
+    ] = None
+    """An S3 prefix whose objects appear as files in <fleet.fsx.folder>/linked, loaded when they are
+    first read. Null: none."""
+    export: bool = True
+    """Whether runs and datasets on the file system are written to the bucket too
+    (s3://<bucket>/<name>/runs and /data), as they change."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The keys of fleet.accelerator, which tell of machines that somebody owns."""
+
+    name: Annotated[str | None, Key(maxLength=80, examples=["h100", "rtx-4090"])] = None
+    """Which one: v100, t4, a10, a10g, a40, a100, l4, l40, l40s, h100, h200, gh200, b200, b300,
+    gb200, rtx-3090, rtx-4090, rtx-5090, rtx-a6000, rtx-6000-ada or rtx-pro-6000; with -pcie or -nvl
+    for the cards of that name. What nvidia-smi calls it works too. Null: as fleet.slurm.gres or
+    this machine says."""
+    per_node: Annotated[int | None, Key(unit="devices", minimum=1, maximum=256)] = None
+    """How many each node has. Null: as fleet.slurm.gres says, else fleet.ranks_per_node, else as
+    many as is usual."""
+    memory_gib: Annotated[float | None, Key(unit="GiB", exclusiveMinimum=0, maximum=4096)] = None
+    """The memory of each, as its name says it (an A100 has 40 or 80). Null: the least that it comes
+    with."""
+    network: Annotated[str | None, Key(enum=["efa", "infiniband", "roce", "ethernet"])] = None
+    """What the nodes talk over: efa, infiniband, roce (RDMA over Ethernet) or ethernet (TCP).
+    NCCL's variables follow from it. Null: unknown, so NCCL takes what it finds, and a plan reckons
+    with a plain network."""
+    network_gbps: Annotated[
+        float | None,
+        Key(unit="Gbit/s", exclusiveMinimum=0, maximum=100_000),
+    ] = None
+    """What all cards of a node together carry to other nodes. A launch is refused where its nodes
+    don't come near. Null: as is usual, and no node is held to it."""
+    usd_per_hour: Annotated[float | None, Key(unit="US dollars", minimum=0, maximum=100_000)] = None
+    """What an hour of a node costs, for the estimate and budget.max_usd. Null: nothing; with
+    fleet.instance_type, its list price."""
+
+    @property
+    def node_type(self) -> node_types.NodeType | None:
+        """The kind of nodes that it says; None where it says too little, or the table lacks it."""
+        if self.name is None or self.per_node is None:
+            return None
+        return node_types.own_machine(
+            self.name,
+            self.per_node,
+            self.memory_gib,
+            self.network,
+            self.network_gbps,
+            self.usd_per_hour,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The keys of fleet."""
+
+    backend: Annotated[
+        str,
+        Key(enum=["local", "ssh", "ec2", "slurm", "batch", "sagemaker"]),
+    ] = "local"
+    """What carries the jobs: local (this machine), ssh (hosts that you have), ec2 (instances made
+    for the run), slurm, batch (AWS Batch), sagemaker; or a backend of another installed package, by
+    its name."""
+    nodes: Annotated[int, Key(unit="nodes", minimum=1, maximum=16_384)] = 2
+    """How many machines. On the local backend: how many nodes to play on this machine, each with
+    its own torchrun. `NODES=` sets it for one command."""
+    instance_type: Annotated[str | None, Key(maxLength=64, examples=["trn1.32xlarge"])] = None
+    """The EC2 type of every node; cores, accelerators, memory, EFA and price follow from it. Null:
+    this machine as it is (local), or machines of yours, of which fleet.accelerator tells."""
+    accelerator: Annotated[
+        Devices | None,
+        Key(
+            type=["object", "string"],
+            pattern=r"^\s*([0-9]{1,4} ?[xX×*] ?)?\S.*$",
+            maxLength=80,
+            examples=["h100", "8xH100"],
+        ),
+    ] = None
+    """What accelerates machines that are no EC2 type (ssh, slurm, local), as a name, `8xH100`, or
+    the keys below. `make doctor` looks at the nodes and prints what to write. Null: what
+    fleet.instance_type or a typed fleet.slurm.gres (`gpu:h100:8`) says, else this machine's
+    (local), else none."""
+    ranks_per_node: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=256)]
+    """Processes on each node. Null: one per accelerator, or one on a node without accelerators; one
+    per core where a trial on this machine found that faster."""
+    port: Annotated[int | None, Key(minimum=1024, maximum=65_535)] = None
+    """The rendezvous port on the first node. Null: a free one on this machine."""
+    hosts: Annotated[
+        tuple[str, ...],
+        Key(
+            backends=BY_SSH,
+            maxItems=10_000,
+            items={"minLength": 1, "maxLength": 400},
+            examples=[["gpu-[01-08].example", "spare=10.0.0.9"]],
+        ),
+    ] = ()
+    """The machines of the ssh backend, each as `address`, `name=address` or `address:port`;
+    `gpu-[01-08].example` stands for eight. The first is the head: it holds the rendezvous."""
+    nodes_min: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=16_384)] = None
+    """Train on with as few nodes as this when one is lost and no spare is there. Null: fleet.nodes,
+    which means waiting for a spare."""
+    secrets: Annotated[
+        tuple[str, ...],
+        Key(
+            writeOnly=True,
+            maxItems=100,
+            items={
+                "writeOnly": True,
+                "examples": ["HF_TOKEN"],
+                "pattern": "^[A-Za-z_][A-Za-z0-9_]*$",
+                "maxLength": 128,
+            },
+            examples=[["HF_TOKEN"]],
+        ),
+    ] = ()
+    """Names of environment variables that the nodes need, such as HF_TOKEN. Their values are read
+    on your machine, sent to the ranks through stdin, and never written to a file, command line or
+    log."""
+    shared_folder: Annotated[
+        str | None,
+        Key(pattern="^(s3:/)?" + PATH, examples=["/fsx/trainfleet", "s3://my-bucket/trainfleet"]),
+    ] = None
+    """A folder that every node sees (FSx for Lustre, NFS): code, environment, data/ and runs/ live
+    in it. The ssh backend needs one. Where nodes share no disk: s3://bucket/prefix, below which
+    runs/ is for all machines."""
+    python: Annotated[
+        str | None,
+        Key(backends=BY_SSH, pattern="^" + PATH, examples=["/opt/pytorch/bin/python"]),
+    ] = None
+    """The Python on the nodes that has torch. Null: `make setup` builds an environment in the
+    shared folder from requirements.lock."""
+    stack: Annotated[
+        str,
+        Key(default=None, enum=["cpu", "cuda", "cuda-volta", "neuron", "neuron-xla"]),
+    ]
+    """Which pinned versions of docker/stack.lock.yaml the nodes must have. Null: those of the
+    instance type or accelerator; cpu without one."""
+    docker: Annotated[bool, Key(backends=["ssh", "ec2"])] = False
+    """Whether `make setup` installs Docker on the nodes (and NVIDIA's container toolkit on GPU
+    nodes)."""
+    image: Annotated[
+        str,
+        Key(
+            pattern=IMAGE,
+            maxLength=512,
+            examples=[
+                "none",
+                "build",
+                "123456789012.dkr.ecr.us-east-1.amazonaws.com/trainfleet:cuda-0123456789abcdef",
+            ],
+        ),
+    ] = "none"
+    """The container image that jobs run in: none (the nodes' own environment), build (`make push`
+    builds it from docker/ for fleet.stack and pushes it to ECR, under a tag that is made of its
+    content), or one that is there, as registry/name:tag or with @sha256:... AWS Batch and SageMaker
+    need one; the local backend takes none."""
+    base_image: Annotated[
+        str | None,
+        Key(pattern=IMAGE, maxLength=512, examples=["mirror.example:5000/library/ubuntu:noble"]),
+    ] = None
+    """The base image of `make build`, for a mirror or a machine without Internet access. Null: the
+    stack's in docker/stack.lock.yaml, by its digest."""
+    exclusive: Annotated[bool, Key(backends=BY_SSH)] = True
+    """Whether a launch refuses hosts on which another trainfleet run is active. With false, runs
+    share hosts, each on its own fleet.port."""
+    slow: Annotated[str, Key(enum=["warn", "replace"])] = "warn"
+    """What to do when a node's links are far worse than the others' and the run has slowed down:
+    warn (an event, in status and report), or replace (the run goes on from its last checkpoint
+    without the node, where there is a spare)."""
+    spot: Annotated[
+        bool,
+        Key(backends=["ssh", "ec2", "slurm", "parallelcluster", "sagemaker"]),
+    ] = False
+    """Whether the nodes are EC2 spot instances (as with fleet.aws.capacity: spot). Each then polls
+    for its interruption notice every 5 s; when one comes, all ranks save and stop, and the same
+    command resumes."""
+    ssh: Annotated[SshConfig, Key(backends=BY_SSH)]
+    """How the hosts are reached."""
+    fsx: Annotated[Fsx, Key(backends=["ec2", "parallelcluster"])]
+    """The FSx for Lustre file system behind fleet.shared_folder, mounted by `make setup`. Backends
+    that make machines make one where dns_name is null and fleet.shared_folder lies in
+    fleet.fsx.folder."""
+    expires_hours: Annotated[
+        float | None,
+        Key(backends=["ec2"], unit="hours", exclusiveMinimum=0, maximum=8760),
+    ] = None
+    """Nodes created on AWS for the run save and stop this long after their creation, so that a
+    forgotten fleet ends by itself. Null: never."""
+    idle_minutes: Annotated[
+        int | None,
+        Key(backends=["ec2", "parallelcluster"], unit="minutes", minimum=10, maximum=100_000),
+    ] = 120
+    """Nodes created on AWS for the run stop after this long without a job or a login. Null:
+    never."""
+    aws: Annotated[Aws, Key(backends=["ec2", "parallelcluster"])]
+    """Where AWS's backends (ec2, batch, sagemaker) make machines, and which."""
+    secret_arns: Annotated[
+        tuple[str, ...],
+        Key(
+            backends=["batch", "sagemaker"],
+            writeOnly=True,
+            maxItems=100,
+            items={
+                "writeOnly": True,
+                "examples": [AN_ARN],
+                "pattern": f"^[A-Za-z_][A-Za-z0-9_]{{0,127}}={SECRET}{{1,1024}}$",
+                "maxLength": 2048,
+            },
+            examples=[[AN_ARN]],
+        ),
+    ] = ()
+    """Where AWS Batch and SageMaker take secrets from, as `NAME=arn` of a secret in Secrets Manager
+    or a parameter of SSM. For a name of fleet.secrets without one, the value is read on your
+    machine and kept in SSM as a SecureString until `make clean`."""
+    batch: Annotated[BatchConfig, Key(backends=["batch"])]
+    """What AWS Batch is told, with the batch backend."""
+    sagemaker: Annotated[SageMakerConfig, Key(backends=["sagemaker"])]
+    """What SageMaker is told, with the sagemaker backend."""
+    slurm: Annotated[SlurmConfig, Key(backends=["slurm", "parallelcluster"])]
+    """What jobs of the slurm backend ask for. Run `make` on a machine that has sbatch, in a folder
+    that every node sees; or elsewhere, with that machine as the only entry of fleet.hosts."""
+    backend_options: Annotated[
+        tuple[str, ...],
+        Key(
+            maxItems=100,
+            items={
+                "examples": ["queue=gpu"],
+                "pattern": r"^[a-z][a-z0-9_]*=[^\u0000-\u001f\u007f]*$",
+                "maxLength": 4096,
+            },
+            examples=[["queue=gpu", "priority=5"]],
+        ),
+    ] = ()
+    """What a backend of another package is told (`fleet.backend` names it;
+    docs/how-to/own-backend.md): each as `name=value`, which that backend checks."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device that a rank opens: nothing else is taken in its place."""
+        return node_types.device_of(self.stack)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the config says what nodes these are, known or not; else as this machine."""
+        return self.instance_type is not None or self.accelerator is not None
+
+    @property
+    def node_type(self) -> node_types.NodeType | None:
+        """The kind of its nodes, by type or fleet.accelerator; None where not told or not known."""
+        if self.instance_type is not None:
+            return node_types.instance(self.instance_type)
+        return self.accelerator.node_type if self.accelerator else None
+
+    @property
+    def rank_device(self) -> Accelerator | None:
+        """What a rank has to compute on; None for a CPU, or a device that the table lacks."""
+        row = self.node_type
+        if self.is_told or self.device == "cpu":
+            return row.accelerator if row else None
+        return node_types.local_accelerator()
+
+    @property
+    def on_local_cpus(self) -> bool:
+        """Whether its ranks would compute on this machine's CPUs, as far as is known."""
+        return not self.is_told and (self.device == "cpu" or not node_types.local_accelerators())

@@ -1,0 +1,242 @@
+"""The keys of the training run: its layout, what it keeps and what it may cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .key import OWN_FILE, Key
+from .optimizers import OPTIMIZERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The keys of train.layout."""
+
+    shard: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1_048_576)]
+    """Ranks over which the optimizer's state, weights and gradients are sharded; they train on
+    different sequences. Null: one (no sharding), those of a node, or all."""
+    tensor: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1024)]
+    """Ranks over which each matrix is split. Null: chosen, within a node."""
+    pipeline: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1024)]
+    """Stages that the blocks are cut into. Null: as few as fit."""
+    context: Annotated[int, Key(default=None, unit="ranks", minimum=1, maximum=1024)]
+    """Ranks over which each sequence is split. Null: 1."""
+    zero: Annotated[int, Key(default=None, enum=[1, 3])] = 3
+    """What the shard ranks divide: 1, the optimizer's state alone (ZeRO 1: less traffic); 3,
+    weights and gradients too (less memory). Null: chosen."""
+    interleave: Annotated[int, Key(default=None, unit="stages", minimum=1, maximum=64)] = 1
+    """Stages on each pipeline rank: 1 is the 1F1B schedule; more is the interleaved one, whose
+    ranks idle less and communicate more. Null: chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """The keys of train."""
+
+    steps: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000_000)] = 500
+    """Optimizer steps. With more steps than a finished run had, it trains on."""
+    global_batch: Annotated[int, Key(unit="sequences", minimum=1, maximum=1_000_000)] = 16
+    """Sequences in one optimizer step, over all ranks. It does not change with the number of
+    nodes."""
+    micro_batch: Annotated[int, Key(default=None, unit="sequences", minimum=1, maximum=1_000_000)]
+    """One rank's sequences in one forward pass; gradients are accumulated over as many as needed.
+    Null: the largest that divides the rank's part and fits."""
+    search_micro_batch: bool = False
+    """Whether a new run first tries growing micro-batches for a few steps each, on its own devices
+    and layout, and takes the fastest that fits. The plan's estimates use train.micro_batch. The
+    result is kept in the run folder, so a resume does not search again."""
+    sequence_length: Annotated[int, Key(unit="tokens", minimum=2, maximum=10_000_000)] = 256
+    """Tokens in a sequence."""
+    learning_rate: Annotated[float, Key(minimum=1e-12, maximum=1)] = 0.003
+    """Peak learning rate."""
+    learning_rate_floor: Annotated[float, Key(unit="fraction", minimum=0, maximum=1)] = 0.1
+    """Where the schedule ends, as a fraction of the peak."""
+    optimizer: Annotated[str, Key(enum=OPTIMIZERS)] = "adamw"
+    """adamw; lamb, which scales each matrix's update to the size of the matrix, for very large
+    batches; muon, which orthogonalizes the update of each matrix in a block (embeddings, norms and
+    the output layer use AdamW)."""
+    schedule: Annotated[str, Key(enum=["cosine", "linear", "polynomial", "wsd"])] = "cosine"
+    """How the learning rate falls after the warm-up: cosine, linear, polynomial (of
+    train.schedule_power), or wsd, which holds it constant and decays to the floor in the last
+    train.decay_steps."""
+    schedule_steps: Annotated[
+        int,
+        Key(default=None, unit="steps", minimum=1, maximum=1_000_000_000),
+    ]
+    """The length of the schedule. Null: train.steps. With more, the run ends before the rate
+    reaches its floor."""
+    schedule_power: Annotated[float, Key(minimum=0.001, maximum=10)] = 1.0
+    """The power of the polynomial schedule; 1 is a straight line."""
+    decay_steps: Annotated[int, Key(default=None, unit="steps", minimum=1, maximum=1_000_000_000)]
+    """Steps over which the wsd schedule decays to its floor. Null: a fifth of
+    train.schedule_steps."""
+    warmup_steps: Annotated[int, Key(default=None, unit="steps", minimum=0, maximum=1_000_000_000)]
+    """Steps of linear warm-up. Null: 5 % of train.steps, at most 2000."""
+    weight_decay: Annotated[float, Key(minimum=0, maximum=10)] = 0.1
+    """Decoupled weight decay, on matrices only."""
+    beta1: Annotated[float, Key(minimum=0, exclusiveMaximum=1)] = 0.9
+    """The optimizer's first moment decay."""
+    beta2: Annotated[float, Key(minimum=0, exclusiveMaximum=1)] = 0.95
+    """The optimizer's second moment decay."""
+    epsilon: Annotated[float, Key(minimum=1e-30, maximum=1)] = 1e-08
+    """Added to the root of the second moment."""
+    gradient_clip: Annotated[float, Key(minimum=0, maximum=1_000_000_000)] = 1.0
+    """Gradients are scaled down to this global norm; 0 turns clipping off."""
+    spike_sigmas: Annotated[
+        float,
+        Key(unit="standard deviations", minimum=0, maximum=1_000_000_000),
+    ] = 6
+    """A step is skipped when its loss or gradient norm is more than this many standard deviations
+    above the mean of the last 128; 0: only when one of them is not finite."""
+    skips_in_a_row: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000)] = 10
+    """The run stops, and says why, after this many skipped steps in a row."""
+    precision: Annotated[str, Key(enum=["auto", "fp32", "bf16", "fp16", "fp8"])] = "auto"
+    """Number format of the forward and backward pass. auto: bf16 where every rank's device has
+    instructions for it (GPUs since Ampere, Trainium) or runs faster with it (CPUs, by a trial that
+    make plan shows), else fp16 on GPUs of Volta and Turing (V100), else fp32. In fp32, losses agree
+    to 1e-6 over any number of ranks; in bf16 and fp16 only within their rounding. fp16: weights and
+    moments stay fp32, the loss is scaled by a factor that adapts itself, and a step whose gradients
+    overflow is left out by all ranks (metrics: loss_scale, overflowed; not yet run on a GPU, and on
+    most CPUs ten times slower than bf16). fp8: bf16, with the matrix products of blocks in fp8
+    (GPUs since Ada and Hopper; needs torchao, the extra fp8; not yet run on a GPU)."""
+    weights: Annotated[str, Key(enum=["fp32", "bf16"])] = "fp32"
+    """Number format of the weights, their gradients and the optimizer's moments. bf16 halves their
+    memory and requires train.precision bf16 and train.optimizer adamw; numbers are rounded
+    stochastically, so that small updates add up, and the loss ends slightly higher than with
+    fp32."""
+    seed: Annotated[int, Key(minimum=0, maximum=2_147_483_647)] = 1
+    """Decides the initial weights and the order of the samples."""
+    log_every: Annotated[int, Key(unit="steps", minimum=1, maximum=1_000_000_000)] = 10
+    """Steps between two lines of metrics."""
+    loggers: Annotated[
+        tuple[str, ...],
+        Key(maxItems=3, uniqueItems=True, items={"enum": ["wandb", "mlflow", "trackio"]}),
+    ] = ()
+    """Services that get every line of metrics beside the run folder: wandb, mlflow, trackio. Each
+    needs its package (pip install wandb) and its own environment variables, such as WANDB_API_KEY
+    in fleet.secrets or WANDB_MODE=offline; one that fails never stops a run."""
+    callback: Annotated[
+        str | None,
+        Key(pattern=OWN_FILE + r"_callback\.py$", maxLength=200, examples=["my_callback.py"]),
+    ] = None
+    """A Python file of yours, in the folder where make runs, whose function after_step(step,
+    trainer) every rank calls after each optimizer step: docs/how-to/own-model.md. Null: none."""
+    validate_every: Annotated[int, Key(unit="steps", minimum=0, maximum=1_000_000_000)] = 100
+    """Steps between two validations; the last step is always validated. 0: only the last."""
+    validation_sequences: Annotated[
+        int,
+        Key(unit="sequences", minimum=1, maximum=1_000_000_000),
+    ] = 64
+    """Sequences in one validation, at most those of the validation split."""
+    init_from: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
+    """The weights that a new run starts from: a run's folder, a checkpoint
+    (runs/first/checkpoints/step-00000500, s3://bucket/prefix/first/step-00000500), a Hugging Face
+    folder, hf://owner/name[@revision] of the Hub, or a checkpoint of NxD Core's. Once the run has a
+    checkpoint of its own, it resumes from that."""
+    recompute: Annotated[
+        str | float,
+        Key(
+            default=None,
+            minimum=0,
+            maximum=1,
+            pattern="^(none|selective|full)$",
+            examples=["none", "selective", "full", 0.5],
+        ),
+    ]
+    """Which activations of a block are recomputed in the backward pass instead of being kept: none,
+    selective (all but matrix products and attention), full (all but its input). A number is a
+    memory budget: the fraction of its activations that a compiled block may keep; the compiler
+    recomputes what is cheapest. Null: the least of the three that fits."""
+    compile: Annotated[bool, Key(default=None)]
+    """Whether blocks are compiled (torch.compile). Null: on accelerators always, on CPUs when the
+    run is long enough to pay for it."""
+    compile_only: bool = False
+    """Whether a run compiles what it would compute, and does no more: make compile sets it for a
+    run of its own, of three steps that nothing is kept of."""
+    separate_documents: bool = False
+    """Whether attention stays within a document where several are packed into one sequence, with
+    positions counted from each one's first token. Otherwise a token attends to everything before it
+    in its sequence."""
+    profile_steps: Annotated[
+        str | None,
+        Key(unit="steps", pattern="^[1-9][0-9]{0,8}-[1-9][0-9]{0,8}$", examples=["4-6"]),
+    ] = None
+    """The steps that torch's profiler records on rank 0, such as 4-6: a summary and the trace go to
+    profile/ in the run folder (`make profile` does it in a short run of its own). Null: none."""
+    layout: Annotated[Layout, Key(type=["object", "string"], pattern="^auto$", examples=["auto"])]
+    """Degrees of parallelism beside data parallelism; their product divides the world size. `auto`,
+    and null for one of them: the layout predicted to be fastest among those that fit the device's
+    memory, or a simpler one within 5 % of it; `make plan` says why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The keys of checkpoint."""
+
+    every: Annotated[
+        int | str,
+        Key(
+            unit="steps",
+            minimum=1,
+            maximum=1_000_000_000,
+            pattern=r"^([1-9][0-9]{0,5}(\.[0-9]{1,3})? ?min|auto|never)$",
+            examples=[100, "15 min", "auto", "never"],
+        ),
+    ] = 100
+    """Steps between two checkpoints, or a time: `15 min`. auto: the interval that loses the least
+    time, from the cost of a checkpoint and the failure rate of fleets of this size. never: not even
+    after the last step, for benchmarks."""
+    keep: Annotated[int, Key(unit="checkpoints", minimum=1, maximum=1_000_000)] = 2
+    """How many of the newest checkpoints are kept."""
+    keep_every: Annotated[int | None, Key(unit="steps", minimum=1, maximum=1_000_000_000)] = None
+    """The first checkpoint at or after each multiple of this many steps is kept for good. Null:
+    none."""
+    on_failure: Annotated[str, Key(enum=["continue", "stop"])] = "continue"
+    """When a checkpoint can't be written (a full disk, an I/O error): continue training with a
+    warning and try again at the next one, or stop the run. The last checkpoint must be written in
+    either case."""
+    destination: Annotated[
+        str | None,
+        Key(
+            pattern="^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#]*)?|[^:]+)$",
+            maxLength=1024,
+            examples=["/fsx/checkpoints", "s3://bucket/checkpoints"],
+        ),
+    ] = None
+    """Where checkpoints go, in a folder of the run's name: a folder that every node sees, or
+    s3://bucket/prefix. Null: the run's own folder."""
+    export: bool = False
+    """Whether a finished run also exports its model as a Hugging Face folder,
+    runs/<name>/huggingface/step-<8 digits>, as `make export` does of any checkpoint."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is saved at all."""
+        return self.every == "never"
+
+    @property
+    def every_steps(self) -> int:
+        """0 when the clock decides."""
+        return self.every if isinstance(self.every, int) else 0
+
+    @property
+    def every_seconds(self) -> float:
+        """0 when the steps decide; `auto` is minutes by the time that anybody asks (goodput.py)."""
+        return (
+            0.0
+            if isinstance(self.every, int) or self.every in ("auto", "never")
+            else 60.0 * float(self.every.removesuffix("min"))
+        )
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """The keys of budget."""
+
+    max_usd: Annotated[
+        float | None,
+        Key(unit="US dollars", minimum=0.001, maximum=1_000_000_000),
+    ] = None
+    """A run whose estimate, with set-up and idle nodes, is higher is refused; one that has cost
+    this much saves and stops. Null: no limit."""

@@ -1,0 +1,260 @@
+"""One node's part of `make tokenize`: nothing is shared between processes but the folder, and nothing is merged afterwards.
+
+Node 0 commits the preparation (plan.json and the tokenizer), unit i belongs to node i mod N, and each process takes the next of
+its node's units. Every unit is committed whole, so a restart with any number of nodes does only what is missing, and the bytes
+are the same whoever makes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import multiprocessing.connection
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ..config.types import Data
+from ..config.vocabulary import FILE, TRAINED, folder_named
+from ..host.processes import die_with_parent
+from ..run import run_folder
+from ..trust.errors import DataError, TrainfleetError
+from . import bpe, fetching, manifest, progress
+from .dataset_lock import only_job
+from .dataset_store import DatasetStore
+from .manifest import Manifest, Preparation
+from .sources import Unit, UnitPlan, plan_units
+from .tokenizer import Tokenizer, load
+
+if TYPE_CHECKING:
+    from .work_units import UnitWork
+
+POLL = 0.05  # seconds between two looks for what another node commits
+PATIENCE = 60.0  # seconds in which node 0 must have replaced the preparation of an earlier job
+REMIND = 30.0
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of a job this process's node has."""
+
+    node: int
+    nodes: int
+    workers: int
+
+
+def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
+    """Does this node's units; returns the manifest if the dataset is finished then, None if other nodes are still at work."""
+    store = manifest.store_of(data, root)
+    with only_job(store) if share.node == 0 else nullcontext():
+        if (finished := manifest.find(data, root)) is not None:
+            print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
+            return finished
+        progress.clear(store, share.node, share.nodes)
+        plan = plan_units(data)
+        preparation = prepare(data, plan, store) if share.node == 0 else await_preparation(data, plan, store, share.node)
+        _mirror_tokenizer(store, preparation)
+        _do_units(data, plan, preparation, store, share)
+        return finish(data, plan, preparation, store)
+
+
+def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
+    """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same settings and files."""
+    for warning in plan.warnings:
+        print(f"warning: {warning}", flush=True)
+    existing = manifest.read_preparation(store)
+    if existing and _fits(existing, data, plan) and _tokenizer_of(store, existing) is not None:
+        print(f"goes on with the dataset in {store.describe('')}", flush=True)
+        return existing
+    if existing:
+        print(f"starts again in {store.describe('')}: what was unfinished there has other settings or files", flush=True)
+    began = time.monotonic()
+    trained = data.tokenizer == TRAINED
+    tokenizer = Tokenizer(bpe.train(data, plan), "the trained tokenizer") if trained else load(folder_named(data))
+    preparation = manifest.preparation_of(data, plan, tokenizer)  # refuses a tokenizer without an end before any work is done
+    store.write(FILE, tokenizer.definition.encode())
+    manifest.write(store, manifest.PLAN, preparation)
+    print(f"tokenizer of {tokenizer.vocabulary_size:,} tokens ready in {time.monotonic() - began:.1f} s", flush=True)
+    return preparation
+
+
+def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int) -> Preparation:
+    """What node 0 has committed. DataError when it sees other files than this node does."""
+    began, reminded = time.monotonic(), 0.0
+    while True:
+        existing, waited = manifest.read_preparation(store), time.monotonic() - began
+        if existing and _fits(existing, data, plan):
+            return existing
+        if existing and waited > PATIENCE:
+            raise DataError(
+                f"node {node} sees {plan.files} files with {plan.bytes} bytes, node 0 {existing.files} with {existing.bytes}",
+                where="data.sources",
+                next="put the sources on a file system that all nodes share",
+            )
+        if waited - reminded > REMIND:
+            reminded = waited
+            print(f"waits for node 0 to prepare the tokenizer ({waited:.0f} s)", flush=True)
+        time.sleep(POLL)
+
+
+def finish(data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore) -> Manifest | None:
+    """Writes the manifest when every unit is done, whichever node that finds out.
+
+    Raises:
+        DataError: there is no document to train on, or more bad records were skipped than data.bad_records allows.
+    """
+    if len(store.sizes("units")) < len(plan.units):
+        return None
+    records = manifest.read_records(store, range(len(plan.units)), preparation)
+    if len(records) < len(plan.units):
+        return None
+    finished = manifest.assemble(preparation, [records[unit.index] for unit in plan.units])
+    manifest.require_few(finished, data, store)
+    manifest.write(store, manifest.MANIFEST, finished)
+    return finished
+
+
+def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None:
+    """The tokenizer's file as the preparation says it is; None when it is not there or another one."""
+    content = store.read(FILE)
+    return content if content is not None and hashlib.sha256(content).hexdigest() == preparation.tokenizer_sha256 else None
+
+
+def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
+    """Puts the tokenizer into this machine's folder, where it may be kept only in S3."""
+    path = store.folder / FILE
+    if not path.exists() or load(path).sha256 != preparation.tokenizer_sha256:
+        run_folder.write_atomic(path, (_tokenizer_of(store, preparation) or b"").decode())
+
+
+def _fits(preparation: Preparation, data: Data, plan: UnitPlan) -> bool:
+    return preparation.settings == manifest.settings_of(data) and preparation.listing == plan.identity
+
+
+def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore, share: Share) -> None:
+    mine = plan.units[share.node :: share.nodes]
+    done = manifest.read_records(store, [unit.index for unit in mine], preparation)
+    missing = [unit for unit in mine if unit.index not in done]
+    _sweep(store.folder, {unit.index for unit in missing})
+    meter = progress.Meter(store, share.node, 0)
+    for record in done.values():
+        tokens = sum(shard.tokens for shard in record.shards)
+        meter.add(bytes_=record.bytes, documents=record.documents, tokens=tokens, units=1)
+    meter.write()
+    print(f"node {share.node}: {len(missing)} of {len(mine)} units to do", flush=True)
+    workers = min(share.workers, len(missing))
+    if workers > 1:
+        _in_processes(_Task(data, preparation, store, share.node), missing, workers)
+    elif missing:
+        from .work_units import UnitWork
+
+        _work(UnitWork(data, preparation, store, meter), iter(missing))
+
+
+def _sweep(folder: Path, units: set[int]) -> None:
+    """Removes what processes that were killed had written of these units."""
+    for path in (path for split in manifest.SPLITS for path in (folder / split).glob("*.partial")):
+        if int(path.name.split(".")[0]) in units:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The arguments of each process of a node."""
+
+    data: Data
+    preparation: Preparation
+    store: DatasetStore
+    node: int
+
+
+def _work(work: UnitWork, units: Iterator[Unit]) -> None:
+    for unit in units:
+        work.do(unit)
+    work.flush()
+    work.meter.write()
+
+
+def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
+    """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left.
+
+    Each asks for its next unit by a pipe. A lock or a queue that all share would be a file in /dev/shm, outside of the wall.
+    """
+    context = multiprocessing.get_context("spawn")
+    links = dict[Connection, SpawnProcess]()
+    try:
+        for number in range(workers):
+            ours, theirs = context.Pipe()
+            links[ours] = context.Process(target=_worker, args=(task, number + 1, theirs, fetching.another()))
+            links[ours].start()
+            theirs.close()
+        _serve(links, iter(units))
+    finally:
+        for process in links.values():
+            if process.pid is not None:
+                process.terminate()
+                process.join()
+
+
+def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
+    """Returns when all have ended well; raises what one of them found, or ends this process as the first that did not."""
+    waiting = dict(links)
+    while waiting:
+        for link in multiprocessing.connection.wait(list(waiting)):
+            assert isinstance(link, Connection)
+            found: TrainfleetError | None = None
+            try:
+                found = link.recv()
+                if found is None:
+                    link.send(next(units, None))
+            except (EOFError, OSError):
+                _require_well(waiting.pop(link), list(links).index(link) + 1)
+            if found is not None:
+                raise found
+
+
+def _require_well(process: SpawnProcess, number: int) -> None:
+    process.join()
+    if process.exitcode:
+        print(f"worker {number} ended with code {process.exitcode}", file=sys.stderr, flush=True)
+        sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
+
+
+def _worker(task: _Task, number: int, link: Connection, fetcher: Connection | None) -> None:
+    die_with_parent()
+    fetching.use(fetcher)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
+    exit_on(signal.SIGTERM)
+    from .work_units import UnitWork  # loads numpy and the tokenizer libraries, which the parent of such processes does without
+
+    try:
+        meter = progress.Meter(task.store, task.node, number)
+        _work(UnitWork(task.data, task.preparation, task.store, meter), _in_turn(link))
+    except TrainfleetError as error:
+        link.send(error)
+        sys.exit(1)
+
+
+def _in_turn(link: Connection) -> Iterator[Unit]:
+    """The units that the parent hands out."""
+    link.send(None)
+    while (unit := link.recv()) is not None:
+        yield unit
+        link.send(None)
+
+
+def exit_on(number: signal.Signals) -> None:
+    """From now on this signal leaves the program the way an error does, so that partial files are removed."""
+
+    def leave(received: int, frame: FrameType | None) -> None:
+        sys.exit(128 + received)
+
+    signal.signal(number, leave)

@@ -1,0 +1,167 @@
+"""The work on one unit: read, encode, check against the reference, write, commit."""
+
+from __future__ import annotations
+
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..config.types import Data
+from ..config.vocabulary import FILE
+from . import manifest
+from .bad_records import STOP, Skipped
+from .chunking import LONG, parts
+from .dataset_store import DatasetStore
+from .documents import in_batches, left_out, read_unit
+from .encoders import Ids, Offsets, TextEncoder
+from .formats import Document
+from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_path
+from .progress import Meter
+from .shards import ShardWriter
+from .sources import Unit
+from .tokenizer import described, load
+
+CUT_TOKENS = 16
+RENEWED = 2**27  # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to 100 MB
+CHECKED_CHARACTERS = 1024  # of each batch, so that about 0.1 % of the text is encoded twice
+
+
+class Mismatch(Exception):
+    """The fast encoder and the reference disagree on the text that begins so."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A unit that is encoded but not yet committed; leaving the writers without a commit removes their files."""
+
+    record: UnitRecord
+    writers: dict[str, ShardWriter]
+    open_files: ExitStack
+
+
+class UnitWork:
+    """Tokenizes units of one dataset; what it commits for a unit is the same on every node and at every try.
+
+    A unit's files are brought to the disk by a thread while the next one is encoded: with small units or a slow file system the
+    wait for fsync would cost more than the encoding. `flush` waits for the last.
+    """
+
+    def __init__(self, data: Data, preparation: Preparation, store: DatasetStore, meter: Meter) -> None:
+        self.data, self.preparation, self.store, self.meter = data, preparation, store, meter
+        self.tokenizer = load(store.folder / FILE)
+        self.encoded = 0  # bytes of text since the encoder was opened
+        self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
+
+    def do(self, unit: Unit) -> None:
+        """Encodes one unit and begins to commit it; with the reference encoder if the fast one is wrong on it, and says so."""
+        notes, before = tuple(self.tokenizer.notes), self.meter.counts
+        try:
+            draft = self._encode(unit, self.tokenizer.encoder, notes)
+        except Mismatch as mismatch:
+            self.meter.counts = before
+            note = f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: done again with the reference"
+            print(note, flush=True)
+            draft = self._encode(unit, self.tokenizer.reference, (*notes, note))
+        self.encoded += draft.record.text_bytes
+        if self.encoded > RENEWED:
+            self.tokenizer.renew()
+            self.encoded = 0
+        self.flush()
+        self.pending.append(self.committer.submit(self._commit, draft))
+
+    def flush(self) -> None:
+        """Waits until all units are committed; raises what failed."""
+        while self.pending:
+            self.pending.pop().result()
+            self.meter.add(units=1)
+
+    def _commit(self, draft: Draft) -> None:
+        with draft.open_files:
+            shards = {split: writer.commit(draft.record.source) for split, writer in draft.writers.items()}
+            record = replace(draft.record, train=shards[TRAIN], validation=shards[VALIDATION])
+            manifest.write(self.store, manifest.unit_name(record.index), record)
+
+    def _encode(self, unit: Unit, encoder: TextEncoder, notes: tuple[str, ...]) -> Draft:
+        text_bytes = documents = checked = done = 0
+        text_field, bad = self.data.text_field_of(unit.source), Skipped()
+        skipped = None if self.data.bad_records == STOP else bad
+        with ExitStack() as stack:
+            writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
+            for number, batch in enumerate(in_batches(read_unit(unit, text_field, skipped))):
+                tokens = 0
+                for split, texts in divide(batch, self.data.validation_fraction).items():
+                    long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
+                    if texts:
+                        ids, offsets = encoder.encode(texts)
+                        checked += self._check(texts, ids, offsets, encoder, unit.index + number)
+                        tokens += writers[split].add(ids, offsets)
+                    tokens += _add_long(long, encoder, writers[split]) if long else 0
+                text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + len(batch)
+                consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
+                done += consumed
+                self.meter.add(bytes_=consumed, documents=len(batch), tokens=tokens)
+            files = stack.pop_all()
+        bad.require_few(documents)
+        self.meter.add(bytes_=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
+        record = UnitRecord(
+            index=unit.index,
+            source=unit.source,
+            preparation=self.preparation.identity,
+            bytes=unit.bytes,
+            text_bytes=text_bytes,
+            documents=documents,
+            backend=described(encoder),
+            checked=checked,
+            notes=(*notes, *left_out(unit, documents)),
+            train=None,
+            validation=None,
+            skipped=bad.count,
+            skipped_records=tuple(bad.listed),
+        )
+        return Draft(record, writers, files)
+
+    def _writer(self, split: str, unit: Unit) -> ShardWriter:
+        preparation = self.preparation
+        return ShardWriter(self.store, shard_path(split, unit.index), preparation.dtype, preparation.end_of_document)
+
+    def _check(self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int) -> int:
+        """Compares one document of a batch, or the start of a long one, with the reference; returns how many were compared."""
+        reference = self.tokenizer.reference
+        if encoder is reference:
+            return 0
+        index = zlib.crc32(seed.to_bytes(8, "little")) % len(texts)
+        text, found = texts[index], ids[offsets[index] : offsets[index + 1]]
+        expected, _ = reference.encode([text[:CHECKED_CHARACTERS]])
+        if len(text) > CHECKED_CHARACTERS:  # where it is cut the last tokens may be others
+            begin = expected[:-CUT_TOKENS]
+            if np.array_equal(found[: len(begin)], begin):
+                return 1
+            expected, _ = reference.encode([text])
+        if not np.array_equal(found, expected):
+            raise Mismatch(repr(text[:40]))
+        return 1
+
+
+def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
+    """Appends one document part by part; returns the tokens written."""
+    tokens, waiting = 0, None
+    for part in parts(text, encoder):
+        if waiting is not None:
+            tokens += writer.begin(encoder.encode([waiting])[0])
+        waiting = part
+    return tokens + writer.add(*encoder.encode([waiting or ""]))
+
+
+def divide(batch: list[Document], validation_fraction: float) -> dict[str, list[str]]:
+    """The texts of each split that the batch has any for.
+
+    The text's own hash decides, so a document stays in its split when others are added, and copies stay together.
+    """
+    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
+    bound = int(validation_fraction * 2**32)
+    for document in batch:
+        texts[VALIDATION if document.hash < bound else TRAIN].append(document.text)
+    return {split: found for split, found in texts.items() if found}

@@ -1,0 +1,152 @@
+"""The model card of an export: what the model is, what it began from, what it was trained on, and how well it does."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import stacks
+from ..checkpoints import listing, marker
+from ..checkpoints.init_from import locate
+from ..config import Config, huggingface_config, weight_files
+from ..config.families import FAMILIES
+from ..config.hub_addresses import HUB, MODEL, dataset_of, folder_of
+from ..run.run_folder import Run
+from ..trust import untrusted_input
+from ..trust.errors import InputError, TrainfleetError
+
+CARD = "README.md"
+REVISION = re.compile("[0-9a-f]{40}")
+LICENCE = re.compile(r"^license:[ \t]*[\"']?([A-Za-z0-9.-]{1,40})[\"']?[ \t]*$", re.MULTILINE)
+LEFT_OUT = re.compile(r"[^\w.+-]+")  # of a name in a text that is Markdown
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that a run began from. Empty, or None: unknown, as what it names is gone or does not say."""
+
+    name: str
+    hub: str = ""  # owner/name
+    identity: str = ""  # which contents: a revision of the Hub, or a checksum and of what
+    licence: str = ""
+    tokens: int | None = None  # that it had been trained on
+
+
+def card(run: Run, config: Config) -> str:
+    """The README.md of an exported folder."""
+    base = base_of(run, config)
+    about = {"library_name": "transformers", "pipeline_tag": _task(config)}
+    if base and base.hub:
+        about |= {"base_model": base.hub, "base_model_relation": "finetune"}
+    if base and base.licence:
+        about |= {"license": base.licence}
+    head = "\n".join(f"{key}: {value}" for key, value in about.items())
+    sources = ", ".join(dict.fromkeys(f"`{name_of(source.path)}`" for source in config.data.mixture))
+    table = "\n".join(f"| {name} | {value} |" for name, value in _rows(run, config, base).items())
+    how = f"Continued with trainfleet from {_named(base)}" if base else "Trained from scratch with trainfleet"
+    return f"---\n{head}\n---\n\n# {config.name}\n\n{how}, on {sources}.\n\n| | |\n|---|---|\n{table}\n"
+
+
+def base_of(run: Run, config: Config) -> Base | None:
+    """What the run began from, as its events say; None of one that began from nothing."""
+    told = [str(event.get("source")) for event in run.read_events() if event["event"] == "initialized"]
+    address = told[-1] if told else config.train.init_from
+    if not address:
+        return None
+    known = Base(_last(address))
+    with suppress(TrainfleetError, OSError, ValueError):  # it may be gone since, and the card is about another model
+        return _seen(address, known)
+    return known
+
+
+def name_of(source: str) -> str:
+    """What a source is called in public: a dataset of the Hub by its address, all else without the folders above it."""
+    with suppress(InputError):
+        if source.startswith(HUB) and not dataset_of(source).name.startswith(("/", ".")):
+            return source
+    return _last(source)
+
+
+def _seen(address: str, known: Base) -> Base:
+    """What can be learned of a model from what is at its address now."""
+    if address.startswith(HUB):
+        folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
+        revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""
+        return Base(name, name, revision, _licence(folder))
+    if stacks.checkpoint_at(address):
+        return known
+    folder = Path(address)
+    if (folder / huggingface_config.CONFIG).is_file():
+        return Base(known.name, _origin(folder), _checksum(folder), _licence(folder))
+    store, step = locate(address)
+    commit = listing.read(store, step)
+    digest = hashlib.sha256((store.marker(step) or "").encode()).hexdigest()
+    run = str(commit.config.get("name") or known.name)
+    return Base(f"step {step:,} of {_last(run)}", identity=f"sha256 of its {marker.MARKER}: {digest}", tokens=commit.tokens)
+
+
+def _origin(folder: Path) -> str:
+    """The name on the Hub that a downloaded folder's config gives; "" for none."""
+    name = untrusted_input.read_json(folder / huggingface_config.CONFIG).get("_name_or_path", "")
+    return name if isinstance(name, str) and MODEL.fullmatch(name) and "@" not in name else ""
+
+
+def _checksum(folder: Path) -> str:
+    """The SHA-256 of the one file of weights, or of what `sha256sum` prints for several."""
+    names = weight_files.file_names(folder)
+    digests = []
+    for name in names:
+        digest = hashlib.sha256()
+        with untrusted_input.open_regular(folder / name) as file:
+            while block := file.read(untrusted_input.MEBIBYTE):
+                digest.update(block)
+        digests.append(digest.hexdigest())
+    if len(names) == 1:
+        return f"sha256 of {names[0]}: {digests[0]}"
+    lines = "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True))
+    return f"sha256 of what `sha256sum *.safetensors` prints: {hashlib.sha256(lines.encode()).hexdigest()}"
+
+
+def _licence(folder: Path) -> str:
+    """The licence that a folder's own card names; "" for none."""
+    with suppress(FileNotFoundError, InputError):
+        _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition("---\n")
+        found = LICENCE.search(rest.partition("\n---")[0])
+        return found[1] if found else ""
+    return ""
+
+
+def _named(base: Base) -> str:
+    link = f"[{base.name}](https://huggingface.co/{base.hub})" if base.hub else f"`{base.name}`"
+    return f"{link} ({base.identity})" if base.identity else link
+
+
+def _last(path: str) -> str:
+    """The last part of a path or an address that says something, in letters that mean nothing to Markdown."""
+    parts = [part for part in re.split("/", path.partition("://")[2] or path) if part and "*" not in part and part.strip(".")]
+    return LEFT_OUT.sub("_", parts[-1])[:100] if parts else "text"
+
+
+def _task(config: Config) -> str:
+    return "text-generation" if FAMILIES[config.model.family].causal else "fill-mask"
+
+
+def _rows(run: Run, config: Config, base: Base | None) -> dict[str, Any]:
+    train, results = config.train, run.read_results()
+    tokens = f"{results.get('tokens', 0):,}"
+    if base:
+        before = f"the {base.tokens:,}" if base.tokens is not None else "those"
+        tokens += f", after {before} that {base.name} was trained on"
+    return {
+        "architecture": FAMILIES[config.model.family].folder.architecture,
+        "parameters": f"{results.get('model', {}).get('parameters', 0):,}",
+        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of {train.sequence_length:,} tokens",
+        "tokens": tokens,
+        "training loss": results.get("final_loss"),
+        "validation loss": results.get("valid_loss"),
+        "optimizer": f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.schedule} schedule, seed {train.seed}",
+    }

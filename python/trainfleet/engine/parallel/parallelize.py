@@ -1,0 +1,182 @@
+"""Divides a model among the ranks as the layout says, and runs batches through all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import loss_parallel
+
+from ... import models
+from ...config import Config
+from ...devices import Device
+from ...models.network import Network
+from .. import optimizer
+from ..batches import MicroBatch, filled, join
+from ..optimizers import whole
+from ..timing import Stopwatch
+from ..world import PRECISIONS
+from . import blocks, context, fp8, gradients, materialize, pipeline, tensor
+from .mesh import Mesh
+from .pipeline import Pipeline, StageModule, Tie
+from .rank_model import TorchParts
+
+
+def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
+    """Makes this rank's part; all ranks call it together.
+
+    The order is fixed by what each step must find: matrices are sliced before anything wraps a block, recomputation and fp8 must
+    be inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
+    """
+    train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
+    format_ = PRECISIONS[train.weights]
+    with torch.device("meta"):
+        model = models.build(config.model)
+    tied = tied_names(model)
+    if layout.tensor > 1:
+        tensor.split(model, mesh.grid["tensor"])
+    stages: list[Any] = [model]
+    if layout.pipeline > 1:
+        stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
+    materialize.draw(model, train.seed, device, format_)
+    for part in (model, *(stage.part for stage in stages if isinstance(stage, StageModule))):
+        part.positions = torch.arange(train.sequence_length, device=device.torch_device)
+        if mesh.context_group:
+            context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
+    blocks.recompute(blocks_of(model), train.recompute, device)
+    if precision == PRECISIONS["fp8"]:
+        fp8.convert(blocks_of(model), device)
+        precision = torch.bfloat16  # of all else
+    if train.compile:
+        blocks.compile_blocks(model, blocks_of(model), train.recompute, device, loss=layout.tensor * layout.pipeline == 1)
+    if mesh.sharing().size() > 1 or precision != format_:
+        for stage in stages:
+            blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision, device)
+    return Division(config, device, mesh, model, stages, tied, precision)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The blocks that are here, in order."""
+    part = module.part if isinstance(module, StageModule) else module
+    assert isinstance(part, Network)
+    return [block for block in part.get_submodule(part.plan.blocks).children() if not isinstance(block, pipeline.Absent)]
+
+
+def tied_names(model: nn.Module) -> list[str]:
+    """The parameters that have two names: the first of each."""
+    shared = {id(owner._parameters[name]) for owner, name in tensor.find_tied(model).values()}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in shared]
+
+
+class Division(TorchParts):
+    """A rank's part of a divided model. Its parameters have the names that they have in the whole model."""
+
+    model: Network
+    whole = None
+
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        mesh: Mesh,
+        model: Network,
+        stages: list[Any],
+        tied: list[str],
+        precision: torch.dtype,
+    ) -> None:
+        """`tied`: parameters that are also the head's; `precision`: the format of products."""
+        super().__init__(model, optimizer.build(model, config.train, device, precision), config.train.gradient_clip)
+        self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
+        self.zero, self.size = config.train.layout.zero, config.train.micro_batch
+        self.data, self.ways = mesh.data, mesh.ways
+        self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
+        self.like: MicroBatch | None = None  # the newest batch
+        self.tie: Tie | None = None
+        self.pipeline: Pipeline | None = None
+        if mesh.layout.pipeline > 1:
+            self.pipeline = Pipeline(stages, mesh, self.micro_batches, device)
+            self.tie = Tie(model, tied, mesh) if tied else None
+
+    def listen(self, watch: Stopwatch) -> None:
+        if self.mesh.grid.size() > 1 and not self.pipeline:  # a schedule's passes overlap: no moment is the last
+            watch.hear(self.model.get_submodule(self.model.plan.first[0]))
+        if self.mesh.sharing().size() > 1 and not self.pipeline:
+            watch.hear_blocks(blocks_of(self.model))
+
+    def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
+        with self._sliced():
+            if self.pipeline:
+                inputs, targets = join([self.part(batch) for _, batch in batches])[:2]
+                with watch.part("pipeline"):  # forward and backward of many micro-batches at once
+                    loss = self.pipeline.train(inputs, targets, self.scale)
+            else:
+                loss = torch.zeros((), device=self.device.torch_device)
+                for left, batch in batches:
+                    loss += self._pass(batch, left, watch)
+        if self.tie:
+            self.tie.settle()
+        return loss * self.mesh.layout.pipeline  # the last stage alone has one, so the mean over ranks is that much smaller
+
+    def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
+        if isinstance(self.root, FSDPModule) and self.zero == 1:
+            self.root.set_requires_gradient_sync(left == 0)
+            self.root.set_reshard_after_backward(left == 0)
+        batch = self.part(batch)
+        with watch.own_work():
+            loss = whole(self.root(batch.inputs, **batch.named)) / self.micro_batches
+        with watch.part("backward"):
+            gradients.scaled(loss, self.scale).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
+        """The last stage has the loss, the others 0; ranks of one tensor-parallel group compute the same loss and share it.
+
+        All ranks run the model equally often, as their parts need one another: one with fewer than `most` sequences fills up with
+        some that don't count.
+        """
+        total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
+        self.model.eval()
+        filled = [self.part(batch) for batch in self._fill(batches, most)]
+        with self._sliced():
+            if self.pipeline:
+                for start in range(0, len(filled), self.micro_batches):
+                    total += self.pipeline.evaluate(*join(filled[start : start + self.micro_batches])[:2])
+            else:
+                for part in filled:
+                    total += whole(self.root(part.inputs, **part.named, reduction="sum"))
+        self._reshard()
+        self.model.train()
+        return total / self.mesh.layout.tensor
+
+    def _reshard(self) -> None:
+        """Frees weights that were gathered for a forward pass; the backward pass that would have freed them does not come."""
+        for stage in self.stages:
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def _fill(self, batches: Iterable[MicroBatch], most: int) -> Iterator[MicroBatch]:
+        """The batches, each padded to the micro-batch's size, and then batches of padding alone."""
+        passes = -(-most // self.size)
+        passes = -(-passes // self.micro_batches) * self.micro_batches if self.pipeline else passes
+        assert self.like, "validation comes after a step"
+        return filled(batches, passes, self.like.blank(self.size))
+
+    def clip(self, limit: float) -> Tensor:
+        return gradients.clip(self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset())
+
+    def part(self, batch: MicroBatch) -> MicroBatch:
+        """The positions of a batch that are this rank's."""
+        positions, self.like = self.model.positions, batch
+        if self.mesh.context_group is None or positions is None:
+            return batch
+        return batch.each(lambda tokens: tokens.index_select(1, positions))
+
+    def _sliced(self) -> AbstractContextManager[None]:
+        """A context in which losses are computed from sliced logits, forward and backward."""
+        return loss_parallel() if self.mesh.layout.tensor > 1 else nullcontext()

@@ -1,0 +1,31 @@
+"""The slowest rank, for a line of metrics."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from ..health.heartbeat import Heart
+from ..health.heartbeat_format import Beat, Beats
+from ..run.run_folder import Record
+
+
+class Slowest:
+    """Which rank's own work took longest in its newest whole step, by the beats of all (health/heartbeat_format.py): at most two
+    seconds old."""
+
+    def __init__(self, heart: Heart, ranks: int) -> None:
+        """`heart`: one whose ranks have met, as their attempt has its number by then."""
+        self.beats, self.ranks = Beats(heart.folder, heart.attempt.number), ranks
+        self.known: dict[int, Beat] = {}
+
+    def measure(self) -> Record:
+        """`slowest_rank`, the seconds of its own work, and those of the median rank's; nothing until all ranks' can be seen.
+
+        A folder that nodes do not share shows each node its own ranks alone.
+        """
+        self.known |= self.beats.new()
+        busy = {rank: beat.busy_seconds for rank, beat in self.known.items() if beat.busy_seconds}
+        if len(busy) < max(2, self.ranks):
+            return {}
+        rank = max(busy, key=busy.__getitem__)
+        return {"slowest_rank": rank, "slowest_own": busy[rank], "median_own": round(median(busy.values()), 4)}

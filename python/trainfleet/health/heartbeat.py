@@ -1,0 +1,220 @@
+"""A rank's heartbeat: reports once a second where the rank is, and obeys what the run folder tells all ranks.
+
+The ranks of a node write their beats to a folder in the node's memory. Whichever of them finds that no one has done so for a
+second does the node's round: it gathers all beats into the node's one file of the run folder (health/heartbeat_format.py), and
+reads there the instructions to the ranks: that their attempt is over (health/fence.py), that their stacks are wanted
+(health/stack_dumps.py), that their launcher is gone (health/lease.py). So the run folder has one writer and one reader per node,
+whichever rank dies or hangs.
+
+A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale shows how a rank died: the
+beat, when the process does not run (stopped, dead, or its node is); its position, when the process runs but makes no progress.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..host import temporary_folders
+from ..trust import untrusted_input
+from ..trust.errors import InputError
+from ..trust.validation import fit
+from . import fence, stack_dumps, tcp_stats
+from .fence import Attempt
+from .heartbeat_format import FOLDER, Beat, pack, parse, replace_file, write_beats
+from .lease import Vacancy, newest_holder
+
+EVERY = 1.0  # seconds between two beats
+FENCED = fence.Fenced.exit_code  # of a rank whose attempt is over
+LEASE_EVERY = 5.0  # seconds between two polls of the launcher's lease
+TO_LEAVE = 900.0  # seconds that ranks without a launcher get to save and exit
+MEMORY = Path("/dev/shm")  # a file system in memory, where there is one
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What the node's last round read from the run folder, for all its ranks."""
+
+    order: int = 0  # of the newest attempt
+    number: int = 0
+    stacks: str = ""  # when they were asked for
+    lease: Vacancy = field(default_factory=Vacancy)
+    looked: float = 0.0  # when the lease was polled, by the node's monotonic clock
+
+
+class NodeMemory:
+    """What the ranks of one node share: files in the node's memory, each replaced atomically."""
+
+    def __init__(self, folder: Path, node: int, order: int) -> None:
+        self.folder, self.number = folder, node
+        self.shared = _memory(folder, node, order)
+        self.lock = temporary_folders.hold(self.shared)
+
+    def leave(self, beat: Beat) -> None:
+        """Keeps a rank's newest beat."""
+        replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
+
+    def is_due(self, name: str, seconds: float) -> bool:
+        """Whether no rank has done what is called `name` for so many seconds; the caller must then do it."""
+        turn = self.shared / name
+        with suppress(FileNotFoundError):
+            if abs(time.time() - turn.stat().st_mtime) < seconds:
+                return False
+        turn.touch()
+        return True
+
+    def publish(self, attempt: int) -> list[Beat]:
+        """Copies the beats of all ranks here to the run folder, and returns them."""
+        found: list[Beat] = []
+        for path in self.shared.glob("rank-*"):
+            with suppress(FileNotFoundError):
+                found += parse(path.read_bytes(), attempt)
+        if found:
+            write_beats(self.folder, self.number, attempt, sorted(found))
+        return found
+
+    def record_links(self, attempt: int) -> None:
+        """Records the state of this node's links in the run folder, if that is due."""
+        if self.is_due("links", tcp_stats.EVERY):
+            tcp_stats.write_links(self.folder, self.number, attempt)
+
+    def write_instructions(self, orders: Instructions) -> None:
+        replace_file(self.shared / "orders", json.dumps(asdict(orders)).encode())
+
+    def read_instructions(self) -> Instructions:
+        """What the last round read."""
+        try:
+            return fit(Instructions, untrusted_input.read_json(self.shared / "orders", untrusted_input.KIBIBYTE))
+        except (OSError, InputError):
+            return Instructions()
+
+    def forget(self) -> None:
+        shutil.rmtree(self.shared, ignore_errors=True)
+        os.close(self.lock)
+
+
+class Heart:
+    """Sends a rank's heartbeat from construction to `stop`, in a thread of its own."""
+
+    def __init__(self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0) -> None:
+        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher until `alone` is called;
+        0: it may be without one."""
+        self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
+        self.met = False  # until the ranks have met, the attempt may turn out to have another number
+        self.patience = patience
+        self.alone: Callable[[float], None] = lambda seconds: None
+        self.position: tuple[str, int, float] = ("start", 0, time.monotonic())
+        self.took = self.busy = 0.0
+        self.node = NodeMemory(folder, node, order)
+        self._stacks = stack_dumps.asked(folder)
+        self._complained = self._orphaned = False
+        self._end = threading.Event()
+        self._try(self._leave)  # before a rank that is already done can conclude that all are
+        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self._thread.start()
+
+    def at(self, phase: str, step: int = 0) -> None:
+        """Says where the rank is now; costs about a microsecond."""
+        before, now = self.position, time.monotonic()
+        if phase == before[0] == "step":
+            self.took = now - before[2]
+        self.position = (phase, step, now)
+
+    def meet(self, number: int) -> None:
+        """Records that the ranks have met, as attempt `number` (fence.enter)."""
+        self.attempt, self.met = Attempt(self.attempt.order, number), True
+
+    def stop(self) -> None:
+        """Sends the last beat: silence means nothing from here on."""
+        self.at("end", self.position[1])
+        self._end.set()
+        self._thread.join()
+        self._try(self._last)
+
+    def _run(self) -> None:
+        while True:
+            self._try(self._beat)
+            self._obey(self.node.read_instructions())
+            if self._end.wait(EVERY):
+                return
+
+    def _beat(self) -> None:
+        self._leave()
+        if self.node.is_due("round", 0.9 * EVERY):
+            self.node.write_instructions(self._look(self.node.read_instructions()))
+            self.node.publish(self.attempt.number)
+            self.node.record_links(self.attempt.number)
+
+    def _leave(self) -> None:
+        phase, step, since = self.position
+        self.node.leave(
+            Beat(self.rank, self.node.number, os.getpid(), self.attempt.number, phase, step, round(time.monotonic() - since, 3),
+                 time.time(), round(self.took, 4), round(self.busy, 4))
+        )  # fmt: skip
+
+    def _last(self) -> None:
+        self._leave()
+        if all(beat.phase == "end" for beat in self.node.publish(self.attempt.number)):
+            self.node.forget()
+
+    def _look(self, before: Instructions) -> Instructions:
+        """The instructions that the run folder holds for the ranks now."""
+        newest, lease, looked = fence.current(self.folder), before.lease, before.looked
+        if self.patience and time.monotonic() - looked >= LEASE_EVERY:
+            lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
+        return Instructions(newest.order, newest.number, stack_dumps.asked(self.folder), lease, looked)
+
+    def _obey(self, orders: Instructions) -> None:
+        newest = Attempt(orders.order, orders.number)
+        if newest > self.attempt if self.met else newest.order > self.attempt.order:
+            self._leave_for_good(f"attempt {self.attempt.number} is over; this rank was out of reach and leaves")
+        if orders.stacks and orders.stacks != self._stacks:
+            self._stacks = orders.stacks
+            self._try(lambda: stack_dumps.dump(self.folder, self.rank))
+        if self.patience and orders.lease.vacant >= self.patience:
+            if not self._orphaned:
+                self._orphaned = True
+                self.alone(orders.lease.vacant)
+            if orders.lease.vacant >= self.patience + TO_LEAVE:
+                self._leave_for_good(f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this rank could leave")
+
+    def _leave_for_good(self, words: str) -> None:
+        with suppress(OSError):  # a log that can't be written must not keep it from exiting
+            print(words, file=sys.stderr, flush=True)
+        os._exit(FENCED)
+
+    def _try(self, do: Callable[[], object]) -> None:
+        """Calls what needs a disk, and reports its first failure only: a lost heartbeat must not end training."""
+        try:
+            do()
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                with suppress(OSError):
+                    print(f"no heartbeat could be written: {error}", file=sys.stderr, flush=True)
+
+
+def _memory(folder: Path, node: int, order: int) -> Path:
+    """The folder that the ranks of a node share: in memory and private to this user, else in the run folder."""
+    root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    own = root / f"trainfleet-{os.getuid()}"
+    with suppress(OSError):
+        own.mkdir(mode=0o700, exist_ok=True)
+        found = own.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            temporary_folders.sweep(own.iterdir())
+            key = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+            (shared := own / f"{key}-{node}-{order}").mkdir(exist_ok=True)
+            return shared
+    return folder / FOLDER / f".node-{node}-{order}"

@@ -1,0 +1,152 @@
+"""The format of heartbeats: what a beat says, and the one file in which a node keeps those of all its ranks.
+
+heartbeats/node-<i>   a header and a row of numbers per rank; replaced once a second by one of the node's ranks
+                      (health/heartbeat.py)
+
+Numbers are binary, as a launcher reads the files of all nodes once a second (tests/bench/bench_fleet.py).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+from ..trust import untrusted_input
+
+FOLDER = "heartbeats"
+MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
+RANKS = 1 << 20  # the most that a run can have: fleet.nodes times fleet.ranks_per_node
+PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")  # a beat has one as its number here
+
+
+class Beat(NamedTuple):
+    """One rank's heartbeat. `phase_seconds`: how long it has been at this step of this phase, by its own clock."""
+
+    rank: int
+    node: int
+    pid: int
+    attempt: int
+    phase: str
+    step: int
+    phase_seconds: float
+    time: float
+    step_seconds: float = 0.0  # that the newest completed step took
+    busy_seconds: float = 0.0  # of a step in the rank's own work on its device, without waiting for others; 0: not known
+
+
+MAGIC = b"TFB2"
+HEAD = struct.Struct("<4sII")  # MAGIC, node, attempt
+ROW = struct.Struct("<IIHQ4d")  # rank, pid, phase, step, and the four times
+
+
+def stage(beat: Beat) -> str:
+    """`step 12`, or the name of another phase."""
+    return f"step {beat.step}" if beat.phase == "step" else beat.phase
+
+
+def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
+    """Replaces a node's file atomically. Not fsynced: after a power cut a heartbeat means nothing."""
+    path = folder / FOLDER / f"node-{node}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    renew_file(path, pack(node, attempt, beats))
+
+
+def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
+    """The beats as bytes, which `parse` reads."""
+    rows = (ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:]) for beat in beats)
+    return HEAD.pack(MAGIC, node, attempt) + b"".join(rows)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file atomically, as other processes see it; several may do so at once."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(part, "xb", opener=untrusted_input.opener) as file:
+            file.write(content)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def renew_file(path: Path, content: bytes) -> None:
+    """Replaces a heartbeat or lease file. On a full disk it overwrites the old file in place, which needs no space.
+
+    The content must have the same length, or be text that blanks may follow.
+    """
+    try:
+        replace_file(path, content)
+    except OSError:
+        with open(path, "r+b", opener=untrusted_input.opener) as file:
+            file.write(content.ljust(os.fstat(file.fileno()).st_size))
+
+
+class Beats:
+    """The beats of one attempt, for polling: a node's file that did not change costs one stat."""
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        self.folder, self.attempt = folder / FOLDER, attempt
+        self.known: dict[str, tuple[int, int, int]] = {}  # a file's time, size and inode when it was read
+
+    def new(self) -> dict[int, Beat]:
+        """The newest beats of the ranks whose node has written some since the last call."""
+        found: dict[int, Beat] = {}
+        with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as opened:
+            folder = untrusted_input.opener(str(self.folder), os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, folder)
+            for entry in opened.enter_context(os.scandir(folder)):
+                if entry.name.startswith("node-"):
+                    with suppress(OSError):  # it is being replaced, on a file system where rename is not atomic
+                        self._take(folder, entry, found)
+        return found
+
+    def _take(self, folder: int, entry: os.DirEntry[str], found: dict[int, Beat]) -> None:
+        stat = entry.stat(follow_symlinks=False)
+        stamp = stat.st_mtime_ns, stat.st_size, stat.st_ino
+        if self.known.get(entry.name) == stamp:
+            return
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        descriptor = os.open(entry.name, flags, dir_fd=folder)  # a file object would take three times as long
+        try:
+            beats = parse(os.read(descriptor, MOST), self.attempt)
+        finally:
+            os.close(descriptor)
+        self.known[entry.name] = stamp
+        for beat in beats:
+            found[beat.rank] = beat
+
+
+def parse(text: bytes, attempt: int) -> list[Beat]:
+    """The beats of a node's file if they are of this attempt; none for a damaged file."""
+    try:
+        magic, node, found = HEAD.unpack_from(text)
+        if magic != MAGIC or found != attempt:
+            return []
+        return [
+            tuple.__new__(Beat, (rank, node, pid, attempt, PHASES[phase], step, *times))
+            for rank, pid, phase, step, *times in ROW.iter_unpack(text[HEAD.size :])
+            if isfinite(sum(times)) and rank < RANKS
+        ]
+    except (struct.error, IndexError):
+        return []
+
+
+def newest_step(folder: Path, attempt: int) -> int:
+    """The step that node 0's ranks were at by their last beat; 0 before the first."""
+    try:
+        with open(folder / FOLDER / "node-0", "rb", opener=untrusted_input.opener) as file:
+            return max((beat.step for beat in parse(file.read(MOST), attempt) if beat.phase == "step"), default=0)
+    except OSError:
+        return 0
+
+
+def read_beats(folder: Path, attempt: int) -> dict[int, Beat]:
+    """The newest beat of every rank of this attempt."""
+    return Beats(folder, attempt).new()

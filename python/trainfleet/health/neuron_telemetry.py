@@ -1,0 +1,203 @@
+"""Parses and checks the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
+
+Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A group that a report lacks, or
+that says null, counts as nothing; what has another shape is an InputError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, TypedDict
+
+from ..trust import untrusted_input
+from ..trust.errors import InputError
+from ..trust.validation import Count, Name, Range, fit
+
+Percent = Annotated[float, Range(0, 100.5)]
+Seconds = Annotated[float, Range(0, 1e6)]
+GIB = 2**30
+
+
+class _Core(TypedDict, total=False):
+    neuroncore_utilization: Percent | None
+
+
+class _Counters(TypedDict, total=False):
+    neuroncores_in_use: dict[str, _Core] | None
+
+
+class _Latency(TypedDict, total=False):
+    p50: Seconds | None
+    p99: Seconds | None
+
+
+class _Latencies(TypedDict, total=False):
+    device_latency: _Latency | None
+
+
+class _Executions(TypedDict, total=False):
+    error_summary: dict[str, Count] | None
+    execution_summary: dict[str, Count] | None
+    latency_stats: _Latencies | None
+
+
+class _Bytes(TypedDict, total=False):
+    neuron_device: Count | None
+
+
+class _Memory(TypedDict, total=False):
+    neuron_runtime_used_bytes: _Bytes | None
+
+
+class _Report(TypedDict, total=False):
+    neuroncore_counters: _Counters | None
+    execution_stats: _Executions | None
+    memory_used: _Memory | None
+
+
+class _Runtime(TypedDict, total=False):
+    report: _Report | None
+
+
+class _Hardware(TypedDict, total=False):
+    neuron_devices: list[dict[str, Count]] | None
+
+
+class _System(TypedDict, total=False):
+    neuron_hw_counters: _Hardware | None
+
+
+class _Monitor(TypedDict, total=False):
+    neuron_runtime_data: list[_Runtime] | None
+    system_data: _System | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A report of neuron-monitor, over all processes of a node and one period.
+
+    utilization   percent, the mean of the cores in use; None where none is
+    memory        bytes on the devices
+    corrected, uncorrected   memory errors since the driver was loaded, on and off the chip
+    errors        executions that failed in the period, collectives' time-outs among them
+    latency       seconds of the slowest process's median execution on the device; None where none ran
+    """
+
+    cores: int = 0
+    utilization: float | None = None
+    memory: int = 0
+    corrected: int = 0
+    uncorrected: int = 0
+    errors: int = 0
+    timed_out: int = 0
+    latency: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """As a line of metrics has them."""
+        figures = {"core_utilization": self.utilization, "execution_seconds": self.latency}
+        counts = {"device_bytes": self.memory, "ecc_corrected": self.corrected, "ecc_uncorrected": self.uncorrected,
+                  "execution_errors": self.errors, "execution_timeouts": self.timed_out}  # fmt: skip
+        return counts | {name: round(value, 6) for name, value in figures.items() if value is not None}
+
+
+def read_monitor(line: bytes) -> Reading:
+    """The reading of one line of neuron-monitor. InputError when it is none."""
+    monitor = fit(_Monitor, untrusted_input.parse_line(line, "neuron-monitor"), "neuron-monitor")
+    reports = [runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []]
+    runs = [report.get("execution_stats") or _Executions() for report in reports]
+    used = [core.get("neuroncore_utilization") or 0.0 for report in reports for core in _cores(report)]
+    summaries, latencies = [run.get("execution_summary") or {} for run in runs], [_median(run) for run in runs]
+    devices = ((monitor.get("system_data") or _System()).get("neuron_hw_counters") or _Hardware()).get("neuron_devices") or []
+    return Reading(
+        cores=len(used),
+        utilization=sum(used) / len(used) if used else None,
+        memory=sum(_memory(report) for report in reports),
+        corrected=_sum(devices, "mem_ecc_corrected", "sram_ecc_corrected"),
+        uncorrected=_sum(devices, "mem_ecc_uncorrected", "sram_ecc_uncorrected"),
+        errors=sum(sum((run.get("error_summary") or {}).values()) for run in runs) + _sum(summaries, "timed_out"),
+        timed_out=_sum(summaries, "timed_out"),
+        latency=max((seconds for seconds in latencies if seconds is not None), default=None),
+    )
+
+
+def _cores(report: _Report) -> Iterable[_Core]:
+    return ((report.get("neuroncore_counters") or _Counters()).get("neuroncores_in_use") or {}).values()
+
+
+def _memory(report: _Report) -> int:
+    return ((report.get("memory_used") or _Memory()).get("neuron_runtime_used_bytes") or _Bytes()).get("neuron_device") or 0
+
+
+def _median(run: _Executions) -> float | None:
+    return ((run.get("latency_stats") or _Latencies()).get("device_latency") or _Latency()).get("p50")
+
+
+def _sum(records: Iterable[dict[str, int]], *names: str) -> int:
+    return sum(record.get(name, 0) for record in records for name in names)
+
+
+class _Process(TypedDict, total=False):
+    pid: Count
+    command: Name
+
+
+class _Device(TypedDict, total=False):
+    neuron_device: Count
+    nc_count: Count
+    memory_size: Count
+    neuron_processes: list[_Process] | None
+
+
+@dataclass(frozen=True)
+class NeuronDevice:
+    """A Neuron device as neuron-ls lists it: its number, its logical cores, bytes of memory, and who uses it: `pid command`."""
+
+    number: int
+    cores: int
+    memory: int
+    users: tuple[str, ...] = ()
+
+
+def read_devices(text: str) -> tuple[NeuronDevice, ...]:
+    """The devices of `neuron-ls --json-output`. InputError when it is no such list."""
+    listed = fit(list[_Device], untrusted_input.parse_json(text, "neuron-ls"), "neuron-ls")
+    return tuple(sorted(map(_device, listed), key=lambda device: device.number))
+
+
+def _device(listed: _Device) -> NeuronDevice:
+    users = tuple(f"{user.get('pid', '?')} {user.get('command', '')}".strip() for user in listed.get("neuron_processes") or [])
+    return NeuronDevice(listed.get("neuron_device", -1), listed.get("nc_count", 0), listed.get("memory_size", 0), users)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A row of nccom-test: bytes, microseconds, and bus bandwidth in GB (10^9) a second."""
+
+    bytes: int
+    microseconds: float
+    gbs: float
+
+
+NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
+ROW = re.compile(rf"\s*(\d{{1,15}})\s+\d{{1,15}}\s+[a-z][a-z0-9]{{1,7}}\s+{NUMBER}\s+{NUMBER}\s+{NUMBER}")
+
+
+def read_collectives(lines: Iterable[str]) -> list[Collective]:
+    """The rows of nccom-test's table, whose bandwidth is in GiB a second.
+
+    Raises:
+        InputError: there is none; with the last thing that it said.
+    """
+    lines = list(lines)
+    if rows := list(_rows(lines)):
+        return rows
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    raise InputError(f"said {untrusted_input.show(said)}", where="nccom-test")
+
+
+def _rows(lines: Iterable[str]) -> Iterator[Collective]:
+    for line in lines:
+        if row := ROW.match(line[:400]):
+            yield Collective(int(row[1]), float(row[2]), float(row[4]) * GIB / 1e9)

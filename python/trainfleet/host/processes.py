@@ -1,0 +1,93 @@
+"""Process trees without orphans: children that die with their parent, and groups that are signalled as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..trust.errors import RunError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SUPERVISOR = "TRAINFLEET_SUPERVISOR"  # the pid of the supervisor, in the environment of all that it runs
+
+
+def die_with_parent(ancestor: str | None = None) -> None:
+    """Makes the kernel kill this process when its parent dies, however that happens.
+
+    The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel can be relied on to end it.
+    `ancestor`: a pid that is above this process as long as its parent lives, for one that has loaded torch before it calls this:
+    its parent may be dead already.
+    On other systems than Linux a thread checks twice a second for a change of parent.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):  # it died before the call above
+            os._exit(1)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _is_below(ancestor: int) -> bool:
+    """Whether a process is this one's parent, or above that; also where /proc does not say."""
+    above = os.getppid()
+    try:
+        while above not in (0, ancestor):
+            above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # no /proc, or one that hides other users' processes (hidepid): a rank that trains is not to end by mistake
+        return True
+    return above == ancestor
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def run_module(module: str, *words: str, **environment: str) -> int:
+    """Runs `python -m module words` in a process that dies with this one; its exit code.
+
+    Verbs run code that needs torch this way: the control plane itself never loads it. Its temporary files lie in a folder of
+    its own (TMPDIR), where it may write from behind a wall (engine/run_sandbox.py).
+
+    Raises:
+        RunError: there is no torch.
+    """
+    if find_spec("torch") is None:
+        raise RunError("this Python has no torch", where=sys.executable, next="make setup")
+    command = [sys.executable, "-m", module, *words]
+    with TemporaryDirectory(prefix="trainfleet-") as scratch:
+        variables = os.environ | {"TMPDIR": scratch} | environment
+        return subprocess.run(command, env=variables, preexec_fn=die_with_parent, check=False).returncode
+
+
+def identity(pid: int) -> str:
+    """A unique identity of a process, even if its pid is reused: `pid start boot`; "" when it has ended."""
+    if sys.platform != "linux":
+        said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+        return f"{pid} {'-'.join(said.split())} -" if said.strip() else ""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return ""
+    if fields[0] in "ZX":  # it has ended, and its parent has not waited for it yet
+        return ""
+    return f"{pid} {fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"  # field 22, in ticks since boot
+
+
+def signal_group(group: int, number: signal.Signals) -> bool:
+    """Sends a signal to every process of a group; False when the group has none left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""From the variables of a command to its config, its run and its plan."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..backends import Backend, backend_of, terms_of, terms_to_examine
+from ..checkpoints.store import CheckpointStore, store_of
+from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
+from ..data.dataset import find
+from ..data.manifest import MANIFEST, skippable
+from ..data.source_survey import look
+from ..data.sources import have_changed
+from ..hardware import node_types
+from ..host.sandbox import lacks
+from ..plan.job import tokenize_job, train_job
+from ..plan.measurement import counts_of
+from ..plan.plan import Plan, make_plan
+from ..plan.request import Request
+from ..report.history import few_digits
+from ..run.run_folder import DATA, RUNS, Run, read_json, run_of
+from ..trust.errors import ConfigError, NoSource, Problem, RunError
+from ..trust.spelling import suggest
+from ..trust.untrusted_input import show
+from . import job_image, preflight
+from .calibration import experience_of
+
+Variables = Mapping[str, str]
+ORDER = "TRAINFLEET_ORDER"  # names the file with the requests that a launcher was given
+KINDS = ("tokenize", "train")
+TOKEN_BYTES = 4  # of text, in most languages' usual tokenizers
+
+
+def settings_of(variables: Variables) -> Settings:
+    """The config file and what overrides it."""
+    short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
+    path = run_called(variables["RUN"]).document if "RUN" in variables else Path(variables.get("CONFIG", "config.yaml"))
+    return Settings(path, variables.get("SET", ""), short)
+
+
+def run_called(name: str) -> Run:
+    """The run here that RUN names; ConfigError where none is called so."""
+    here = [path.parent.name for path in RUNS.glob("*/config.yaml")]
+    if name not in here:
+        message = f"no run here is called {show(name)}{suggest(name, here)}"
+        raise ConfigError.of("RUN", message, next="make runs lists them")
+    return run_of(name)
+
+
+def placed(error: NoSource, variables: Variables) -> ConfigError:
+    """The same error with the line of config.yaml, or the variable, that names the source."""
+    settings = settings_of(variables)
+    line, where = place_of(settings, ("data", "sources", error.entry))
+    message = f"{error.where or 'it'} {error.what}: {error.why}"
+    return ConfigError([Problem(line, where, f"data.sources[{error.entry}]", message)], next="correct data.sources there")
+
+
+def config_of(settings: Settings) -> tuple[Config, Derivation]:
+    """The config with everything derived, and from what, by its backend's rules too; ConfigError with all that is wrong."""
+    return load(settings, terms_of)
+
+
+def config_to_examine(settings: Settings) -> Config:
+    """The config of nodes that are to be looked at: what they have may still be open."""
+    return load(settings, terms_to_examine)[0]
+
+
+def run_named(variables: Variables) -> Run:
+    """The run that the config names, for verbs that only look at it."""
+    return run_of(load_name(settings_of(variables)))
+
+
+def run_started(variables: Variables) -> Run:
+    """The run that the config names, for verbs that need what it has made; RunError where it was never started."""
+    run = run_named(variables)
+    if not run.config.exists():
+        what = "has lost its config.yaml" if run.results.exists() else "was never started"
+        raise RunError(what, where=str(run.folder), next="make train")
+    return run
+
+
+def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
+    """The run that the config names, and where its checkpoints lie, as trained last; RunError where it was never started."""
+    run = run_started(variables)
+    return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
+
+
+def run_trained(variables: Variables) -> Run:
+    """The run that the config names, for verbs that load its model.
+
+    Raises:
+        RunError: it was never started, or has no checkpoint yet.
+    """
+    name, store = store_named(variables)
+    if not store.steps() and not store.broken():
+        raise RunError("has no checkpoint yet", where=name, next="make train")
+    return run_of(name)
+
+
+def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
+    """The plan of a command that carries it out: what is done already (a finished dataset) is left out, and said."""
+    config, derived = config_of(settings_of(variables))
+    if not _given():
+        job_image.make_ready(config)
+    return plan_of(config, derived, kinds, launch=secrets.token_hex(8))
+
+
+def plan_of(config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = "") -> Plan:
+    """The plan of a config. Requests that a launcher was given are carried out as they are, and not made again."""
+    given = {request.job.kind: request for request in _given()}
+    asked = dump_asked(config, derived)
+    config = job_image.named(config, [request.job.image for request in given.values()])
+    backend = backend_of(config)
+    if "train" in kinds:
+        preflight.require(config)
+    notes, is_tokenized = _data(config, backend)
+    notes += preflight.warnings(config) if "train" in kinds else []
+    jobs = [] if is_tokenized else [tokenize_job(config)]
+    jobs += [train_job(config)] if "train" in kinds else []
+    requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]
+    return make_plan(config, derived, requests, notes, backend.bill(), experience_of(config), asked)
+
+
+def was_handed_over() -> bool:
+    """Whether another machine has planned what this one, a fleet's head, carries out."""
+    return ORDER in os.environ
+
+
+def _given() -> list[Request]:
+    """What the machine where the command was typed has planned, on the head that carries it out."""
+    path = os.environ.get(ORDER)
+    return [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])] if path else []
+
+
+def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
+    """Notes on the dataset, and whether it exists."""
+    folder = DATA / config.data.name
+    if backend.hands_over:
+        return [f"{folder} is made from what data.sources are on the nodes"], False
+    dataset = find(config.data)
+    if dataset is not None:
+        notes = [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents", seen(config, dataset.tokens)]
+        if count := dataset.skipped:
+            notes.append(f"{count:,} bad record{'s' * (count > 1)} skipped: {folder / MANIFEST} lists them")
+        if have_changed(config.data, dataset.listing):
+            notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
+        return notes, True
+    found = look(config.data)  # finds out now, and not on the nodes, that a source is missing
+    seconds = found.seconds(node_types.local_cores())
+    size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
+    notes = [f"{folder} will be made: {size}, about {seconds:.0f} s", f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly"]
+    if share := skippable(config.data):
+        notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
+    return [*notes, *(f"warning: {warning}" for warning in (*found.warnings, *lacks()))], False
+
+
+def seen(config: Config, tokens: int) -> str:
+    """How often training goes through so many tokens."""
+    train = config.train
+    taken = train.steps * train.global_batch * train.sequence_length
+    return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
+
+
+def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
+    """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
+
+    Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch per rank.
+    """
+    whole = {name: value for name, value in variables.items() if name != "NODES"}
+    settings = settings_of(whole)
+    config, _ = config_of(settings)
+    counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
+    sizes = []
+    for count in counts:
+        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}  # a size of its own, or none
+        if weak:
+            short["WEAK"] = ("train.global_batch", str(config.train.global_batch * count // counts[0]))
+        sizes.append(config_of(replace(settings, short=short)))
+    return sizes

@@ -1,0 +1,129 @@
+"""The image of a config: built here, pushed to its registry, and resolved to its full name before a job is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..backends import BACKENDS
+from ..cloud.calls import Calls
+from ..cloud.cloudformation import CREATED
+from ..cloud.region import region_of
+from ..cloud.repository import BUILD, NAME, held_as
+from ..cloud.template_inputs import own_tags
+from ..config import Config
+from ..images import building
+from ..images.builders import Builder, choose
+from ..images.ecr import Registry, StoredImage
+from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
+from ..nodes.install_steps import lock_name
+from ..nodes.stack import load_stack
+from ..trust.errors import CloudError, ConfigError, ImageError
+
+NONE = "none"  # of fleet.image
+
+
+def recipe_for(config: Config) -> ImageRecipe:
+    """What the image of this config's stack is made of."""
+    recipe = recipe_of(load_stack(config.fleet.stack), config.fleet.base_image or "")
+    return replace(recipe, arguments=(*recipe.arguments, *BACKENDS[config.fleet.backend].image_arguments))
+
+
+def registry_for(config: Config) -> Registry:
+    """The registry of this account, in the fleet's region."""
+    calls = Calls(region_of(config))
+    return Registry(calls, str(calls("sts", "GetCallerIdentity")["Account"]))
+
+
+def named(config: Config, given: Sequence[str] = ()) -> Config:
+    """The config with the whole name of its image in place of `build`: that of the jobs given, or else its name in ECR.
+
+    Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` comes before anything is carried out.
+    """
+    if config.fleet.image != BUILD:
+        return config
+    tag = held_as(config.fleet_name, recipe_for(config).tag)
+    try:
+        image = next(iter(given), "") or registry_for(config).name(tag)
+    except (CloudError, ConfigError):
+        image = f"ACCOUNT.dkr.ecr.{config.fleet.aws.region or 'REGION'}.amazonaws.com/{NAME}:{tag}"
+    return replace(config, fleet=replace(config.fleet, image=image))
+
+
+def make_ready(config: Config) -> None:
+    """Before a job is carried out: the image that it runs in is where its nodes take it from, and fits them.
+
+    Raises:
+        CloudError, ImageError: it is not.
+    """
+    if config.fleet.image == BUILD:
+        provide(config)
+    elif config.fleet.image != NONE:
+        require_image(config)
+
+
+def build(config: Config) -> int:
+    """make build: the exit code."""
+    recipe, builder = _begin(config)
+    building.build(recipe, builder, building.commit_of(), print)
+    more = "" if config.fleet.image == BUILD else f" SET='fleet.image=build'; or fleet.image: {recipe.reference}"
+    print(f"next: make push{more}")
+    return 0
+
+
+def push(config: Config) -> int:
+    """make push: builds what is not built, sends what is not there; the exit code."""
+    name = provide(config)
+    print(f"next: make train{'' if config.fleet.image == BUILD else f', with fleet.image: {name}'}")
+    return 0
+
+
+def provide(config: Config) -> str:
+    """The name of the config's image in its registry, where it is from now on."""
+    registry, recipe = registry_for(config), recipe_for(config)
+    if registry.holder(recipe.tag) is None:
+        recipe, builder = _begin(config)
+        building.build(recipe, builder, building.commit_of(), print)
+    else:
+        builder = Builder("")  # nothing is built and nothing sent
+    tags = own_tags(config.fleet_name) | {CREATED: time.strftime("%Y-%m-%d")}
+    return registry.push(recipe, builder, print, tags, config.fleet_name)
+
+
+def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
+    recipe, (builder, why) = recipe_for(config), choose()
+    print(f"{recipe.stack} image {recipe.tag}, from {recipe.base}, by {builder.name}{f' ({why})' if why else ''}")
+    return recipe, builder
+
+
+def require_image(config: Config) -> None:
+    """Refuses what no node could run, before any is started: for what is in ECR, by its own configuration.
+
+    Raises:
+        ImageError: it is not there, for another processor, or of another lock than the config's; with both.
+    """
+    image = config.fleet.image
+    registry = Registry.of(image)
+    if registry is None:
+        return
+    _, at, digest = image.partition("@")
+    tag = digest if at else image.rpartition("/")[2].partition(":")[2] or "latest"
+    stored = registry.find(tag)
+    if stored is None:
+        why = f"the repository {registry.repository} has no such tag"
+        raise ImageError("is not in the registry", where=image, why=why, next="make push")
+    require_fit(config, stored, image)
+
+
+def require_fit(config: Config, stored: StoredImage, image: str) -> None:
+    """ImageError when an image is for another processor than the fleet's, or pinned by another lock than the config's stack."""
+    then = "make push, with fleet.image: build"
+    if stored.architecture != ARCHITECTURE:
+        why = f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is {ARCHITECTURE}"
+        raise ImageError("is for another processor", where=image, why=why, next=then)
+    stack = load_stack(config.fleet.stack)
+    theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(stack)
+    if theirs and theirs != ours:
+        why = f"it is of the lock {theirs}, the config's stack {stack.name} of {ours}"
+        raise ImageError("has other versions than the config's stack", where=image, why=why, next=then)

@@ -1,0 +1,176 @@
+"""Prepares and examines the machines that jobs run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..backends import backend_of, is_guest
+from ..backends.base import Can, Prospect
+from ..config import Config
+from ..host.rdma_adapters import fastest, listed
+from ..host.sandbox import lacks
+from ..nodes.quarantine import Quarantine
+from ..plan.bill import Bill
+from ..plan.estimate import Estimate
+from ..plan.fabric_environment import fabric_settings, least_bandwidth
+from ..plan.job import tokenize_job, train_job
+from ..plan.request import Artifact, Request
+from ..trust.errors import BackendError
+from . import job_image, node_survey
+
+if TYPE_CHECKING:
+    from ..backends.head import Head
+    from ..nodes.facts import Facts
+    from ..nodes.finding import Finding
+    from ..nodes.host_results import Host
+    from ..nodes.transport import Transport
+
+
+def make_ready(config: Config, may_buy: bool = False) -> int:
+    """Does what is missing for jobs to run; the exit code of `make setup`. `may_buy`: also what is bought ahead.
+
+    Raises:
+        BackendError: the machines are another config's.
+    """
+    _require_own(config, "sets them up")
+    backend = backend_of(config)
+    if purchase := backend.purchase():
+        lines, is_there = purchase.obtain(may_buy)
+        for line in lines:
+            print(line, flush=True)
+        if not is_there:
+            return 1
+    return backend.machines().apply()
+
+
+def bake(config: Config) -> int:
+    """Makes a machine image of a node that is ready; the exit code of `make image`.
+
+    Raises:
+        BackendError: the machines are another config's, or the backend makes none from images.
+    """
+    _require_own(config, "makes an image of them")
+    baking = backend_of(config).bake()
+    if baking is None:
+        what = f"the {config.fleet.backend} backend makes no machines from an image of its nodes; ec2 does"
+        raise BackendError(what, where="fleet.backend", next="make build, for the container image that jobs run in")
+    return baking.make()
+
+
+def _require_own(config: Config, does: str) -> None:
+    """BackendError where the machines are another config's, which alone `does` that."""
+    if is_guest(config):
+        what = f"its machines are those of the config {config.fleet_name}, which alone {does}"
+        raise BackendError(what, where="fleet.aws.name", next="make train, once they are there")
+
+
+def planned(config: Config) -> tuple[Artifact, ...]:
+    """What `make_ready` would do now."""
+    return () if is_guest(config) else backend_of(config).machines().changes()
+
+
+def prospect(config: Config, needs: Estimate) -> Prospect:
+    """What `make setup` would do to the machines, as far as a plan can know it."""
+    train, seconds = config.train, needs.seconds
+    hours = None if seconds is None else seconds / 3600
+    speed = train.steps * train.global_batch * train.sequence_length / seconds if seconds else None
+    found = backend_of(config).machines().prospect(hours, speed)
+    if not is_guest(config):
+        return found
+    whose = f"machines are those of the config {config.fleet_name}, which makes, changes and removes them"
+    return replace(found, lines=(whose,), changes=())
+
+
+def exact(config: Config) -> list[Request]:
+    """The requests of a run's jobs, of a backend that can make them before there are machines."""
+    config = job_image.named(config)
+    backend = backend_of(config)
+    return [backend.plan(job, {}) for job in (tokenize_job(config), train_job(config))]
+
+
+def bill(config: Config) -> Bill | None:
+    """What a run costs from set-up to teardown; None if unknown."""
+    return backend_of(config).bill()
+
+
+def shares_one_machine(config: Config) -> bool:
+    """Whether all nodes are played by this machine, and share its cores."""
+    return backend_of(config).is_here
+
+
+def examine(config: Config, lift: Sequence[str]) -> int:
+    """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
+    for lack in lacks():
+        print(f"warning: on this machine {lack}; docs/explanation/security.md")
+    quarantine = Quarantine()
+    for name in lift:
+        print(f"let out of quarantine: {quarantine.lift(name)}")
+    backend = backend_of(config)
+    if Can.EXAMINE in backend.can and (head := backend.head()):
+        return examine_hosts(config, head, quarantine)
+    for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend.can else ():
+        print(f"in quarantine: {entry}; make doctor LIFT={entry.host} lets it out")
+    if found := backend.probe():
+        differs, fits = node_survey.compare(config, found.facts)
+        print("\n".join([*found.lines, *differs]), end="\n" if found.lines or differs else "")
+        if not fits:
+            print("next: write it into your config, then make plan")
+            return 1
+    return make_ready(config)
+
+
+def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
+    """A line a host with what is wrong, then the fabric, and what to type."""
+    from ..nodes.gate import examine as examine_fleet
+    from ..nodes.host_table import Board
+
+    with head.transport as transport, Board(transport.hosts) as board:
+        report = examine_fleet(transport, head.located, links=True)
+        held = quarantine.held(transport.hosts)
+        for host in transport.hosts:
+            against = report.against(host)
+            for finding in against:
+                if finding.blames_host:
+                    quarantine.add(host, finding.message)
+            said = [str(finding) for finding in against] + ([f"in quarantine: {held[host].evidence}"] if host in held else [])
+            board.show(host, "FAILED" if said else "ok", "; ".join(said))
+        tried, wrong = collectives(transport, head.located, report.facts) if report.is_open else ([], [])
+    lines, fits = look(config, report.facts)
+    print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
+    if report.is_open and not held and not wrong and fits:
+        print("next: make train")
+        return 0
+    inside = ",".join(host.name for host in quarantine.held(transport.hosts))
+    print(f"next: mend what is named above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}")
+    return 1
+
+
+def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
+    """Lines on what the hosts have, where the config says otherwise, and their fabric's settings; whether the config fits."""
+    named = {host.name: found for host, found in facts.items()}
+    differs, fits = node_survey.compare(config, named)
+    host, found = next(iter(facts.items()), (None, None))
+    settings = environment(config, host, found) if host and found else ()
+    return [*node_survey.described(named), *differs, *settings], fits
+
+
+def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
+    """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is among the words too."""
+    from ..nodes.collectives import is_for, try_collectives
+    from ..nodes.fleet import wanted_of
+
+    wanted = wanted_of(config)
+    said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])
+    return [*said, *(f"{finding.host or 'fleet'}: {finding}" for finding in wrong)], wrong
+
+
+def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
+    """The settings of the fabric, each with its reason."""
+    kind = config.fleet.node_type
+    if kind is None:
+        return
+    ports = listed(fastest(facts.ports, kind.fabric))
+    for setting in fabric_settings(kind, facts.card(host), ports, alone=config.fleet.nodes == 1):
+        yield f"{setting.name}={setting.value}  {setting.why}" if setting.value else f"{setting.name} not set: {setting.why}"

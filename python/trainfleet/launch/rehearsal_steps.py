@@ -1,0 +1,99 @@
+"""A stage in jobs of an engine (Slurm): a short run of two nodes in a folder of its own, struck by steps beside its ranks.
+
+What is touched: jobs that work in that folder, and the folder. Both are gone at the end, also after Ctrl-C and kill -9:
+a guard on this machine waits for the end of this process, cancels the jobs, and removes the folder. A fault of one rank is a
+change of that process alone (kill, prlimit), so nothing of it outlives its job.
+
+What is not covered: this machine dies too, so that the jobs run to their end and the folder stays until the next rehearsal; jobs
+in an image; a login node that is reached by SSH (the command is typed on it).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..backends.base import JobSteps, load_job
+from ..config import Config
+from ..trust.errors import BackendError, RunError
+from . import rehearsal
+from .rehearsal import APART, MOUNTS, REMOVE, RehearsalStage, config_of_run, furnish, rehearse_unbroken
+
+NODES = 2
+STEPS = 240
+PATIENCE = 1800.0  # seconds of a command, with its time in the queue
+LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
+KEPT = ("stack", "slurm", "instance_type", "accelerator", "exclusive", "device")  # of the user's fleet
+ROOT = "root may write everywhere, and what a step mounts would outlive it"
+
+
+@dataclass
+class JobStage(RehearsalStage):
+    """The stage, in jobs of an engine: node 1's rank is the one that is struck."""
+
+    beside: JobSteps = field(kw_only=True)
+
+    steps, patience, apart, left_within, outlives, things = STEPS, PATIENCE, APART, LEFT_WITHIN, True, "jobs"
+
+    def at_rank(self, name: str, command: str) -> str:
+        job = load_job(self.run(name))
+        words = ["sh", "-c", self.words_at_rank(name, command)] if job else []
+        said = self.beside.run_beside(job[0], 1, words) if job else None
+        if said is None:
+            raise RunError(f"{name} runs on no nodes", where=str(self.folder), next="make rehearse YES=1 again")
+        return said
+
+    def at_work(self) -> Sequence[object]:
+        """The jobs of the folder that are in the queue."""
+        return self.beside.jobs_in(self.folder)
+
+
+@contextmanager
+def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
+    """A stage in jobs of a config's engine; nothing of it is left behind.
+
+    Raises:
+        BackendError: another rehearsal is under way, or a job can't be ended.
+        RunError: even the unbroken run failed.
+    """
+    with rehearsal.own_folder(Path(beside.folder)) as folder:
+        lacking = {**beside.lacking, **({MOUNTS: ROOT} if os.getuid() == 0 else {})}
+        made = JobStage(folder, lacking, beside=beside)
+        _end(_guard(beside, folder))  # jobs of a rehearsal whose machine died
+        rehearsal.empty(made)
+        guard = _guard(beside, folder)
+        try:
+            _furnish(made, config)
+            rehearse_unbroken(made)
+            yield made
+        finally:
+            rehearsal.empty(made)
+            _end(guard)
+
+
+def _guard(beside: JobSteps, folder: Path) -> subprocess.Popen[str]:
+    """Who ends the folder's jobs once it is told to; by our death it is told too, and removes the folder."""
+    words = beside.guard(folder, REMOVE.format(folder=shlex.quote(str(folder))))
+    return subprocess.Popen(
+        ["sh", "-c", words], cwd="/", text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def _end(guard: subprocess.Popen[str]) -> None:
+    said = guard.communicate("over\n")[0]
+    if guard.returncode:
+        raise BackendError("not everything is put back", why=said.strip()[-400:], next="squeue --me; scancel them")
+
+
+def _furnish(made: JobStage, config: Config) -> None:
+    given = rehearsal.plain({key: value for key, value in asdict(config.fleet).items() if key in KEPT})
+    own = {"backend": config.fleet.backend, "nodes": NODES, "ranks_per_node": 1, "python": f"{made.folder}/python"}
+    text = config_of_run(given | own, "text", batch=4 * NODES, steps=STEPS)
+    python = rehearsal.python_of(made.place, made.beside.interpreter)
+    furnish(made.folder, rehearsal.documents() | {"config.yaml": text.encode(), "python": python})

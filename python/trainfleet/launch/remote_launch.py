@@ -1,0 +1,303 @@
+"""A run that a fleet's head launches: hands it over with its exact requests, and follows it from here."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import FrameType
+from typing import Self
+
+from ..backends import backend_of
+from ..backends.base import Backend, Can
+from ..backends.head import Head
+from ..backends.host_fleet import Hosts
+from ..backends.node_script import values_of
+from ..checkpoints import changes
+from ..config import Config, dump_resolved, load_resolved
+from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
+from ..nodes.gate import examine
+from ..nodes.head import Launcher
+from ..nodes.host_results import Host, by_host, grouped, names
+from ..plan.bill import PAID, Bill
+from ..plan.plan import Plan
+from ..report import html
+from ..report.summary import print_summary
+from ..run import run_folder
+from ..run.run_folder import Run
+from ..trust.errors import BackendError, ConfigError, RunError
+from ..watch.budget import Budget
+from ..watch.monitor import ENDS
+from ..watch.signals import SIGNALS
+from . import execution
+from .intent_watch import is_cancelled, leads
+
+STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
+LOOK_EVERY = 1.0  # seconds
+SILENCE = 60.0  # seconds without any host that answers until a look gives up
+OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by other addresses
+
+
+def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
+    """Gives a verb to the fleet's head, or joins the launcher that is at work there; follows it until it ends or is detached."""
+    run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
+    head = backend.head()
+    assert head  # of a backend that hands over
+    with head.place(run) as place:
+        place.refresh()
+        there, finished = handed_over(place), verb == "train" and execution.is_finished(plan, run)
+        if there and (finished or place.is_running()):
+            require_same(head.located, there, run, finished)
+        if finished:
+            execution.end_remains(run, place, backend)
+            return execution.say_finished(plan, run)
+        if place.is_running():
+            holder = read_holder(run.folder)
+            print(f"{run.name} is at work on {holder.host if holder else 'the fleet'}; looking on", flush=True)
+            try:
+                return attend(place, backend, LauncherLogs(run), summarize)
+            except LauncherGone as error:
+                print(f"{error.head}; launching again", flush=True)
+        return attend(place, backend, launch(verb, plan, head, place, started), summarize)
+
+
+def handed_over(place: Hosts) -> Config | None:
+    """The config with which the run was launched last; None where there is none, or one of another version of this."""
+    text = place.read("launch.yaml")
+    with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file, suppress(ConfigError):
+        file.write(text)
+        file.flush()
+        return load_resolved(Path(file.name)) if text else None
+    return None
+
+
+def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
+    """RunError, naming what differs, where a run that is to be followed, or to be called finished, has another config."""
+    was, now = changes.flatten(there), changes.flatten(config)
+    keys = [key for key in now if key in was and was[key] != now[key] and not key.startswith(OF_THIS_MACHINE)]
+    keys = [key for key in keys if changes.reason(key, config)] if finished else keys
+    if keys:
+        state = "is finished" if finished else "is at work"
+        why = "; ".join(f"{key} is {was[key]} there, {now[key]} here" for key in keys[:8])
+        then = "another name in the config; or make stop first" if not finished else "another name in the config"
+        raise RunError(f"{state}, with another config", where=run.name, why=why, next=then)
+
+
+def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
+    """What a launcher on a host can't ask of an account: when the machines are reclaimed, and what was paid for them ahead."""
+    known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> LauncherLogs:
+    """Examines the hosts, and has the first of them launch the run. What it says from then on.
+
+    Raises:
+        ConfigError: the run has cost all that it may.
+        BackendError: the gate is shut, another run is at work, or the launcher does not come up.
+    """
+    run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
+    Budget(run, plan.config, backend.bill()).require()
+    plan, sound = fit_hosts(plan, head, run)
+    run_folder.write_atomic(run.config, dump_resolved(plan.config))
+    run_folder.write_atomic(run.given, plan.asked)
+    place.head.prepare({host: head.facts[host] for host in sound}, plan.requests, plan.asked)
+    place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
+    before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
+    term = before.term if before else 0
+    command = (head.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
+    launcher = Launcher(command, {STARTED: str(started), **asked_of(head, backend.bill())}, secrets)
+    place.head.start(sound[0], launcher)
+    print(f"launched on {sound[0].name}; it goes on there when this terminal closes", flush=True)
+    appoint(place, sound[1:2], launcher, term)
+    try:
+        await_lease(place, sound[0], term, words)
+    except KeyboardInterrupt:  # nobody leads it yet, and nobody shall
+        backend.stop(backend.find(run), at_once=True)
+        raise
+    except BackendError:
+        for host in sound[1:2]:
+            place.head.dismiss(host)
+        raise
+    leads(run)
+    return words
+
+
+def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
+    """The plan for hosts that fit together, and these; BackendError where they do not, or another run is at work on them."""
+    backend = backend_of(plan.config)
+    sound, unsound = head.survey(head.transport.hosts)
+    for hosts, why in grouped(unsound):
+        print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
+    head.require_own_folder(sound)
+    if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):  # which the gate would disturb
+        return plan, sound
+    head.refuse_other_runs(sound)  # before the gate, which would disturb them
+    if without := pass_gate(head, sound):
+        sound = [host for host in sound if host.name not in without]
+        plan = replace(plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests))
+    return plan, sound
+
+
+def appoint(place: Hosts, hosts: list[Host], launcher: Launcher, term: int) -> None:
+    """Lets these hosts stand by; where one can't, the launcher appoints another."""
+    before = newest_standby(place.run.folder)
+    for host in hosts:
+        try:
+            place.head.appoint(host, launcher, before.number + 1 if before else 1, term)
+        except BackendError as error:
+            print(f"warning: {host.name} does not stand by yet: {error}", flush=True)
+
+
+def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> None:
+    """Returns once the launcher has taken its lease, with a term after `term`.
+
+    Raises:
+        BackendError: it has ended before that, or takes too long; with its words.
+    """
+    deadline = time.monotonic() + TO_BEGIN
+    while True:
+        ended = place.head.has_ended(host)
+        place.refresh()
+        holder = read_holder(place.run.folder)
+        if holder and holder.term > term:
+            return
+        if ended or time.monotonic() > deadline:
+            words.show()
+            raise BackendError("the launcher did not come up", where=host.name, next=f"less {words.logs[0]}")
+        time.sleep(LOOK_EVERY / 2)
+
+
+def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
+    """Several nodes must fit together before a job starts on them; links are tried where the instance type promises some.
+
+    Of more hosts than there are to be nodes a spare takes the place of one that does not fit: host → why it is left out.
+
+    Raises:
+        BackendError: too few fit; by host.
+    """
+    config, without = head.located, dict[str, str]()
+    nodes = config.fleet.nodes
+    while nodes > 1:
+        fit = [host for host in sound if host.name not in without]
+        report = examine(head.transport, config, fabric=config.fleet.is_told, hosts=fit[:nodes])
+        for finding in report.findings:
+            if finding.blames_host and finding.host:
+                head.quarantine.add(finding.host, finding.message)
+        if report.is_open:
+            break
+        unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
+        if unfit and len(fit) - len(unfit) >= nodes:
+            for name, why in unfit.items():
+                print(f"{name} is left out, and a spare takes its place: {why}", flush=True)
+            without |= unfit
+            continue
+        of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
+        what = f"the gate is shut: the nodes are not fit to train together{''.join(of_all)}"
+        said = {host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)}
+        raise BackendError(by_host(what, said), next="make setup, then make doctor")
+    return without
+
+
+class LeftAlone(Exception):
+    """The user detached; the run goes on."""
+
+
+class LauncherLogs:
+    """The logs of the run's launcher and of the hosts that stand by for it: one launches after a takeover."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder, self.shown = run.logs, dict[Path, int]()
+
+    @property
+    def logs(self) -> list[Path]:
+        return [self.folder / "launcher.log", *sorted(self.folder.glob("standby*.log"))]
+
+    def from_now_on(self) -> Self:
+        """Skips the lines that exist now."""
+        self.shown = {log: run_folder.size_of(log) for log in self.logs}
+        return self
+
+    def show(self) -> None:
+        """Prints the whole lines that are new, without their stamps."""
+        for log in self.logs:
+            lines, self.shown[log] = run_folder.whole_lines(log, self.shown.get(log, 0))
+            for line in lines:
+                print(line.decode(errors="replace").partition(" | ")[2], flush=True)
+
+
+def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool) -> int:
+    """Prints the launcher's log until it ends; its exit code. Ctrl-C only detaches."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise LeftAlone
+
+    before = [signal.signal(number, leave) for number in SIGNALS]
+    try:
+        code = follow_launcher(place, words)
+        backend.learn(place.run)
+        if summarize and code != 1 and place.run.metrics.exists():
+            html.write(place.run)  # the head's own is not brought: a browser would run what it says
+            print_summary(place.run)
+        return code
+    except LeftAlone:
+        if is_cancelled():  # it goes before a run that was asked to stop, which is not to begin any more
+            place.ask_to_stop()
+            if (code := follow_launcher(place, words)) == execution.STOPPED:
+                print(f"{place.run.name} is stopped", flush=True)
+            return code
+        print(f"{place.run.name} goes on without this terminal")
+        print("next: make train looks on again; make status, make logs FOLLOW=1, make stop")
+        return execution.STOPPED
+    finally:
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+class LauncherGone(RunError):
+    """A run's launcher is gone, and no host stands by that would take over."""
+
+
+def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
+    """Shows the launcher's words until it has ended; its exit code.
+
+    Raises:
+        BackendError: no host answers for too long.
+        LauncherGone: nobody leads the run any more.
+    """
+    heard, leads = time.monotonic(), Leads(place.run)
+    while True:
+        try:
+            place.refresh()
+            heard = time.monotonic()
+        except BackendError:
+            if time.monotonic() - heard > SILENCE:
+                raise
+        words.show()
+        holder = newest_holder(place.run.folder)
+        if holder and holder.code is not None:
+            time.sleep(LOOK_EVERY)  # its last words follow
+            place.refresh()
+            words.show()
+            if newest_holder(place.run.folder) == holder:  # else it was thawed, and another has led for long
+                return holder.code
+        elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
+            then = "make train resumes from the last checkpoint"
+            raise LauncherGone("its launcher is gone, and no other took over", where=holder.host, next=then)
+        time.sleep(LOOK_EVERY)
+
+
+class Leads:
+    """Whether somebody leads a run or is about to, as seen by looks at what has come here: launchers and standbys beat."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
+
+    def look(self, since: float) -> float:
+        """Seconds in which neither was heard, by looks that are `since` seconds apart."""
+        found = newest_holder(self.folder), newest_standby(self.folder)
+        self.vacancies = [vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)]
+        return min(vacancy.silent for vacancy in self.vacancies)

@@ -1,0 +1,154 @@
+"""Finds where a run is at work, for the verbs that look at it, and stops it: asks, waits, and proves that nothing is left."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ..backends import Backend, backend_of
+from ..backends.base import Handle, Status
+from ..backends.run_storage import Here, Place
+from ..config import Config, export_formats, load_resolved
+from ..host.processes import run_module
+from ..run.run_folder import Run, is_locked
+from ..trust.errors import BackendError, ConfigError, RunError
+from .command import Variables, config_of, run_named, run_trained, settings_of
+
+PATIENCE, LONGEST = 120.0, 1800.0  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
+
+
+def place_of(variables: Variables) -> Place:
+    """The place of the run that the config names."""
+    run = run_named(variables)
+    backend = backend_known(run, variables)
+    return backend.place(run) if backend else Here(run)
+
+
+def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
+    """The exit code of a verb that needs what a run has made, where another machine has that and carries it out; else None."""
+    run = run_named(variables)
+    config = config or config_known(run, variables)
+    if config is None or is_nowhere(config):
+        return None
+    with backend_of(config).place(run) as place:
+        return place.forward(verb, config, dict(variables))
+
+
+def export(variables: Variables) -> int:
+    """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint is; the exit code."""
+    export_formats.require_new(Path(variables["OUT"]))  # before anything is loaded
+    if (code := forwarded("export", variables)) is not None:
+        return code
+    form = variables.get("FORMAT") or export_formats.HUGGINGFACE
+    return run_module("trainfleet.engine.export", str(run_trained(variables).folder), variables["OUT"], form)
+
+
+def stop(place: Place, run: Run, variables: Variables) -> bool:
+    """Asks a run to stop at its next step; whether it has, or else no more came of it.
+
+    It is given PATIENCE seconds from the last that was heard of it, with a launcher or without one.
+    """
+    place.ask_to_stop()
+    print(f"asked {run.name} to stop at its next step, with a checkpoint", flush=True)
+    began = heard = time.monotonic()
+    before = bytes_written(run)
+    while place.is_running() or nodes_at_work(variables):
+        now = time.monotonic()
+        if (latest := bytes_written(run)) != before:
+            heard, before = now, latest
+        if now - heard > PATIENCE or now - began > LONGEST:
+            return False
+        time.sleep(place.pace)
+        place.refresh()
+    return True
+
+
+def require_over(run: Run) -> None:
+    """RunError where a launcher of this machine still holds the run, though nothing of it runs: it was stopped itself."""
+    if is_locked(run.folder):
+        then = "Ctrl-C twice where it runs; or kill it: fuser " + str(run.folder / "lock")
+        raise RunError("its launcher does not end", where=str(run.folder), why="its ranks were ended, and it is not", next=then)
+
+
+def bytes_written(run: Run) -> int:
+    """Bytes of metrics and events, as they are here: they grow while the run makes progress."""
+    return sum(path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists())
+
+
+def nodes_at_work(variables: Variables) -> tuple[str, ...]:
+    """The nodes on which something of the run is at work, with a launcher or without; BackendError where one can't be asked."""
+    run = run_named(variables)
+    if (backend := backend_known(run, variables)) is None:
+        return ()
+    handle = backend.find(run)
+    status = backend.status(handle)
+    require_known(run, handle, status)
+    nodes = () if status.ended else [node for node in range(handle.nodes) if node not in status.exits]
+    return tuple(handle.hosts[node] if node < len(handle.hosts) else f"node {node}" for node in nodes)
+
+
+def orphan_note(run: Run, variables: Variables) -> str:
+    """A note on a run that counts as running without a launcher; "" for any other."""
+    if run.read_results().get("status") != "running":
+        return ""
+    nodes = nodes_at_work(variables)
+    if nodes:
+        return f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes over, make stop ends it"
+    return "\nits launcher is gone, and nothing of it runs: make train resumes from the last checkpoint"
+
+
+def require_known(run: Run, handle: Handle, status: Status) -> None:
+    """BackendError, by host, where a node can't be reached, so that it is unknown what runs there."""
+    if status.lost:
+        rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
+        what = f"it is not known that nothing of {run.name} runs any more\n{rows}"
+        raise BackendError(what, next="make doctor; then the same again")
+
+
+def end(variables: Variables) -> None:
+    """Kills what is left of the run that the config names, wherever that is, and looks again.
+
+    Raises:
+        BackendError: a node can't be reached, or a process does not die; by host.
+    """
+    run = run_named(variables)
+    if (backend := backend_known(run, variables)) is None:
+        return
+    handle = backend.find(run)
+    backend.stop(handle, at_once=True)
+    require_known(run, handle, backend.status(handle))
+    if handle.hosts:
+        print(f"nothing of {run.name} runs on the fleet's {len(handle.hosts)} hosts", flush=True)
+
+
+def config_known(run: Run, variables: Variables) -> Config | None:
+    """The run's own config; where there is none, or one of another version of this, the file's; None when neither can be read."""
+    if run.config.exists():
+        with suppress(ConfigError):
+            config = load_resolved(run.config)
+            if config.name == run.name:  # else it is another run's, and so is what would be asked and removed by it
+                return config
+    with suppress(ConfigError):  # a look needs none
+        return config_of(settings_of(variables))[0]
+    return None
+
+
+def backend_known(run: Run, variables: Variables) -> Backend | None:
+    """The backend on which the run may be at work; None where its config is not known, or there is no machine yet."""
+    config = config_known(run, variables)
+    return None if config is None or is_nowhere(config) else backend_of(config)
+
+
+def is_nowhere(config: Config) -> bool:
+    """Whether there is no machine yet, so that its run can have been at work nowhere."""
+    return not backend_of(config).lingers
+
+
+def runs_programs(config: Config) -> bool:
+    """Whether reaching the hosts runs a program on this machine, which a plan must not."""
+    if config.fleet.ssh.config is None:
+        return False
+    from ..nodes import ssh_config  # loads SSH
+
+    return ssh_config.runs_programs(config.fleet.ssh)

@@ -1,0 +1,1 @@
+"""A node's part of a job: its placement, the barrier before the start, and the exit codes."""

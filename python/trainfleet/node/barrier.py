@@ -1,0 +1,181 @@
+"""Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait ten minutes and name none.
+
+An engine starts nodes minutes apart, and sometimes never. Node 0 listens where the ranks will meet; every other node connects,
+says which it is and waits for node 0's answer. So this also tests the very address and port that the ranks need. Standard library
+only.
+
+The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE seconds, and at last `go`, or
+`missing 3 5`. A node that hears nothing for SILENCE seconds reconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+from ..trust.errors import BackendError
+from .placement import Seat
+
+PACE = 5.0  # seconds
+SILENCE = 4 * PACE  # without a line from node 0 the connection counts as dead
+AGAIN = 1.0  # seconds between two attempts to reach node 0
+LINE = 512  # bytes of a line at most
+NAMED = 16  # missing nodes that a message lists
+Say = Callable[[str], None]
+
+
+class Missing(BackendError):
+    """Not all nodes of a job came in time."""
+
+    exit_code = 69  # sysexits.h: a service is unavailable. The program is not at fault, so that another attempt may do
+
+
+def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
+    """Returns when all nodes of `job` are there; reports progress through `say`.
+
+    Raises:
+        Missing: after `seconds` node 0 or others have not come; every node that came gets their numbers.
+    """
+    if seat.nodes > 1:
+        asyncio.run(_gather(seat, job, seconds, say) if seat.node == 0 else _report(seat, job, seconds, say))
+
+
+async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
+    _allow_connections(seat.nodes)
+    roll, began, said = RollCall(job, seat.nodes), time.monotonic(), 0.0
+    async with await _listen(roll.greet, seat) as server:
+        while (count := len(roll.here) + 1) < seat.nodes and time.monotonic() - began < seconds:
+            if time.monotonic() - said > PACE:
+                said = time.monotonic()
+                say(f"{count} of {seat.nodes} nodes are here after {said - began:.0f} s")
+                await roll.tell(f"wait {count}")
+            await asyncio.sleep(0.05)
+        server.close()
+        missing = [node for node in range(1, seat.nodes) if node not in roll.here]
+        await roll.tell(f"missing {' '.join(map(str, missing))}" if missing else "go")
+        await roll.close()
+    if missing:
+        _raise_missing(missing, seat, time.monotonic() - began)
+    say(f"all {seat.nodes} nodes are here after {time.monotonic() - began:.1f} s")
+
+
+class RollCall:
+    """Node 0's connections. `here`: nodes of this job that are there; `visits`: all connections, also of strangers."""
+
+    def __init__(self, job: str, nodes: int) -> None:
+        self.job, self.nodes = job, nodes
+        self.here = dict[int, asyncio.StreamWriter]()
+        self.visits = dict[asyncio.Task[None], asyncio.StreamWriter]()
+
+    async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one connection until it closes."""
+        task = asyncio.current_task()
+        assert task
+        self.visits[task], node = writer, 0
+        try:
+            node = self._node(await asyncio.wait_for(reader.readline(), SILENCE))
+            self.here[node] = writer
+            await reader.read()  # returns when the node disconnects, as it sends no more
+        except (OSError, ValueError, TimeoutError):
+            pass  # the connection broke, or is not of this job
+        finally:
+            if self.here.get(node) is writer:
+                del self.here[node]
+            del self.visits[task]
+            writer.close()
+
+    def _node(self, line: bytes) -> int:
+        """The node that sent this line. ValueError: not a node that this job expects."""
+        job, _, node = line.decode().strip().rpartition(" ")
+        if job != self.job or not 0 < int(node) < self.nodes:
+            raise ValueError(line)
+        return int(node)
+
+    async def tell(self, words: str) -> None:
+        """Sends a line to every node that is still connected."""
+        writers = list(self.here.values())
+        for writer in writers:
+            writer.write(f"{words}\n".encode())
+        for writer in writers:
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(writer.drain(), 1.0)
+
+    async def close(self) -> None:
+        """Returns when all is sent and every connection is closed."""
+        for writer in self.visits.values():
+            writer.close()
+        if self.visits:
+            await asyncio.wait(self.visits, timeout=SILENCE)
+
+
+async def _listen(greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], seat: Seat) -> asyncio.Server:
+    try:
+        return await asyncio.start_server(greet, "", seat.port, limit=LINE, backlog=4096, reuse_address=True)
+    except OSError as error:
+        why, then = f"{error.strerror or error}: the nodes must meet there", f"on it: ss -ltnp 'sport = :{seat.port}'"
+        raise BackendError(f"port {seat.port} can't be used", where=f"node {seat.node}", why=why, next=then) from error
+
+
+async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
+    heard, why = time.monotonic(), ""
+    while time.monotonic() - heard < seconds:
+        try:
+            reader, writer = await asyncio.wait_for(asyncio.open_connection(seat.meet, seat.port, limit=LINE), SILENCE)
+        except (OSError, TimeoutError) as error:
+            if str(error) != why:
+                why = str(error)
+                say(f"waiting for node 0 at {seat.meet}:{seat.port}: {why or 'no answer'}")
+            await asyncio.sleep(AGAIN)
+            continue
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            why = "another program listens there"
+            writer.write(f"{job} {seat.node}\n".encode())
+            while line := (await asyncio.wait_for(reader.readline(), SILENCE)).decode().split():
+                if _is_over(line, seat, say):
+                    writer.close()
+                    return
+                heard, why = time.monotonic(), ""
+        writer.close()
+        await asyncio.sleep(AGAIN)
+    remedy = "look at the log of node 0: has it started? make doctor looks at the links"
+    raise Missing(f"node 0 of {seat.nodes} has not come in {seconds:.0f} s", where=f"node {seat.node}",
+                  why=f"no answer at {seat.meet}:{seat.port}: {why or 'it says nothing'}", next=remedy)  # fmt: skip
+
+
+def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
+    """Whether node 0 says that all are there.
+
+    Raises:
+        Missing: it lists those that are not.
+        ValueError: node 0 sends no such line, so another program listens there.
+    """
+    match line:
+        case ["go"]:
+            return True
+        case ["wait", count]:
+            say(f"{int(count)} of {seat.nodes} nodes are here")
+            return False
+        case ["missing", *nodes] if nodes:
+            _raise_missing([int(node) for node in nodes], seat, None)
+    raise ValueError(line)
+
+
+def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoReturn:
+    who = f"node {missing[0]}" if len(missing) == 1 else f"nodes {', '.join(map(str, missing[:NAMED]))}"
+    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+    within = f" in {seconds:.0f} s" if seconds is not None else ", says node 0"
+    what = f"{who}{more} of {seat.nodes} {'has' if len(missing) == 1 else 'have'} not come{within}"
+    remedy = "look at the log of the node that is missing, or at what its engine says of it; then make train"
+    raise Missing(what, where=f"node {seat.node}", why=f"{seat.nodes - len(missing)} nodes are here", next=remedy)
+
+
+def _allow_connections(nodes: int) -> None:
+    """Raises the limit of open files to one per node: containers often start with 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = nodes + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard))

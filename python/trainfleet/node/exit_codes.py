@@ -1,0 +1,76 @@
+"""Exit codes of the nodes, exchanged through S3: AWS Batch stops all other nodes as soon as the main node ends.
+
+<bucket>/<folder>/exits/<job and attempt>/<i> is the exit code of node i, written when its part has ended and its last lines are
+in S3. Node 0 waits for all of them, and removes the files.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from ..storage import s3
+from ..storage.s3_sync_agent import EVERY, NODES, SIGN
+from ..trust.errors import S3Error
+
+ELSEWHERE = 76  # the exit code of node 0 when it has succeeded, and another node has failed
+SILENT = 6 * SIGN  # seconds without a sign after which a node that has not ended counts as lost
+NUMBER, CODE = re.compile(r"[0-9]{1,9}"), re.compile(r"[0-9]{1,3}")  # of a node, and its exit code
+LATE = 900.0  # seconds for a node's first sign
+Say = Callable[[str], None]
+
+
+class ExitCodes:
+    """The exit codes of one attempt of a job, below `folder`, the address of the run's or dataset's folder."""
+
+    def __init__(self, folder: str, attempt: str) -> None:
+        self.folder, self.exits = folder, f"{folder}/exits/{attempt}"
+        self.codes: dict[int, int | None] = {}
+
+    def publish(self, node: int, code: int, say: Say) -> None:
+        """Writes a node's exit code. If S3 is away, node 0 concludes from the node's silence that it is gone."""
+        try:
+            s3.write(f"{self.exits}/{node}", str(code).encode())
+        except S3Error as error:
+            say(f"node 0 does not know that this node has ended: {error.what}")
+
+    def collect(self, nodes: int, say: Say) -> dict[int, int | None]:
+        """The exit codes of nodes 1 to `nodes` - 1, once all have ended; None for a silent node."""
+        began, said = time.monotonic(), False
+        while True:
+            with suppress(S3Error):  # the next look finds out
+                self._look()
+                away = set(range(1, nodes)) - set(self.codes)
+                silent = away and self._silent(away, time.monotonic() - began)
+                if away == silent or not away:
+                    s3.remove_all(found.address for found in s3.list_objects(f"{self.exits}/"))
+                    return self.codes | dict.fromkeys(away, None)
+                if not said and time.monotonic() - began > SIGN:
+                    said = True
+                    say(f"this node's part is done; it stays until {len(away)} more have left, as its end would end them")
+            time.sleep(EVERY)
+
+    def _look(self) -> None:
+        """Reads the codes that are new."""
+        for found in s3.list_objects(f"{self.exits}/"):
+            node = found.address.rpartition("/")[2]
+            if NUMBER.fullmatch(node) and int(node) not in self.codes:
+                code = (s3.read(found.address) or b"").decode(errors="replace")
+                self.codes[int(node)] = int(code) if CODE.fullmatch(code) else 1
+
+    def _silent(self, away: set[int], waited: float) -> set[int]:
+        """The nodes whose signs have stopped, and those that gave none in LATE seconds."""
+        signs = {entry.address.rpartition("/")[2]: entry.modified for entry in s3.list_objects(f"{self.folder}/{NODES}/")}
+        now = s3.clock(self.folder)
+        return {node for node in away if (now - signs[str(node)] > SILENT if str(node) in signs else waited > LATE)}
+
+
+def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
+    """Node 0's exit code: its own, or one that says how others have ended; `again` if a machine was lost."""
+    if own:
+        return own
+    if any(code is None or code in (again, 137) for code in others.values()):
+        return again
+    return ELSEWHERE if any(others.values()) else 0

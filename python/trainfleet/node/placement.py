@@ -1,0 +1,178 @@
+"""A node's seat: which node of a job this is, where its ranks meet the others, and its torchrun line, the same on every backend.
+
+Each engine passes these to a node in its own way; its module in placements/ makes a `Seat` of them. `torchrun` is a pure function
+of the seat: `make plan` prints its words, and the node runs them. Standard library only: it is imported before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..trust.errors import BackendError
+
+PORT = 29400  # where the ranks meet when nobody says
+LOOPBACK = "127.0.0.1"
+LOOPBACK_CARD = "lo"  # on Linux, which nodes of fleets run
+MEETING = "trainfleet.devices.meeting"  # starts torchrun, whose store it has listen at the meeting's address alone
+HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"  # `a[01-02,7]`: at most a million hosts
+NEXT = "start it as the backend does: make plan OUT=folder shows how"
+STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
+TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is this node's own, if known."""
+
+    node: int
+    nodes: int
+    meet: str
+    port: int = PORT
+    attempt: int = 1
+    address: str = ""
+
+    @property
+    def master(self) -> str:
+        """Where its torchrun meets the others': on this machine alone, where there are no others."""
+        return self.meet if self.nodes > 1 else LOOPBACK
+
+    def environment(self) -> dict[str, str]:
+        """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the job is submitted."""
+        values = {"NODE": self.node, "NODES": self.nodes, "MEET": self.meet, "PORT": self.port, "ADDRESS": self.address}
+        return {f"TRAINFLEET_{name}": str(value) for name, value in values.items() if value != ""}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How an engine treats its nodes.
+
+    wait     seconds in which all nodes must start; 0 where the launcher has seen to that
+    grace    seconds from SIGTERM until all processes must be gone, a few less than the engine gives
+    echoes   whether it keeps what its nodes print
+    failure  the file for the reason of a failure
+    decides  whether the first node decides for all: the job ends when that node does, and is retried if its exit code is 75
+    """
+
+    wait: float = STARTS
+    grace: float = TERM_GRACE
+    echoes: bool = False
+    failure: Path | None = None
+    decides: bool = False
+
+
+@dataclass(frozen=True)
+class Seating:
+    """How the nodes of an engine know which of them they are (`read`), and what the engine does with them (`terms`).
+
+    `has_started_this` says whether it started this process; `name` is what the entry point on a node calls it.
+    """
+
+    name: str
+    read: Callable[[], Seat]
+    has_started_this: Callable[[], bool]
+    terms: Terms = Terms()
+
+
+def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None) -> tuple[str, ...]:
+    """torchrun's command line for one node, up to the module. With `scratch`, lines get a prefix per rank, and logs lie there.
+
+    The rendezvous is static: node ranks are ours, and no host name is looked up.
+    """
+    own = [f"--local-addr={seat.address}"] if seat.address else []
+    logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
+    return (
+        python, "-m", MEETING, "torch.distributed.run",
+        f"--nnodes={seat.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={seat.node}",
+        f"--master-addr={seat.master}", f"--master-port={seat.port}", *own,
+        "--max-restarts=0", "--monitor-interval=0.5", *logs, "-m", module,
+    )  # fmt: skip
+
+
+def require_numbers(*names: str) -> None:
+    """Refuses a job whose variables are not the numbers that they should be, before anything of it has started."""
+    for name in names:
+        if (value := os.environ.get(name)) and not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", value):
+            raise BackendError(f"{name} is {value[:80]!r}, which is no number", next=f"unset {name}; or {NEXT}")
+
+
+def lone_rank(seat: Seat) -> dict[str, str]:
+    """The environment that torchrun would give a node's only rank, for a job that need not wait for torchrun to start."""
+    values = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": seat.master, "MASTER_PORT": str(seat.port)}
+
+
+def expand_hosts(words: str) -> Iterator[str]:
+    """The hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
+    if not re.fullmatch(HOSTS, words):
+        raise BackendError(f"{words[:80]!r} is no list of hosts", where="SLURM_STEP_NODELIST", next=NEXT)
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
+        yield from _expand(part)
+
+
+def _expand(part: str) -> Iterator[str]:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    ranges, _, tail = rest.partition("]")
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expand(f"{head}{number:0{len(first)}d}{tail}")
+
+
+def own_address() -> str:
+    """The address by which other machines reach this one: that of the interface by which it would leave. Nothing is sent."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect(("169.254.169.254", 80))
+        except OSError:
+            return LOOPBACK  # it has no way out, so it is alone
+        return str(probe.getsockname()[0])
+
+
+def card(routes: Path = Path("/proc/net/route")) -> str:
+    """The network card by which this machine reaches others: that of its default route; "" where there is none."""
+    try:
+        rows = [line.split() for line in routes.read_text().splitlines()[1:]]
+    except OSError:
+        return ""
+    ways = sorted((int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+    return ways[0][1] if ways else ""
+
+
+@dataclass(frozen=True)
+class Variables:
+    """What an engine says by variables that begin with `prefix`."""
+
+    prefix: str
+    environment: Environment
+
+    def word(self, name: str, default: str | None = None) -> str:
+        value = self.environment.get(self.prefix + name, default)
+        if value is None or (not value and default is None):
+            raise BackendError(
+                f"{self.prefix}{name} is not set", why="this process was not started as a node of a job", next=NEXT
+            )
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self.word(name, None if default is None else str(default))
+        if not re.fullmatch("[0-9]{1,18}", value):
+            raise BackendError(f"{self.prefix}{name} is {value!r}, which is no number", next=NEXT)
+        return int(value)
+
+
+def checked(seat: Seat, where: str) -> Seat:
+    if not (0 <= seat.node < seat.nodes and seat.meet):
+        raise BackendError(f"node {seat.node} of {seat.nodes} is no seat of a job", where=where, next=NEXT)
+    if not 0 <= seat.port < 2**16:  # 0: a job whose ranks do not meet
+        raise BackendError(f"{seat.port} is no port where ranks can meet", where=where, next=NEXT)
+    return seat

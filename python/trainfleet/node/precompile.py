@@ -1,0 +1,73 @@
+"""Compiles ahead of training on Trn1: `python -m trainfleet.node.precompile TORCHRUN...`, once on each node of a fleet.
+
+neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they record what they would compute and
+compute nothing, and then compiles all of it at once into the cache that NEURON_COMPILE_CACHE_URL names. All nodes do so; what one
+of them compiles is locked for the others. Locks of a killed job are cleared first, which is safe only while nobody compiles: when
+no other run's ranks send heartbeats here.
+
+https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..health import heartbeat_format
+from ..run import run_folder
+from ..trust.errors import BackendError, telling
+
+TOOL = "neuron_parallel_compile"
+ALIVE = 60.0  # seconds without a heartbeat after which a run counts as ended
+
+
+def ahead(python: str, line: Sequence[str]) -> list[str]:
+    """A node's torchrun command line, wrapped in this module."""
+    return [python, "-m", "trainfleet.node.precompile", *line]
+
+
+@telling
+def main(line: list[str]) -> int:
+    tool = find()
+    if "--node-rank=0" in line:  # before its torchrun no other node's ranks can meet, so nothing is recorded yet
+        clear_locks(tool, Path(line[-1]).name)
+    os.execv(tool, [tool, *line])
+
+
+def find() -> str:
+    """The path of neuron_parallel_compile, beside this Python or on the PATH.
+
+    Raises:
+        BackendError: torch-neuronx, which brings it, is not installed.
+    """
+    beside = Path(sys.executable).with_name(TOOL)
+    if found := str(beside) if beside.exists() else shutil.which(TOOL):
+        return found
+    why = "torch-neuronx brings it"
+    raise BackendError(f"there is no {TOOL}", where=sys.executable, why=why, next="make setup, or make build for an image")
+
+
+def clear_locks(tool: str, own: str) -> None:
+    """Clears stale locks in the cache, or prints why they stay. `own`: this run, which has not started."""
+    busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
+    if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
+        why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
+        print(f"locks in the cache stay: {why}; once nobody compiles: {TOOL} --command clear-locks", flush=True)
+        return
+    print("clearing locks that no run holds", flush=True)
+    subprocess.run([tool, "--command", "clear-locks"], check=False)
+
+
+def at_work(folder: Path, now: float) -> list[str]:
+    """The runs in a folder whose ranks have sent a heartbeat within ALIVE seconds."""
+    found = (path for run in folder.glob("*") for path in (run / heartbeat_format.FOLDER).glob("node-*"))
+    return sorted({path.parents[1].name for path in found if now - path.stat().st_mtime < ALIVE})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,321 @@
+"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: nothing here runs them.
+
+An operation looks at the facts and yields the steps that are missing; a node that has everything gets none. What a step does
+stands in scripts/<name>.sh, which looks again before it acts (check, apply, verify).
+
+Phases, in this order, each on all hosts before the next:
+    node    every node for itself, as root
+    head    once, on the first host, in the folder that all share
+    access  every node again: what needs that folder
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..config import Config
+from ..config.types import Fleet
+from ..hardware import node_types
+from ..host.install_paths import ROOT
+from ..trust import untrusted_input
+from .facts import Facts
+from .stack import PinnedStack
+
+PHASES = ("node", "head", "access")
+BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git")
+PYTHON = "python 3.11 or newer"  # as facts.sh says it
+HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
+LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
+SCRATCH = "/scratch"
+NOFILE = 65536
+
+
+@dataclass(frozen=True)
+class InstallStep:
+    """One thing to do on one node: the script and its words, why it is needed, when, and whether as root."""
+
+    script: str
+    words: tuple[str, ...]
+    why: str
+    phase: str = "node"
+    root: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.script.removesuffix(".sh").replace("_", " ")
+
+    def command(self, scripts: str, is_root: bool = False) -> str:
+        """The words as a shell takes them: act, then verify, from the folder `scripts` on the node."""
+        sudo = "sudo -n " if self.root and not is_root else ""
+        words = shlex.join(self.words)
+        path = f"{sudo}{scripts}/{self.script}"
+        return f"{path} apply {words}".rstrip() + " && " + f"{path} verify {words}".rstrip()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the fleet is to be: its config, its stack, and what its kind of nodes has.
+
+    `whole`: also what every node has for itself; not on a machine that is only the entrance to its nodes.
+    """
+
+    config: Config
+    stack: PinnedStack
+    whole: bool = True
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.config.fleet
+
+    @property
+    def type(self) -> node_types.NodeType | None:
+        return self.fleet.node_type
+
+    @property
+    def efa(self) -> int:
+        """The EFA interfaces that each node needs: none where there is nobody to speak to over them."""
+        return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
+
+    @property
+    def lustre_efa(self) -> int:
+        """The EFA interfaces of each node over which it reaches the file system: none where that has none."""
+        return node_types.lustre_efa(self.type, self.fleet.nodes) if self.type and self.fleet.fsx.efa else 0
+
+    @property
+    def fabric(self) -> str:
+        """What the nodes talk over, one of FABRICS; "" where that is not told, and where there is nobody to speak to."""
+        return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
+
+    @property
+    def interpreter(self) -> str:
+        """The Python on the nodes that has torch."""
+        return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
+
+    @property
+    def environment(self) -> str:
+        """The folder of the Python environment; empty when the config names an interpreter."""
+        return "" if self.fleet.python else f"env/{self.stack.name}-{lock_hash(self.stack)}"
+
+
+def lock_hash(stack: PinnedStack) -> str:
+    """Changes with the locks and with the stack's versions, and not with the day or with what images and machines begin from."""
+    from .tar import LOCKS, content_hash
+
+    versions = repr(replace(stack, base="", ami="", ecs="", read=""))
+    return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()})[:12]
+
+
+def lock_name(stack: PinnedStack) -> str:
+    """What names the pinned versions of a stack, in images and in messages: stack, day and hash."""
+    return f"{stack.name} {stack.read} {lock_hash(stack)}"
+
+
+Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
+
+
+def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Compilers and kernel headers, for drivers that are built on the node; Python, for the environment that is built there."""
+    builds = wanted.whole and bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
+    headers = f"/lib/modules/{facts.kernel}/build"
+    needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
+    missing = [name for name in needs if name in facts.lacks]
+    if builds and headers not in facts.has:
+        missing.append("kernel headers")
+    if missing:
+        yield InstallStep("build_tools.sh", ("headers",) if builds else (), f"no {', '.join(missing)}")
+
+
+def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Locked memory, which RDMA registers, and open files."""
+    registers = wanted.fabric in node_types.RDMA
+    short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
+    short += [f"{facts.memlock} KiB of locked memory"] if registers and facts.memlock != "unlimited" else []
+    if short and LIMITS not in facts.has:
+        yield InstallStep("limits.sh", (str(NOFILE),), f"only {' and '.join(short)}")
+
+
+def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """No passwords: keys only."""
+    if HARDENING not in facts.has:
+        yield InstallStep("sshd.sh", (), "sshd may take passwords")
+
+
+def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The driver, unless a new enough one is there; the fabric manager where GPUs are joined by NVSwitch."""
+    stack = wanted.stack
+    found = sorted({gpu.driver for gpu in facts.gpus})
+    if not stack.nvidia or (len(found) == 1 and is_within(found[0], stack.nvidia_least, stack.nvidia_below)):
+        return
+    fabric = "fabric" if wanted.type and wanted.type.is_switched else ""
+    words = (stack.nvidia_least, stack.nvidia_below, stack.nvidia, stack.kernel_modules, fabric)
+    before = f", before {stack.nvidia_below}" if stack.nvidia_below != "-" else ""
+    why = f"driver {', '.join(found) or 'missing'}, the stack needs {stack.nvidia_least} or newer{before}"
+    yield InstallStep("nvidia.sh", tuple(filter(None, words)), why)
+
+
+def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Driver, runtime, collectives and tools of the Neuron SDK."""
+    wrong = [
+        f"{name} {facts.packages.get(name, 'missing')}"
+        for name, version in wanted.stack.neuron_packages
+        if not same_version(facts.packages.get(name, ""), version)
+    ]
+    if wrong:
+        words = tuple(f"{name}={version}" for name, version in wanted.stack.neuron_packages)
+        yield InstallStep(
+            "neuron.sh", (wanted.stack.key("neuron"), *words), f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}"
+        )
+
+
+def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The EFA kernel module, libfabric, and ib_uverbs, which is lost now and then."""
+    if wanted.fabric != "efa" or not wanted.stack.efa:
+        return
+    reasons = []
+    if not at_least(facts.efa, wanted.stack.efa_least):
+        reasons.append(f"installer {facts.efa or 'missing'}, the stack needs {wanted.stack.efa_least} or newer")
+    if not facts.uverbs:
+        reasons.append("ib_uverbs is not loaded")
+    if facts.efa and facts.fi_info < 1:
+        reasons.append("fi_info -p efa lists nothing")
+    if reasons:
+        words = (wanted.stack.efa, wanted.stack.key("efa"), wanted.stack.efa_least)
+        yield InstallStep("efa.sh", words, "; ".join(reasons))
+
+
+def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The plug-in by which NCCL speaks EFA."""
+    least = wanted.stack.ofi_nccl
+    if wanted.fabric != "efa" or not least:
+        return
+    found = next((version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), "")
+    if not at_least(found, least):
+        words = (least, wanted.stack.efa, wanted.stack.key("efa"))
+        yield InstallStep("ofi_nccl.sh", words, f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer")
+
+
+def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Docker, only when the config asks for it."""
+    if (wanted.fleet.docker or wanted.fleet.image != "none") and "docker" in facts.lacks:
+        words = ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
+        yield InstallStep("docker.sh", words, f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} asks for it")
+
+
+def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """FSx's Lustre client. It is the first of all: it may need another kernel, and drivers are built for the one that runs."""
+    if why := _unmounted(facts, wanted):
+        yield InstallStep("lustre.sh", (wanted.stack.key("fsx"),), why)
+
+
+def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """Lustre's own way over EFA, before anything is mounted."""
+    count = wanted.lustre_efa
+    if wanted.fleet.fsx.dns_name and facts.lnet < count:
+        yield InstallStep("lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre")
+
+
+def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The file system where the shared folder lies."""
+    fsx = wanted.fleet.fsx
+    if why := _unmounted(facts, wanted):
+        source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
+        yield InstallStep("fsx.sh", (source, fsx.folder, *(["efa"] if wanted.lustre_efa else [])), why)
+
+
+def _unmounted(facts: Facts, wanted: Wanted) -> str:
+    """What is mounted in place of the config's file system; "" where that is, or there is none."""
+    fsx = wanted.fleet.fsx
+    mounted = facts.mounts.get(fsx.folder, "nothing")
+    if fsx.dns_name is None or (mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")):
+        return ""
+    return f"{mounted} at {fsx.folder}"
+
+
+def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The NVMe disks of the instance, as one fast local folder."""
+    if facts.scratch_disks and SCRATCH not in facts.mounts:
+        disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
+        yield InstallStep("scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are not in use")
+
+
+def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The folder that all nodes see, owned by the user who trains."""
+    folder = wanted.fleet.shared_folder
+    if folder and facts.shared_folder != "writable":
+        yield InstallStep(
+            "shared_folder.sh", (folder, facts.user), f"{folder} is {facts.shared_folder or 'not there'}", phase="head"
+        )
+
+
+def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The Python environment, once for all nodes, in the shared folder."""
+    folder, stack = wanted.environment, wanted.stack
+    if not folder or f"{folder}/.complete" in facts.has:
+        return
+    words = environment_words(stack, f"{wanted.fleet.shared_folder}/{folder}")
+    yield InstallStep("python.sh", words, "no environment for this lock yet", phase="head", root=False)
+
+
+def environment_words(stack: PinnedStack, folder: str) -> tuple[str, ...]:
+    """The arguments of python.sh, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
+    checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
+    words = [
+        word for name, version, sums in checked for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sums))
+    ]
+    pins = [f"{name}=={version}" for name, version in stack.python_packages]
+    return (folder, stack.torch_index, stack.neuron_index or "-", *words, *pins)
+
+
+def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """A key of the head's own, to reach the nodes without a password. The private half never leaves the head, nor its user."""
+    if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
+        yield InstallStep(
+            "head_key.sh", (f"{wanted.fleet.shared_folder}/ssh",), "the head has no key for the nodes", phase="head", root=False
+        )
+
+
+def access(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
+    """The head's key opens every node."""
+    if wanted.fleet.shared_folder and not facts.authorized:
+        words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)
+        yield InstallStep("access.sh", words, "the head's key is not let in", phase="access", root=False)
+
+
+ON_NODES: tuple[Operation, ...] = (
+    lustre, build_tools, limits, sshd, nvidia, neuron, efa, ofi_nccl, docker, lnet, fsx, scratch, access,
+)  # fmt: skip
+ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
+
+
+def public_key(facts: Facts) -> str:
+    """The public half of the head's key, one for each of the users that a shared folder may have."""
+    return f"ssh/{facts.user}.pub"
+
+
+def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
+    """All that this node lacks, in the order in which it will be done."""
+    operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
+    found = [step for operation in operations for step in operation(facts, wanted)]
+    return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
+
+
+def same_version(found: str, wanted: str) -> bool:
+    """Whether a package's version is the wanted one; what a distribution adds behind it (`-1`, `~jammy`) does not count."""
+    return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
+
+
+def at_least(found: str, least: str) -> bool:
+    """Whether a dotted version is not older; nothing found is."""
+    return bool(found) and _numbers(found) >= _numbers(least)
+
+
+def is_within(found: str, least: str, below: str) -> bool:
+    """Whether a dotted version is not older than `least`, and older than `below` unless that is `-`."""
+    return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    plain = version.partition("-")[0].partition("~")[0]
+    return tuple(number for part in plain.split(".") if (number := untrusted_input.whole(part)) is not None)

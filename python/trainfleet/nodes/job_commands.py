@@ -1,0 +1,154 @@
+"""Shell commands that start, query and end a node's part of a job. Pure: the transport runs them.
+
+The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit: a fence finds every process of a
+run on a node, whatever its parent is now. The supervisor's file only records the exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..host.host_marker import ANNOUNCED
+from ..supervisor import told
+from ..trust.errors import BackendError
+from .host_results import Implausible
+
+JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
+MARK = "TRAINFLEET_JOB"
+LAUNCHER = "TRAINFLEET_LAUNCHER"  # the same of a run's launcher and of what stands by for it
+
+
+def mark_of(folder: str, run: str) -> str:
+    """The mark of a run's processes, unique on any fleet; BackendError where the names make no line of visible letters."""
+    return _require_mark(f"{folder}:{run}")
+
+
+def _require_mark(mark: str) -> str:
+    """The mark, when it can belong to one run alone: grep takes each line for a pattern, and an empty one for every process."""
+    folder, _, run = mark.rpartition(":")
+    if not mark.isprintable() or not folder.strip() or not run.strip():
+        raise BackendError(f"{mark!a} marks no run", next="look at fleet.shared_folder and name in its config")
+    return mark
+
+
+def task(script: str, environment: Mapping[str, str], token: str) -> str:
+    """What the supervisor reads from its stdin. No value of it shows in a process list."""
+    return json.dumps({"script": script, "environment": dict(environment), "token": token})
+
+
+def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
+    """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if it runs."""
+    settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python", "PYTHONSAFEPATH=1"]
+    return (
+        f"{_file(name)}; mkdir -p \"${{f%/*}}\" && cd {shlex.quote(folder)} && "
+        f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor --detach \"$f\""
+    )  # fmt: skip
+
+
+def look(name: str, token: str = "") -> str:
+    """Says `running`, `ended CODE`, `failed WORDS` (it never began), `rebooted` or `absent`, also for another's token."""
+    return f"""{_file(name)}; mine={shlex.quote(token)}
+[ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
+[ -z "$mine" ] || [ "$mine" = "$token" ] || {{ echo absent; exit; }}
+said() {{ tail -n 4 "$f.said" 2> /dev/null | tr '\\n' ' '; }}
+over() {{ [ -s "$f.exit" ] && w=$(said) && echo "ended $(cat "$f.exit")${{w:+: $w}}"; }}
+over && exit
+[ "$boot" = "$(cat /proc/sys/kernel/random/boot_id)" ] || {{ echo rebooted; exit; }}
+[ "$(sed 's/.*) //' "/proc/$pid/stat" 2> /dev/null | cut -d ' ' -f 20)" = "$start" ] && echo running && exit
+over && exit
+[ -s "$f.said" ] && echo "failed $(tail -n 1 "$f.said" | cut -c 1-300)" || echo 'ended 137'"""
+
+
+def look_for(mark: str) -> str:
+    """Says `running` where a process of the run is on the node, whoever started it, and else `absent`."""
+    return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
+
+
+@dataclass(frozen=True)
+class PartState:
+    """The state of a node's part (running, ended, rebooted or absent), its exit code, and what it has said beside its log."""
+
+    state: str
+    code: int = 0
+    words: str = ""
+
+
+RUNNING = PartState("running")
+
+
+def read_look(text: str) -> PartState:
+    """What `look` said; Implausible where it said something else."""
+    said = text.strip().rpartition("\n")[2]
+    if said in ("running", "rebooted"):
+        return PartState(said)
+    if said == "absent":
+        return PartState(said, 137)
+    if match := re.fullmatch(r"ended ([0-9]{1,3})(?:: (.+))?", said):
+        return PartState("ended", int(match[1]), _printable(told(match[2] or "")) if match[1] != "0" else "")
+    if match := re.fullmatch(r"failed (.+)", said):
+        return PartState("ended", 127, f"its script failed: {_printable(match[1])[:200]}")
+    raise Implausible(f"the words {said[:60]!a}")
+
+
+def _printable(words: str) -> str:
+    return "".join(letter for letter in words if letter.isprintable())
+
+
+def terminate(name: str) -> str:
+    """SIGTERM to the supervisor, which passes it on."""
+    return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
+
+
+def fence(mark: str, launchers: bool = False) -> str:
+    """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone.
+
+    `launchers`: also those that launch it, which would start it anew.
+
+    Raises:
+        BackendError: the mark could be another's than a run's.
+    """
+    words = " ".join(f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,)))
+    return f"""for _ in $(seq 100); do
+pids=$(grep -FsxzlZ {words} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
+[ -n "$pids" ] || exit 0
+kill -KILL $pids 2> /dev/null
+sleep 0.1
+done
+echo "still there: $pids" >&2; exit 1"""
+
+
+def _word(kind: str, mark: str) -> str:
+    """What stands in the environment of such a process, for a shell."""
+    return shlex.quote(f"{kind}={_require_mark(mark)}")
+
+
+def marks() -> str:
+    """Prints the runs that have processes on the node: lines `mine MARK`, `user NAME`, and `said WORDS` (supervisor.announce).
+
+    The environment of another user's processes can't be read, so theirs say on a socket's name what they are.
+    """
+    return (
+        f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | sort -u; "
+        f"echo \"user $(id -un)\"; sed -n 's/.* @{ANNOUNCED}/said /p' /proc/net/unix"
+    )
+
+
+def read_marks(text: str, mark: str) -> set[str]:
+    """What other runs than that of `mark` are on a node, of what `marks` printed: their marks, with their users' names."""
+    kinds = [line.partition(" ") for line in text.split("\n")]
+    user = next((rest for kind, _, rest in kinds if kind == "user"), "")
+    found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
+    for kind, _, rest in kinds:
+        _, _, words = rest.partition(":")
+        whose, _, what = words.partition(":")  # the socket's name may have been too short for all of it
+        if kind == "said" and not (whose == user and any(known.startswith(what) for known in (mark, *found))):
+            found.add(f"{what} (of {whose})")
+    return found
+
+
+def _file(name: str) -> str:
+    return f"f={JOBS}/$(uname -n)/{shlex.quote(name)}"

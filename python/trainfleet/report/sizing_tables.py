@@ -1,0 +1,122 @@
+"""Tables and a plot of time and money over numbers of nodes, and of the best layouts of one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..config import Config
+from ..config.layout_search import Choice
+from ..plan import sizing
+from ..plan.bill import Bill
+from ..plan.plan import degrees
+from ..plan.sizing import DAY, Size, Wish, remark, shown
+from .history import duration, percent, quantity, table
+from .plots import BLUE, INK, STYLE, note, save
+from .proposal import PARTS, rough
+
+LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
+SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion tokens", "layout")
+LEFT = ("layout", "recompute", "limited by")
+
+
+def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | None) -> Iterator[str]:
+    """The best layouts of this fleet, the fastest first; the one that the config has is marked."""
+    if not choices:
+        return
+    yield from ("", "layouts, the fastest first")
+    yield from indented(table(LAYOUTS, [_layout(config, choice, bill) for choice in choices], LEFT))
+
+
+def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
+    """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the picture.
+
+    Raises:
+        ConfigError: none does, or that is unknown.
+    """
+    found = sizing.sizes(config, wish, bill)
+    chosen = sizing.answer(found, wish, config.fleet.nodes)
+    yield from describe_sizes(config, found, chosen, wish)
+    if out:
+        draw(out / "sizes.png", shown(found, chosen), chosen)
+        yield from ("", f"written to {out}/: sizes.png")
+    yield from ("", f"next: make plan NODES={chosen.nodes}")
+
+
+def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wish) -> Iterator[str]:
+    """The table over numbers of nodes, and the answer."""
+    yield from ("", f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}")
+    knee, sure = sizing.knee(found), sizing.surely(found, wish)
+    marks = [(knee, "k"), (chosen, "*")]
+    rows = shown(found, knee, chosen, *([sure] if sure else []))
+    yield from indented(table(SIZES, [_size(size, marks) for size in rows], LEFT))
+    yield "  k: the knee, the fastest fleet whose token costs at most 10 % more than the cheapest's"
+    yield from ("", f"answer: {_told(chosen)}", f"        {remark(config, chosen.tokens)}")
+    if chosen is not knee and wish == Wish(tokens=wish.tokens):
+        yield f"        the knee is {_told(knee)}"
+    if wish.days is not None and wish.tokens is not None:
+        yield f"        in time with 50 % confidence; with 90 %: {_told(sure) if sure else 'no fleet that was asked for'}"
+    if wish.tokens is not None:
+        batch = config.train.global_batch * config.train.sequence_length
+        yield f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that many tokens"
+
+
+def _told(size: Size) -> str:
+    dollars = f" for about ${rough(size.usd)}" if size.usd is not None else ""
+    return f"NODES={size.nodes}: {rough(size.tokens)} tokens in {duration(size.days * DAY)}{dollars}"
+
+
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
+
+
+def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
+    """Days, dollars and goodput against nodes; the answer is marked."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    curves: list[tuple[str, Callable[[Size], float], Callable[[float], str]]] = [
+        ("Time", lambda size: size.days, lambda days: duration(days * DAY)),
+        ("Goodput", lambda size: size.goodput, percent),
+    ]
+    if chosen.usd is not None:
+        curves.insert(1, ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.4 * len(curves), 3.2), layout="constrained")
+        for axes, (title, value, words) in zip(figure.subplots(1, len(curves)), curves, strict=True):
+            values = [value(size) for size in found]
+            axes.set_title(title, pad=8)
+            axes.set_xlabel("nodes")
+            axes.set_xscale("log", base=2)
+            if words is not percent:
+                axes.set_yscale("log", base=2)
+            axes.set_xticks([found[0].nodes, chosen.nodes, found[-1].nodes])
+            axes.xaxis.set_major_formatter(lambda nodes, _: f"{nodes:,.0f}")
+            axes.set_yticks([min(values), max(values)], [words(min(values)), words(max(values))])
+            axes.minorticks_off()
+            axes.plot([size.nodes for size in found], values, color=BLUE, lw=2)
+            axes.plot([chosen.nodes], [value(chosen)], color=BLUE, marker="o", ms=6)
+            note(axes, words(value(chosen)), (chosen.nodes, value(chosen)), (6, 8), color=INK)
+            axes.margins(y=0.15)
+        save(figure, path)
+
+
+def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...]:
+    train = choice.config.train
+    hours = choice.seconds * train.steps / 3600
+    dollars = bill.whole(config.fleet.nodes, hours) if bill and not bill.is_free else None
+    limit = choice.step.limit()
+    return (
+        "*" if train == config.train else "", degrees(choice.config), str(train.micro_batch), str(train.recompute),
+        f"{choice.bytes / 2**30:.1f} GiB", f"{choice.seconds:.3g} s", f"${rough(dollars)}" if dollars is not None else "",
+        PARTS.get(limit, limit),
+    )  # fmt: skip
+
+
+def _size(size: Size, marks: Sequence[tuple[Size, str]]) -> tuple[str, ...]:
+    each = f"${rough(size.usd_per_billion)}" if size.usd_per_billion is not None else ""
+    return (
+        "".join(mark for one, mark in marks if one is size), f"{size.nodes:,}", rough(size.tokens_per_second), percent(size.mfu),
+        f"{size.goodput:.1%}", duration(size.days * DAY), f"${rough(size.usd)}" if size.usd is not None else "", each,
+        degrees(size.choice.config),
+    )  # fmt: skip

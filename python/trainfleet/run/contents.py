@@ -1,0 +1,145 @@
+"""What the program writes into the folders of runs and datasets, and into the folder that hosts share: a row a kind of file.
+
+Backends take the paths of what they write from these rows. `make clean` reads them, here, on hosts and in S3: what no row
+declares is somebody else's, and stays. A name is a path in the folder: {words} stand for what differs, and a name that ends with
+a slash for a folder with all that is in it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..trust import untrusted_input
+
+RUN, DATASET, SHARED = "a run's folder", "a dataset's folder", "the folder that hosts share"
+# What may stand for a word in braces, as POSIX extended expressions: find(1) on a host reads them too.
+WORDS = {
+    "node": "[0-9]+", "job": "[0-9]+", "start": "[0-9]+", "unit": "[0-9]{5,}", "worker": "[0-9]+", "process": "[0-9]+",
+    "number": "[0-9]+", "digest": "[0-9a-f]{16}", "token": "([0-9a-f]{16}|-|by-hand-[0-9]+)", "split": "(train|validation)",
+    "step": "step-[0-9]{8}", "file": "[A-Za-z0-9._+=-]+",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A kind of file. `again`: it can be made again. `signs`: only the program's own folders have one."""
+
+    name: str
+    folders: tuple[str, ...]
+    again: bool = False
+    signs: bool = False
+
+    def at(self, folder: Path | str, **words: object) -> Path:
+        """The path of one of the kind, behind which no link is followed."""
+        untrusted_input.seal(Path(folder))
+        return Path(folder, self.name.format(**words))
+
+    @property
+    def pattern(self) -> str:
+        """Matches the names of the kind, and those under which a file lies until it is whole."""
+        parts = re.split(r"\{(\w+)\}", self.name)
+        name = "".join(WORDS[part] if place % 2 else part.replace(".", "[.]") for place, part in enumerate(parts))
+        if name.endswith("/"):
+            return f"{name}.*"
+        inner, slash, last = name.rpartition("/")
+        return f"{inner}{slash}({last}|[.]{last}[.][0-9a-f]+)"
+
+    @property
+    def glob(self) -> str:
+        """As `pattern`, roughly, for Path.glob: a folder, and not what is in it."""
+        return re.sub(r"\{\w+\}", "*", self.name.rstrip("/"))
+
+
+KINDS: list[FileKind] = []
+
+
+def _declare(name: str, *folders: str, again: bool = False, signs: bool = False) -> FileKind:
+    KINDS.append(FileKind(name, folders, again, signs))
+    return KINDS[-1]
+
+
+# Of a job, in the folder of its run or its dataset: backends/, entrypoint.py, supervisor.py
+NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
+ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
+JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
+RANK_LOGS = _declare("logs/node-{node}.parts/", RUN, DATASET, again=True)
+RANK_LOGS_LINK = _declare("logs/node-{node}.parts", RUN, DATASET, again=True)
+NODE = _declare("nodes/node-{node}", RUN, DATASET)
+NODE_SCRIPT = _declare("nodes/node-{node}.sh", RUN, DATASET)
+NODE_EXIT = _declare("nodes/node-{node}.exit", RUN, DATASET)
+NODE_SAID = _declare("nodes/node-{node}.said", RUN, DATASET)
+CLAIM = _declare("nodes/{token}", RUN, DATASET)
+START = _declare("nodes/slurm-{job}-{start}/", RUN, DATASET)
+LOCK = _declare("lock", RUN, DATASET, again=True, signs=True)
+SYNCED = _declare(".link.json", RUN, DATASET, signs=True)
+
+# Of a dataset: data/, report/lengths.py
+_declare("plan.json", DATASET, signs=True)
+_declare("manifest.json", DATASET, signs=True)
+_declare("tokenizer.json", DATASET, signs=True)
+_declare("units/{unit}.json", DATASET)
+_declare("{split}/{unit}.bin", DATASET)
+_declare("{split}/{unit}.idx", DATASET)
+_declare("{split}/{unit}.{process}.partial", DATASET)
+_declare("{split}/{unit}.bin.{process}.partial", DATASET)
+_declare("progress/{node}-{worker}.json", DATASET)
+_declare("progress/{node}-{worker}.partial", DATASET)
+_declare("cache/{digest}-{number}", DATASET)
+_declare("cache/{digest}-{number}.{process}.partial", DATASET)
+_declare("lengths.png", DATASET)
+
+# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, nodes/head.py, engine/, report/
+_declare("config.yaml", RUN)
+_declare("given.yaml", RUN, signs=True)
+_declare("launch.yaml", RUN)
+_declare("launch.json", RUN)
+_declare("known_hosts", RUN)
+INTENT = _declare("intent.json", RUN)
+_declare("head.json", RUN, signs=True)
+_declare("standby.json", RUN)
+_declare("handle.json", RUN, signs=True)
+_declare("request.json", RUN)
+_declare("results.json", RUN, signs=True)
+_declare("metrics.jsonl", RUN, signs=True)
+_declare("events.jsonl", RUN, signs=True)
+_declare("events/", RUN, signs=True)
+_declare("heartbeats/", RUN)
+_declare("logs/{file}", RUN, signs=True)
+_declare("stop", RUN, again=True)
+_declare("checkpoints/.{step}/", RUN, again=True)
+_declare("checkpoints/", RUN, signs=True)
+_declare("huggingface/", RUN)
+_declare("tensorboard/", RUN)
+_declare("profile/", RUN)
+_declare("plots/{file}.png", RUN, again=True)
+_declare("report.html", RUN, again=True)
+_declare("evaluation/", RUN)
+_declare("search.json", RUN)
+_declare("rehearsal.json", RUN)
+_declare("scaling.json", RUN)
+_declare("scaling.md", RUN)
+
+# Of the folder that hosts share, beside runs/ and data/: nodes/host_setup.py, nodes/gate.py
+_declare("env/", SHARED)
+_declare("code/", SHARED)
+_declare("ssh/", SHARED)
+_declare(".fleet/", SHARED)
+
+
+def kinds(folder: str) -> list[FileKind]:
+    """The kinds of files that a folder of this sort, such as RUN, has of the program."""
+    return [kind for kind in KINDS if folder in kind.folders]
+
+
+def pattern_of(folder: str) -> str:
+    """Matches each name in a folder of this sort that is the program's, as a POSIX extended expression."""
+    return "|".join(kind.pattern for kind in kinds(folder))
+
+
+def strangers(folder: str, names: Iterable[str]) -> list[str]:
+    """Those of the names in a folder of this sort that are not the program's."""
+    ours = re.compile(pattern_of(folder))
+    return [name for name in names if not ours.fullmatch(name)]

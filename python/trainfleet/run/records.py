@@ -1,0 +1,155 @@
+"""What the files of a run folder hold, as types that are checked when they are read (trust/validation.py); other keys may be
+there too."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required, TypedDict
+
+from ..trust.errors import InputError
+from ..trust.untrusted_input import show
+from ..trust.validation import Count, Moment, Name, Range, fit
+
+Number = Annotated[float, Range(-1e100, 1e100)] | None  # null: not a finite number
+Seconds = Annotated[float, Range(0, 1e9)]
+Step = Annotated[int, Range(0, 10**12)]
+SMALLEST, LARGEST = -1e100, 1e100
+
+
+class Shape(TypedDict, total=False):
+    """The model in results.json."""
+
+    family: Name
+    parameters: Count
+
+
+class Sample(TypedDict, total=False):
+    """What a model wrote."""
+
+    prompt: str
+    text: str
+
+
+class Results(TypedDict, total=False):
+    """results.json."""
+
+    name: Name
+    status: Literal["running", "finished", "failed", "stopped"]
+    backend: Name
+    unattended: bool
+    nodes: Count
+    world_size: Count
+    device: Name
+    device_name: Name
+    precision: Name
+    mfu_formula: Name
+    layout: dict[str, Count]
+    model: Shape | None
+    global_batch_sequences: Count
+    micro_batch_sequences: Count
+    gradient_accumulation_steps: Count
+    sequence_length: Count
+    total_steps: Step
+    dataset: Name
+    dataset_tokens: Count
+    dataset_skipped: Count
+    steps: Step
+    tokens: Count | None
+    first_loss: Number
+    final_loss: Number
+    valid_loss: Number
+    tokens_per_second: Number
+    mfu: Number
+    goodput: Number
+    usd: Number
+    predicted: dict[str, Number] | None
+    memory_bytes: Number
+    seconds: dict[str, Number] | None
+    ledger: dict[str, Number] | None
+    last_checkpoint: Name | None
+    restarts: Count
+    started: Moment | None
+    sample: Sample | None
+    versions: dict[str, Name]
+    identity: Name
+
+
+class Event(TypedDict, total=False):
+    """A line of events."""
+
+    time: Required[Moment]
+    event: Required[Name]
+    step: Step | None
+    nodes: Count
+    ranks_per_node: Count
+    attempt: Count
+    rank: Count | None
+    node: Count | None
+    seconds: Number
+    host: Name
+    error: Name
+    phase: Name
+    reason: str
+    who: str
+    cause: str
+    words: str
+    message: str
+    evidence: str
+    why: str
+    next: str
+    service: Name
+    traceback: list[str]
+
+
+class Search(TypedDict, total=False):
+    """search.json, as far as it is read: what was found, and what it depends on."""
+
+    micro_batch: Annotated[int, Range(1, 10**6)]
+    ground: dict[str, Any]
+
+
+class Talk(TypedDict):
+    """The collectives' part of the steps that were looked at."""
+
+    seconds: Seconds
+    not_hidden: Seconds
+
+
+class Operation(TypedDict):
+    """One operation's part."""
+
+    name: Name
+    seconds: Seconds
+    calls: Count
+
+
+class Profile(TypedDict):
+    """profile/summary.json."""
+
+    seconds: Seconds
+    steps: tuple[Step, Step]
+    parts: dict[Name, Seconds]
+    communication: Talk
+    top: list[Operation]
+
+
+def require_object(line: Any) -> dict[str, Any]:
+    """The object in a line. InputError for anything else."""
+    if not isinstance(line, dict):
+        raise InputError(f"must be an object, not {show(line)}")
+    return line
+
+
+def check_event(line: Any) -> dict[str, Any]:
+    """A line of events. InputError when it is none."""
+    return dict(fit(Event, line))
+
+
+def check_metric(line: Any) -> dict[str, Any]:
+    """A line of metrics: a step, and numbers, null or NaN where there is none. Checked by hand, as there are many lines."""
+    record = require_object(line)
+    if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
+        raise InputError(f"must be a whole number from 0 on, not {show(step)}", key="step")
+    for key, value in record.items():
+        if type(value) not in (int, float, type(None)) or (value and (value > LARGEST or value < SMALLEST)):
+            raise InputError(f"must be a number up to {LARGEST:g}, or null, not {show(value)}", key=key)
+    return record

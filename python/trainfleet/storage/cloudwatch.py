@@ -1,0 +1,144 @@
+"""Forwards a node's log to Amazon CloudWatch while its job runs.
+
+TRAINFLEET_LOGS names the destination, `us-east-1 /trainfleet/my-run`: region and log group. The supervisor then starts
+`python -m trainfleet.storage.cloudwatch LOG START` beside its command. That polls for lines behind byte START every EVERY
+seconds, and once more when its stdin closes: when the supervisor ends, however it does. The stream is named as the log,
+`runs/x/node-0`.
+
+It never ends the command, and delays it by TO_END at most: verdicts and reports read the log itself. A request that fails is
+retried; one that CloudWatch forbids is given up, and the node's log says so once.
+
+Limits of a request and its size, by which this cuts: CloudWatch Logs' API reference, PutLogEvents (read 2026-11-22).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..host.node_log import say
+from ..run.run_folder import size_of
+from ..trust import untrusted_input
+from ..trust.safe_output import install
+from .s3_sync_agent import await_end
+
+LOGS = "TRAINFLEET_LOGS"
+FORWARDER = "logs"  # the author of its own lines in the node's log
+EVERY = 5.0  # seconds between two polls
+TO_END = 20.0  # seconds for the last poll
+ANSWER = 3.0  # seconds for CloudWatch to answer
+MOST_BYTES, MOST_LINES, BESIDE = 1_000_000, 10_000, 26  # limits of a request; CloudWatch counts 26 bytes more for each line
+LONGEST = 256 * 1024 - BESIDE  # bytes of a line
+NEVER = ("AccessDeniedException", "ResourceNotFoundException", "InvalidParameterException", "UnrecognizedClientException")
+
+
+@contextmanager
+def forwarding(log: Path) -> Iterator[None]:
+    """Forwards a node's log to CloudWatch within `with`, if TRAINFLEET_LOGS is set."""
+    if LOGS not in os.environ:
+        yield
+        return
+    words = [sys.executable, "-m", "trainfleet.storage.cloudwatch", str(log), str(size_of(log))]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main(arguments: list[str]) -> int:
+    """`LOG START`: returns after the last poll, or once CloudWatch forbids it for good."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
+    region, _, group = os.environ[LOGS].partition(" ")
+    log = Path(arguments[0])
+    sent = Forwarder(log, int(arguments[1]), _client(region), group, f"{'/'.join(log.parent.parent.parts[-2:])}/{log.stem}")
+    ended = threading.Event()
+    threading.Thread(target=await_end, args=(ended,), daemon=True).start()
+    while sent.look() and not ended.wait(EVERY):
+        pass
+    sent.look()
+    return 0
+
+
+class Forwarder:
+    """The position in a log up to which lines were sent, and the stream that they go to."""
+
+    def __init__(self, log: Path, start: int, client: Any, group: str, stream: str) -> None:
+        self.log, self.start, self.client = log, start, client
+        self.stream = {"logGroupName": group, "logStreamName": stream}
+        self.made = self.closed = self.troubled = False
+
+    def look(self) -> bool:
+        """Sends the complete lines that are new; False once CloudWatch has forbidden it."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if not self.log.exists():
+            return True
+        try:
+            while not self.closed and (lines := self._lines()):
+                self._send(lines)
+                self.start += sum(map(len, lines))
+                self.troubled = False
+        except (ClientError, BotoCoreError, OSError) as error:
+            code = error.response["Error"].get("Code", "") if isinstance(error, ClientError) else ""
+            self.closed = code in NEVER
+            if not self.troubled:
+                goes = "this log is not sent there" if self.closed else "it is tried again"
+                say(self.log, f"CloudWatch takes no lines ({' '.join(str(error).split())}); {goes}", FORWARDER)
+            self.troubled = True
+        return not self.closed
+
+    def _lines(self) -> list[bytes]:
+        """The next lines with their ends, as many as one request takes; [] where no line is complete yet."""
+        with open(self.log, "rb", opener=untrusted_input.opener) as file:
+            file.seek(self.start)
+            content = file.read(MOST_BYTES)
+        whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)  # the last is still being written
+        lines = io.BytesIO(content[:whole]).readlines()
+        size = count = 0
+        for line in lines[:MOST_LINES]:
+            size += min(len(line), LONGEST) + BESIDE
+            if count and size > MOST_BYTES:
+                break
+            count += 1
+        return lines[:count]
+
+    def _send(self, lines: list[bytes]) -> None:
+        if not self.made:
+            with suppress(self.client.exceptions.ResourceAlreadyExistsException):
+                self.client.create_log_stream(**self.stream)
+            self.made = True
+        now = int(time.time() * 1000)
+        said = (line[:LONGEST].decode(errors="ignore").rstrip() for line in lines)
+        if events := [{"timestamp": now, "message": text} for text in said if text]:
+            self.client.put_log_events(**self.stream, logEvents=events)
+
+
+def _client(region: str) -> Any:
+    """A CloudWatch Logs client with the credentials of the node's role."""
+    import boto3
+    from botocore.config import Config
+
+    wait = {"connect_timeout": ANSWER, "read_timeout": ANSWER}
+    return boto3.client("logs", region_name=region, config=Config(retries={"mode": "standard", "total_max_attempts": 2}, **wait))
+
+
+if __name__ == "__main__":
+    install()
+    sys.exit(main(sys.argv[1:]))

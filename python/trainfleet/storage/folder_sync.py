@@ -1,0 +1,296 @@
+"""Synchronizes a run folder on this machine with the same folder in S3, in both directions.
+
+    <address>/results.json                    a file that is replaced is one object
+    <address>/logs/node-0.log/1-00000042      a file that grows is numbered parts of PART bytes: only the last is ever put again
+    <address>/asked/stop  asked/heartbeats/…  requests to nodes: one listing shows a node all of them
+
+A file has one writer, so no two machines put the same object. When a growing file is replaced (metrics.jsonl is, by a resume),
+its parts get the next number before the dash. The state of both directions is kept in the folder (STATE), so that a process that
+was killed continues where it was, and a poll costs one listing and the new bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..run import contents, run_folder
+from ..trust import untrusted_input
+from ..trust.errors import S3Error
+from . import s3, sync_rules
+
+PART = 2**18  # bytes: the last part of a growing file is put again until it is full
+ROOM = 64  # parts of one file that one `push` sends at most; the rest goes with the next
+WHOLE = 2**24  # bytes: larger objects are downloaded in pieces
+SPARE = 1 << 30  # bytes of this disk that must stay free
+STATE = contents.SYNCED.name
+ASKED = re.compile(r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)")
+SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
+SMALL = 16 * sync_rules.MIB  # bytes: the most of a file of these two kinds
+FOLDERS = ("", "events", "heartbeats", "heartbeats/attempts", "logs", "plots", "profile", "tensorboard")
+_PART = re.compile(r"(.+)/([0-9]{1,9})-([0-9]{8})")
+
+
+@dataclass
+class Sent:
+    """What S3 has of a local file; of a growing file all before byte `start`, then part `number`."""
+
+    inode: int
+    size: int
+    stamp: int
+    generation: int = 1
+    number: int = 0
+    start: int = 0
+    ending: int = 0  # CRC-32 of the last PART bytes before `size`: a replaced file can have the inode of the one before
+
+
+@dataclass
+class Brought:
+    """What this machine has of a file in S3: the object's ETag, or the size of each part."""
+
+    version: str = ""
+    generation: int = 0
+    sizes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class There:
+    """A file in S3: one object, or the parts of its newest generation (from 1 on) in order, up to the first gap."""
+
+    objects: tuple[s3.Object, ...]
+    generation: int = 0
+
+
+def travels(name: str) -> int | None:
+    """The most bytes of this file that are synchronized; None when it stays on its machine."""
+    return SMALL if ASKED.fullmatch(name) or SIGNS.fullmatch(name) else sync_rules.limit(name)
+
+
+def grows(name: str) -> bool:
+    """Whether a file is only ever appended to while a job runs."""
+    return name.endswith(sync_rules.GROWING) or name.startswith("tensorboard/")
+
+
+class FolderSync:
+    """One local folder and its address in S3."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        untrusted_input.seal(folder)
+        self.folder, self.address = folder, address.rstrip("/")
+        self.sent, self.brought = dict[str, Sent](), dict[str, Brought]()
+        self.there: dict[str, There] | None = None  # at this process's first listing
+        self._recall()
+        self.kept = self._state()
+
+    def push(self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False) -> None:
+        """Uploads what is new in files of these names, small ones first. After an S3Error the next call sends the rest.
+
+        `obeyed`: requests that are withdrawn when they are gone here, though they are not uploaded.
+        """
+        self.there = self.look() if self.there is None else self.there
+        names = [name for name in self._names() if mine(name)]
+        for name in sorted(names, key=grows):
+            with suppress(FileNotFoundError):  # it was removed just now
+                self._push(name)
+        gone = [name for name in self.sent if ASKED.fullmatch(name) and not (self.folder / name).exists()]
+        for name in [name for name in gone if mine(name) or obeyed(name)]:
+            s3.remove(self._object(name))  # a request that was withdrawn
+            del self.sent[name]
+        self._keep()
+
+    def pull(self, theirs: Callable[[str], bool], below: str = "") -> None:
+        """Downloads what is new in files of these names `below` a prefix. RunError when it can't be written here."""
+        found = self.look(below)
+        for name, there in found.items():
+            if theirs(name):
+                self._pull_parts(name, there) if there.generation else self._pull_object(name, there.objects[0])
+        for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
+            del self.brought[name]  # the next such request is new
+            if name == "stop":  # it was obeyed
+                sync_rules.remove(self.folder, name)
+                self.sent.pop(name, None)
+        self._keep()
+
+    def look(self, below: str = "") -> dict[str, There]:
+        """The files in S3 by name."""
+        parts: dict[str, dict[int, dict[int, s3.Object]]] = {}
+        found: dict[str, There] = {}
+        for entry in s3.list_objects(f"{self.address}/{below}"):
+            key = entry.address[len(self.address) + 1 :]
+            if (match := _PART.fullmatch(key)) and grows(match[1]) and travels(match[1]) is not None:
+                parts.setdefault(match[1], {}).setdefault(int(match[2]), {})[int(match[3])] = entry
+                continue
+            name = key.removeprefix("asked/")
+            if travels(name) is not None and not grows(name) and self._object(name) == entry.address:
+                found[name] = There((entry,))
+        for name, generations in parts.items():
+            newest = max(generations)
+            found[name] = There(tuple(_in_order(generations[newest])), newest)
+        if len(found) > sync_rules.FILES:
+            raise S3Error("has more files than a run folder", where=self.address, why=f"{len(found):,} of them", next="aws s3 ls")
+        return {name: there for name, there in found.items() if there.objects}
+
+    def waits(self, mine: Callable[[str], bool]) -> bool:
+        """Whether a growing file has more than the last `push` sent."""
+        return any(not sent.stamp and mine(name) and (self.folder / name).exists() for name, sent in self.sent.items())
+
+    def _names(self) -> Iterator[str]:
+        """The names of local files that are synchronized."""
+        for inner in FOLDERS:
+            folder = self.folder / inner
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
+                name = f"{inner}/{entry.name}" if inner else entry.name
+                if travels(name) is not None and entry.is_file(follow_symlinks=False):
+                    yield name
+
+    def _push(self, name: str) -> None:
+        stat = (self.folder / name).stat()
+        before = self.sent.get(name)
+        if before and (before.inode, before.size, before.stamp) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
+            return
+        if grows(name):
+            self._push_parts(name, stat)
+        elif stat.st_size <= (travels(name) or 0):
+            if stat.st_size > WHOLE:
+                s3.upload(self._object(name), str(self.folder / name))
+            else:
+                version = s3.write(self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE))
+                self.brought[name] = Brought(version)  # it is here already
+            self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+    def _push_parts(self, name: str, stat: os.stat_result) -> None:
+        before, there = self.sent.get(name), (self.there or {}).get(name)
+        replaced = before is not None and not self._continues(name, before, stat)
+        if before is None or replaced:
+            after = before.generation + 1 if before else there.generation if there else 1
+            number = len(there.objects) if there and not before else 0  # after the parts of an earlier writer
+            self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
+            self._keep()  # so that a process that is killed now puts the same parts again, and not others after them
+        sent = self.sent[name]
+        with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
+            file.seek(sent.start)
+            for _ in range(ROOM):
+                self._push_part(name, sent, file.read(PART))
+                if sent.size < sent.start + PART:
+                    break
+                sent.number, sent.start = sent.number + 1, sent.start + PART
+        sent.stamp = stat.st_mtime_ns if sent.size == stat.st_size else 0  # 0: more of it waits
+        if replaced:
+            self._forget_before(name, sent.generation)
+
+    def _continues(self, name: str, before: Sent, stat: os.stat_result) -> bool:
+        """Whether a growing file still begins with the bytes that were sent."""
+        same = before.inode == stat.st_ino and before.size <= stat.st_size
+        return same and before.ending == self._ending(name, before.size)
+
+    def _ending(self, name: str, size: int) -> int:
+        with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
+            file.seek(start := max(size - PART, 0))
+            return zlib.crc32(file.read(size - start))
+
+    def _push_part(self, name: str, sent: Sent, content: bytes) -> None:
+        if (content or not sent.number) and sent.start < (travels(name) or 0):
+            s3.write(f"{self.address}/{name}/{sent.generation}-{sent.number:08d}", content)
+        sent.size = sent.start + len(content)
+        sent.ending = self._ending(name, sent.size)
+
+    def _forget_before(self, name: str, generation: int) -> None:
+        """Removes the parts of earlier generations."""
+        listed = s3.list_objects(f"{self.address}/{name}/")
+        old = [found for found in listed if (match := _PART.fullmatch(found.address)) and int(match[2]) < generation]
+        s3.remove_all(found.address for found in old)
+
+    def _pull_object(self, name: str, found: s3.Object) -> None:
+        before = self.brought.get(name)
+        if (before and before.version == found.version) or found.size > (travels(name) or 0):
+            return
+        for start in range(0, max(found.size, 1), WHOLE):
+            data = s3.read_range(found.address, start, min(start + WHOLE, found.size), found.version, s3.ABSENT + s3.CHANGED)
+            if not data and found.size:
+                return  # it was replaced meanwhile: the next poll fetches the new one
+            self._land(name, start, data)
+        self._note(name, Brought(found.version), 0)
+
+    def _pull_parts(self, name: str, there: There) -> None:
+        have, most = self.brought.get(name), travels(name) or 0
+        if have is None or have.generation != there.generation or self._size(name) < sum(have.sizes):
+            have = Brought(generation=there.generation)
+        last = max(len(have.sizes) - 1, 0)
+        for number, part in enumerate(there.objects[last:], last):
+            known, whole = have.sizes[number] if number < len(have.sizes) else 0, sum(have.sizes)
+            end = min(part.size, known + most - whole)
+            if end <= known and have.sizes:
+                continue
+            data = s3.read_range(part.address, known, end, unless=s3.ABSENT)
+            if len(data) != end - known:
+                break  # its file is being replaced there: the next poll fetches that
+            self._land(name, whole, data)
+            have.sizes[number:] = [end]
+            self._note(name, have, len(there.objects))
+
+    def _land(self, name: str, offset: int, data: bytes) -> None:
+        """As travel.write, but RunError where it would fill this disk."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(self.folder).free - len(data) < SPARE:
+            raise run_folder.unwritable(
+                self.folder, OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left")
+            )
+        sync_rules.write(self.folder, name, offset, data)
+
+    def _note(self, name: str, have: Brought, parts: int) -> None:
+        """Remembers what was downloaded, so that it is not uploaded again."""
+        self.brought[name] = have
+        stat = (self.folder / name).stat()
+        ending = self._ending(name, stat.st_size) if grows(name) else 0
+        self.sent[name] = Sent(
+            stat.st_ino, stat.st_size, stat.st_mtime_ns, max(have.generation, 1), parts, sum(have.sizes), ending
+        )  # fmt: skip
+
+    def _size(self, name: str) -> int:
+        try:
+            return (self.folder / name).lstat().st_size
+        except OSError:
+            return 0
+
+    def _object(self, name: str) -> str:
+        return f"{self.address}/{'asked/' if ASKED.fullmatch(name) else ''}{name}"
+
+    def _recall(self) -> None:
+        record = run_folder.read_json(self.folder / STATE) or {}
+        try:
+            if record.get("address") == self.address:
+                self.sent = {name: Sent(**fields) for name, fields in record["sent"].items()}
+                self.brought = {name: Brought(**fields) for name, fields in record["brought"].items()}
+        except (KeyError, TypeError, AttributeError):  # of another version: start from nothing
+            self.sent, self.brought = {}, {}
+
+    def _keep(self) -> None:
+        if (text := self._state()) != self.kept:
+            sync_rules.write(self.folder, STATE, 0, text.encode())
+            self.kept = text
+
+    def _state(self) -> str:
+        record: dict[str, Any] = {"address": self.address, "sent": self.sent, "brought": self.brought}
+        return json.dumps(record, default=asdict)
+
+
+def file_of(key: str) -> str:
+    """The file that an object below a folder's address is, or is a part of."""
+    match = _PART.fullmatch(key)
+    return match[1] if match and grows(match[1]) else key.removeprefix("asked/")
+
+
+def _in_order(parts: dict[int, s3.Object]) -> Iterator[s3.Object]:
+    number = 0
+    while number in parts:
+        yield parts[number]
+        number += 1

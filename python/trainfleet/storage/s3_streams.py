@@ -1,0 +1,135 @@
+"""Large objects of S3 as streams: written in parts, read by ranges."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+from ..trust.errors import S3Error
+from . import s3
+
+RANGE = 2**23  # bytes of a GET: large enough that its latency does not count
+BUFFER = 2**18
+Read = Callable[[str, int, int, str], bytes]  # address, first byte, end, ETag -> the bytes
+
+
+@contextmanager
+def create(address: str) -> Iterator[BinaryIO]:
+    """A stream that becomes an object when the context is left, and leaves nothing when that is by an error."""
+    stream = Upload(address)
+    try:
+        yield cast(BinaryIO, stream)
+        stream.finish()
+    except BaseException:
+        stream.abort()
+        raise
+
+
+def open_object(found: s3.Object, start: int = 0, read: Read | None = None) -> BinaryIO:
+    """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer the one that was listed."""
+    stream = io.BufferedReader(Ranges(found, read), BUFFER)
+    stream.seek(start)
+    return stream
+
+
+class Upload(io.RawIOBase):
+    """One object on its way: a large one in parts, several at once, so that memory holds a few parts and not the object."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.waiting, self.id = address, bytearray(), ""
+        self.threads = ThreadPoolExecutor(s3.AT_ONCE)
+        self.sent: list[Future[dict[str, Any]]] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.waiting += data
+        while len(self.waiting) >= s3.PART:
+            self._send(bytes(self.waiting[: s3.PART]))
+            del self.waiting[: s3.PART]
+        return len(data)
+
+    def finish(self) -> None:
+        """Returns when S3 has all of it; it is visible from then on."""
+        if self.id:
+            self._send(bytes(self.waiting))
+            parts = {"Parts": [part.result() for part in self.sent]}
+            s3.request("complete_multipart_upload", self.address, UploadId=self.id, MultipartUpload=parts)
+        else:
+            s3.write(self.address, bytes(self.waiting))
+        self.threads.shutdown()
+
+    def abort(self) -> None:
+        """Leaves nothing of it. When S3 is away, parts stay until abort_uploads."""
+        self.threads.shutdown(cancel_futures=True)
+        if self.id:
+            with suppress(S3Error):
+                s3.request("abort_multipart_upload", self.address, UploadId=self.id)
+
+    def _send(self, part: bytes) -> None:
+        self.id = self.id or s3.request("create_multipart_upload", self.address)["UploadId"]
+        if len(self.sent) >= s3.AT_ONCE:
+            self.sent[-s3.AT_ONCE].result()  # raises what went wrong, and bounds the memory
+        self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
+
+    def _put(self, part: bytes, number: int) -> dict[str, Any]:
+        answer = s3.request("upload_part", self.address, UploadId=self.id, PartNumber=number, Body=part)
+        checksums = {name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"}
+        return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
+
+
+class Seekable(io.RawIOBase):
+    """A raw stream of `length` bytes that can be read from any position; readers advance `at`."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.at = length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.length}[whence]
+        if self.at < 0:
+            raise ValueError("it points before its beginning")
+        return self.at
+
+
+class Ranges(Seekable):
+    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is read."""
+
+    def __init__(self, found: s3.Object, read: Read | None) -> None:
+        super().__init__(found.size)
+        self.found, self.ask = found, read or s3.read_range
+        self.threads = ThreadPoolExecutor(1)
+        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
+
+    def readinto(self, buffer: Any) -> int:
+        if self.at >= self.length:
+            return 0
+        index = self.at // RANGE
+        content = self.fetch(index).result()
+        if (index + 1) * RANGE < self.length:
+            self.fetch(index + 1)
+        part = content[self.at % RANGE :][: len(buffer)]
+        buffer[: len(part)] = part
+        self.at += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _fetch(self, index: int) -> bytes:
+        bounds = index * RANGE, min((index + 1) * RANGE, self.length)
+        return self.ask(self.found.address, *bounds, self.found.version)

@@ -1,0 +1,189 @@
+"""A node's uplink: while a job runs, it synchronizes the node's folders with S3, and fetches requests to the node from there.
+
+Where nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all machines. The supervisor then
+starts `python -m trainfleet.storage.s3_sync_agent ...` beside its command. That first downloads what the command needs, then
+polls every EVERY seconds, and once more when its stdin closes: when the supervisor ends, however it does. So engine, data and
+heartbeat know only their local folder. A node costs S3 a listing and about three small writes every EVERY seconds.
+
+It never ends the command: while S3 is away, the node's log says so, and what waits is sent afterwards. An uplink that is killed
+is restarted, and continues where it was (storage/folder_sync.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+
+from ..host.node_log import say
+from ..run.run_folder import RUNS
+from ..trust.errors import BackendError, S3Error, TrainfleetError, telling
+from . import s3
+from .folder_sync import ASKED, FolderSync
+
+BUCKET, RUN = "TRAINFLEET_BUCKET", "TRAINFLEET_RUN"  # s3://bucket/prefix, and whose config the command reads
+EVERY = 2.0  # seconds between two polls
+SIGN = 5.0  # seconds between two signs that this node is alive
+TO_BEGIN = 600.0  # seconds for S3 to deliver what the command needs
+TO_END = 120.0  # seconds for the last poll, when the command has ended
+RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 continues from on an empty node
+# Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later attempt may see it.
+OTHERS = re.compile(r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")
+AUTHOR = "uplink"  # of its own lines in the node's log
+NODES = "nodes"  # <address>/nodes/<i>: put every SIGN seconds while node i is at work, removed when it has ended
+
+
+class UplinkProcess:
+    """A node's uplink process, restarted whenever it dies; leaving the context waits for its last poll."""
+
+    def __init__(self, log: Path) -> None:
+        folders = dict.fromkeys((RUNS / os.environ[RUN], Path(*log.parent.parent.parts[-2:])))
+        self.log, self.words = log, [str(log), *map(str, folders)]
+        self.closing = threading.Event()
+
+    def __enter__(self) -> None:
+        """Returns when the command's files are here.
+
+        Raises:
+            BackendError: they will not come.
+        """
+        self.process = self._start("restore")
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            raise BackendError("what this node's command needs did not come from S3", where=os.environ[BUCKET],
+                               why=f"its uplink ended with {self.process.wait()}", next="its own words stand above")  # fmt: skip
+        self.keeping = threading.Thread(target=self._keep, name="uplink", daemon=True)
+        self.keeping.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        self._close()
+        self.keeping.join(2 * TO_END)
+
+    def _start(self, how: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "trainfleet.storage.s3_sync_agent", how, *self.words],
+        stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+
+    def _keep(self) -> None:
+        while (code := self.process.wait()) and not self.closing.wait(1.0):
+            say(self.log, f"the uplink ended with {code} and is started again", AUTHOR)
+            self.process = self._start("go on")
+            if self.closing.is_set():
+                self._close()
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+
+
+def uplink_for(log: Path) -> AbstractContextManager[None]:
+    """The uplink of a node whose job has its folders in S3; else a null context."""
+    return UplinkProcess(log) if BUCKET in os.environ else nullcontext()
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    """`restore|go on LOG FOLDER...`: returns after the last poll."""
+    how, log, *folders = arguments
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
+    uplink = Uplink(Path(log), [FolderSync(Path(folder), f"{os.environ[BUCKET].rstrip('/')}/{folder}") for folder in folders])
+    uplink.fetch(restore=how == "restore")
+    with suppress(BrokenPipeError):
+        print("ready", flush=True)
+    ended = threading.Event()
+    threading.Thread(target=await_end, args=(ended,), daemon=True).start()
+    while not ended.is_set():
+        uplink.look()
+        ended.wait(EVERY)
+    return 0 if uplink.end() else 1
+
+
+def await_end(ended: threading.Event) -> None:
+    """Sets `ended` when stdin ends."""
+    sys.stdin.buffer.read()
+    ended.set()
+
+
+class Uplink:
+    """Synchronizes the folders of one node with S3; the first is the run's."""
+
+    def __init__(self, log: Path, folders: list[FolderSync]) -> None:
+        self.log, self.folders = log, folders
+        self.node = int(log.stem.rpartition("-")[2])
+        self.sign = f"{folders[0].address}/{NODES}/{self.node}"
+        self.signed, self.trouble = 0.0, ""
+
+    def fetch(self, restore: bool) -> None:
+        """Downloads requests, and for a rank 0 that starts on an empty node the record that it continues from.
+
+        Raises:
+            S3Error: S3 has not delivered them in TO_BEGIN seconds.
+        """
+        until = time.monotonic() + TO_BEGIN
+        while True:
+            try:
+                self.folders[0].pull(is_asked, "asked/")
+                if restore and self.node == 0:
+                    self.folders[0].pull(lambda name: bool(RESTORED.fullmatch(name)))
+                return
+            except S3Error:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(EVERY)
+
+    def look(self) -> bool:
+        """Uploads what is new and downloads requests; whether that succeeded. The node's log says when that changes."""
+        try:
+            for folder in self.folders:
+                folder.push(is_node_s, is_obeyed)
+            self.folders[0].pull(is_asked, "asked/")
+            if time.monotonic() - self.signed > SIGN:
+                s3.write(self.sign, b"")
+                self.signed = time.monotonic()
+        except (TrainfleetError, OSError) as error:
+            if not self.trouble:
+                say(self.log, f"S3 is not brought up to date: {' '.join(str(error).split())}", AUTHOR)
+            self.trouble = str(error)
+            return False
+        if self.trouble:
+            say(self.log, "S3 is brought up to date again", AUTHOR)
+        self.trouble = ""
+        return True
+
+    def end(self) -> bool:
+        """The last poll, repeated while S3 is away, and the removal of the sign; False after TO_END seconds."""
+        until = time.monotonic() + TO_END
+        while not self.look() or any(folder.waits(is_node_s) for folder in self.folders):
+            if time.monotonic() > until:
+                return False
+            time.sleep(EVERY)
+        with suppress(S3Error):
+            s3.remove(self.sign)
+        return True
+
+
+def is_asked(name: str) -> bool:
+    return bool(ASKED.fullmatch(name))
+
+
+def is_node_s(name: str) -> bool:
+    """Whether a file is a node's to write."""
+    return not OTHERS.fullmatch(name)
+
+
+def is_obeyed(name: str) -> bool:
+    """Whether the node that obeys a request withdraws it."""
+    return name == "stop"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

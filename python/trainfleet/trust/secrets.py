@@ -1,0 +1,53 @@
+"""Secrets by reference, for engines that pass none to a node: TRAINFLEET_SECRET_AT_<NAME> says where NAME's value is.
+
+A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The node's role reads it; the
+value is in this process's environment and in those of the processes that it starts, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import MutableMapping
+
+from .errors import BackendError
+
+PREFIX = "TRAINFLEET_SECRET_AT_"
+SECONDS = 10  # for an answer; boto3 tries again by itself
+TRIES = 5
+
+
+def take(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Replaces each reference in the environment by the secret's value.
+
+    Raises:
+        BackendError: one can't be read.
+    """
+    for variable in [name for name in environment if name.startswith(PREFIX)]:
+        where, name = environment.pop(variable), variable.removeprefix(PREFIX)
+        try:
+            environment[name] = read(where)
+        except Exception as error:
+            import botocore.exceptions
+
+            if not isinstance(error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)):
+                raise
+            why, then = (
+                " ".join(str(error).split()),
+                "allow the job's role to read it: ssm:GetParameter, or secretsmanager:GetSecretValue",
+            )
+            raise BackendError(f"the secret {name} can't be read", where=where, why=why, next=then) from error
+
+
+def read(where: str) -> str:
+    """The value at a reference. Raises what botocore raises."""
+    import boto3
+    from botocore.config import Config
+
+    arn = re.fullmatch(r"arn:[a-z-]+:(secretsmanager|ssm):([a-z0-9-]+):\d{12}:.+", where)
+    service, region = (arn[1], arn[2]) if arn else ("ssm", None)
+    config = Config(connect_timeout=SECONDS, read_timeout=SECONDS, retries={"mode": "standard", "total_max_attempts": TRIES})
+    client = boto3.client(service, region_name=region, config=config)
+    if service == "secretsmanager":
+        return str(client.get_secret_value(SecretId=where)["SecretString"])
+    return str(client.get_parameter(Name=where, WithDecryption=True)["Parameter"]["Value"])

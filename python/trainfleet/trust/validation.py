@@ -1,0 +1,190 @@
+"""Converts plain values of JSON or YAML to a type hint's types, checked at every level, or raises an InputError.
+
+Hints are those of dataclasses (which are built), TypedDicts (which stay dicts; keys that they do not name pass), tuples, lists,
+dicts, unions, Literal, Annotated with a Range or Pattern, and the plain types. A whole number is no bool, and a number is finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from .errors import InputError
+from .untrusted_input import show
+
+T = TypeVar("T")
+LARGEST = 2**63  # of whole numbers: what a file says of itself fits a machine's word
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """What a number may be, both ends included."""
+
+    least: float
+    most: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """What all of a text must match."""
+
+    text: str
+
+
+Count = Annotated[int, Range(0, LARGEST)]
+Moment = Annotated[float, Range(0, 2**37)]  # seconds since 1970, before the year 6000
+Name = Annotated[str, Pattern(r"[^\x00-\x1f\x7f-\x9f]{0,4096}")]  # one line
+
+
+def fit(kind: type[T], value: Any, where: str = "", then: str = "") -> T:
+    """`value` as `kind`.
+
+    Raises:
+        InputError: it is not; with the key that is wrong.
+    """
+    try:
+        return cast(T, _fit(kind, value, ""))
+    except InputError as error:
+        raise InputError(error.what, where=where, key=error.key, next=then) from error
+
+
+def _fit(hint: Any, value: Any, key: str) -> Any:
+    origin = typing.get_origin(hint)
+    if hint is Any:
+        return value
+    if hint is None or hint is type(None):
+        return _plain("null", value, value is None, key)
+    if origin in (types.UnionType, typing.Union):
+        return _any_of(typing.get_args(hint), value, key)
+    if origin is Annotated:
+        inner, *rules = typing.get_args(hint)
+        return _ruled(rules, _fit(inner, value, key), key)
+    if origin is typing.Required:
+        return _fit(typing.get_args(hint)[0], value, key)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        return _plain(f"one of {', '.join(map(str, choices))}", value, isinstance(value, str | int) and value in choices, key)
+    if dataclasses.is_dataclass(hint):
+        return _built(cast(type, hint), value, key)
+    if typing.is_typeddict(hint):
+        return _record(hint, value, key)
+    return _PLAIN[origin or hint](typing.get_args(hint), value, key)
+
+
+def _whole(_: Any, value: Any, key: str) -> int:
+    return cast(int, _plain("a whole number", value, type(value) is int and -LARGEST <= value < LARGEST, key))
+
+
+def _number(_: Any, value: Any, key: str) -> float:
+    good = type(value) in (int, float) and math.isfinite(value) if type(value) is not int else abs(value) < LARGEST
+    return float(_plain("a finite number", value, good, key))
+
+
+def _sequence(hints: Any, value: Any, key: str) -> tuple[Any, ...]:
+    _plain("a list", value, isinstance(value, list | tuple), key)
+    if len(hints) == 2 and hints[1] is ...:
+        if hints[0] is int and all(type(item) is int and -LARGEST <= item < LARGEST for item in value):
+            return tuple(value)  # of checksums there are many
+        return tuple(_fit(hints[0], item, f"{key}[{index}]") for index, item in enumerate(value))
+    _plain(f"a list of {len(hints)}", value, len(value) == len(hints), key)
+    return tuple(_fit(hint, item, f"{key}[{index}]") for index, (hint, item) in enumerate(zip(hints, value, strict=True)))
+
+
+def _list(hints: Any, value: Any, key: str) -> list[Any]:
+    return list(_sequence((*hints, ...), value, key))
+
+
+def _mapping(hints: Any, value: Any, key: str) -> dict[str, Any]:
+    _plain("an object", value, isinstance(value, dict), key)
+    names = (value if hints[0] is str else (_fit(hints[0], name, key) for name in value)) if hints else value
+    return {name: _fit(hints[1], item, _joined(key, name)) for name, item in zip(names, value.values(), strict=True)}
+
+
+_PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
+    int: _whole,
+    float: _number,
+    str: lambda _, value, key: _plain("text", value, isinstance(value, str), key),
+    bool: lambda _, value, key: _plain("true or false", value, isinstance(value, bool), key),
+    tuple: _sequence,
+    list: _list,
+    dict: _mapping,
+    Mapping: _mapping,
+}
+
+
+def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
+    """The first kind that fits the value; for a mapping, the error is about its keys, not about all kinds."""
+    if value is None and type(None) in hints:
+        return None
+    rest = [hint for hint in hints if hint is not type(None)]
+    fitting = [hint for hint in rest if _is_group(hint) == isinstance(value, dict)] or rest
+    for hint in fitting[:-1]:
+        try:
+            return _fit(hint, value, key)
+        except InputError:
+            continue
+    return _fit(fitting[-1], value, key)
+
+
+def _is_group(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or typing.is_typeddict(hint) or typing.get_origin(hint) in (dict, Mapping)
+
+
+def _ruled(rules: list[Any], value: Any, key: str) -> Any:
+    for rule in rules:
+        if isinstance(rule, Range):
+            _plain(f"from {rule.least:g} to {rule.most:g}", value, rule.least <= value <= rule.most, key)
+        elif isinstance(rule, Pattern):
+            _plain(f"of the form {rule.text}", value, re.fullmatch(rule.text, value) is not None, key)
+    return value
+
+
+def _built(kind: type, value: Any, key: str) -> Any:
+    _plain("an object", value, isinstance(value, dict), key)
+    kinds = kinds_of(kind)
+    if unknown := sorted(value.keys() - kinds.keys()):
+        raise InputError("is no key that belongs here", key=_joined(key, unknown[0]))
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.name in value:
+            found[field.name] = _fit(kinds[field.name], value[field.name], _joined(key, field.name))
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InputError("is missing", key=_joined(key, field.name))
+    return kind(**found)
+
+
+def _record(kind: Any, value: Any, key: str) -> Any:
+    _plain("an object", value, isinstance(value, dict), key)
+    kinds = kinds_of(kind)
+    if missing := sorted(_required(kind) - value.keys()):
+        raise InputError("is missing", key=_joined(key, missing[0]))
+    return {name: _fit(kinds.get(name, Any), item, _joined(key, name)) for name, item in value.items()}
+
+
+@cache
+def _required(kind: Any) -> frozenset[str]:
+    """The keys that a TypedDict must have. Where annotations are strings, Python does not see Required[...] in them."""
+    marked = {name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required}
+    return frozenset(kind.__required_keys__ | marked)
+
+
+@cache
+def kinds_of(kind: type) -> dict[str, Any]:
+    """The types of a class's fields, with their metadata."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _plain(wanted: str, value: Any, good: bool, key: str) -> Any:
+    if not good:
+        raise InputError(f"must be {wanted}, not {show(value)}", key=key)
+    return value
+
+
+def _joined(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name

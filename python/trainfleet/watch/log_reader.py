@@ -1,0 +1,129 @@
+"""The intake of all nodes' lines: each is read as a traceback's, a launcher's report's, a sign of a cause, or one of life."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from .blame import Book
+from .catalogue import first_sign
+from .causes import Weight
+from .evidence import Evidence, ProcessLines, Record, Writer, signed
+from .exception_classifier import errors
+from .line_classifier import OUTSIDE, meant
+from .lines import DAY, LogLine, is_calm, is_closing, is_progress
+from .prefixes import TRACEBACK, learned, strip
+
+KERNEL = re.compile(  # a record of the kernel's log, by what syslog or dmesg put before it, or by the part of it that speaks
+    r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ )?(?:\S+ )?kernel: |"
+    r"kern: +\w+: +(?:\[\S+\]: )?|"
+    r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport \S+: |mce: |EDAC |nfs: server |"
+    r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: |oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
+    r"INFO: task |systemd-oomd))"
+)
+_EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
+          "4": ("environment", Weight.HINT)}  # fmt: skip
+
+
+def read(lines: Iterable[LogLine], book: Book) -> Record:
+    """What the lines give away; those of one node are in the order in which they were written."""
+    record, nodes = Record(book), defaultdict[int | None, list[LogLine]](list)
+    for line in lines:
+        nodes[line.node].append(line)
+    shifts = _days(nodes)
+    for node, mine in nodes.items():
+        _read_node(record, mine, shifts[node])
+    for writer, stream in record.streams.items():
+        record.evidence += [*stream.signed, *errors(writer, stream)]
+    return record
+
+
+def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
+    """For each line what to add to its clock, so that a node's times rise over midnight and the nodes' ends lie together."""
+    shifts, reference = {}, None
+    for node in sorted(nodes, key=lambda node: -1 if node is None else node):
+        day, before, mine = 0.0, None, []
+        for line in nodes[node]:
+            if line.who not in OUTSIDE:
+                day += DAY if before is not None and line.time < before - DAY / 2 else 0.0
+                before = line.time
+            mine.append(day)
+        end = day + (before if before is not None else nodes[node][-1].time)
+        reference = end if reference is None else reference
+        apart = round((reference - end) / DAY) * DAY
+        late = [line.who in OUTSIDE for line in nodes[node]]
+        shifts[node] = [
+            (round((end - line.time) / DAY) * DAY if out else shift) + apart
+            for line, shift, out in zip(nodes[node], mine, late, strict=True)
+        ]
+    return shifts
+
+
+def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> None:
+    report, own = TorchrunReport(), learned(line.text for line in lines)
+    for index, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
+        prefixed, text = (None, line.text) if line.who in OUTSIDE else strip(line.text, own)
+        rank = line.rank if line.rank is not None else prefixed
+        writer: Writer = (line.node, rank, line.who if line.who in OUTSIDE or rank is None else "rank")
+        if rank is None and line.who == "agent" and (stamp := KERNEL.match(text)):
+            writer, text = (line.node, None, "kernel"), text[stamp.end() :]
+        stream, time = record.streams[writer], line.time + shift
+        if TRACEBACK in text and writer[2] == "agent" and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0])):
+            stream.signed.append(signed(sign, line, time, writer, index, text.strip()))  # an engine quotes the program
+        if shift:
+            line = replace(line, time=time)
+        if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
+            continue
+        if line.node is not None:
+            record.book.note(line.node, rank, text)
+        if rank is None and writer[2] != "kernel" and (found := report.take(line, index, time, text, record.book)):
+            stream.signed += found
+        elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, index, text):
+            continue
+        elif sign := meant("agent" if line.who == "agent" and writer[2] == "rank" else writer[2], text):
+            stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
+        else:
+            _note_life(record, stream, writer, index, time, text)
+
+
+def _note_life(record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str) -> None:
+    """Remembers that a process went on."""
+    if writer[2] in (*OUTSIDE, "node"):
+        return
+    if is_progress(text):
+        stream.progress = index
+        record.steps[writer[0]] = record.steps.get(writer[0], (-math.inf, -math.inf))[1], time
+        if is_closing(text):
+            record.closed = time
+    if is_calm(text):
+        stream.calm = time
+
+
+@dataclass
+class TorchrunReport:
+    """torchrun's report of a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9 (pid: 771)`."""
+
+    entry: int = 0
+    rank: int | None = None
+
+    def take(self, line: LogLine, index: int, time: float, text: str, book: Book) -> list[Evidence]:
+        """What a line of it gives away; [] where it is none, or tells nothing."""
+        if match := re.fullmatch(r"\s*\[(\d+)\]:", text):
+            self.entry = int(match[1])
+        elif match := re.match(r"\s*rank\s+: (\d+) \(local_rank", text):
+            self.rank = int(match[1])
+            if self.entry == 0 and line.node is not None:
+                book.failed[line.node] = self.rank
+        elif match := re.match(r"\s*exitcode\s+: (-?\d+)\s+\(pid: (\d+)\)", text):
+            if self.rank is not None and line.node is not None:
+                book.pids.setdefault((line.node, int(match[2])), self.rank)
+            if self.entry == 0 and (fate := _EXITS.get(match[1].removeprefix("-"))) and match[1].startswith("-"):
+                words = f"rank {self.rank} was killed by signal {match[1][1:]}"
+                writer: Writer = (line.node, None, line.who)
+                return [
+                    Evidence(fate[1], fate[0], time, line, writer, index, line.node, self.rank, words, firm=fate[0] != "killed")
+                ]  # by whom, nobody tells here
+        return []

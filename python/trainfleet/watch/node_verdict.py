@@ -1,0 +1,87 @@
+"""Node 0's own verdict on a failed job, for engines that retry by themselves: is another attempt worth it?
+
+    python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
+
+Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads what all nodes wrote from S3 into a
+temporary folder, judges it as a launcher would (verdict.py) and prints the verdict. The exit code is AGAIN where another attempt
+may succeed, and 0 where the program would fail the same way, or the cause is unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ..backends.base import REQUEST, Phase, Status
+from ..entrypoint import AGAIN
+from ..host import temporary_folders
+from ..plan.job import Job
+from ..plan.request import Request
+from ..run.run_folder import Run, read_json
+from ..storage.folder_sync import FolderSync
+from ..storage.s3_sync_agent import BUCKET, EVERY
+from ..trust.errors import InputError, telling
+from ..trust.untrusted_input import parse_line
+from .causes import Then
+from .lines import DAY, stamp_of, time_of_day
+from .monitor import AttemptOutcome
+from .verdict import Start, judge
+
+SAME = 2.0  # seconds: the most by which the clocks of two AWS machines differ
+SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are in S3
+
+
+@telling
+def main(arguments: list[str]) -> int:
+    folder, nodes, code, began = Path(arguments[0]), int(arguments[1]), int(arguments[2]), float(arguments[3])
+    time.sleep(SETTLE)
+    with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
+        held = temporary_folders.hold(Path(own))
+        os.chdir(own)
+        FolderSync(folder, f"{os.environ[BUCKET].rstrip('/')}/{folder}").pull(lambda name: True)
+        for log in (folder / "logs").glob("node-*.log"):
+            cut(log, began)
+        for feed in (folder / "events").glob("*.jsonl"):
+            newer = [line for line in feed.read_text().splitlines() if is_since(line, began)]
+            feed.write_text("".join(f"{line}\n" for line in newer))
+        verdict = judge(
+            request_of(folder, nodes), AttemptOutcome(Status(Phase.ENDED, exits={0: code}), None), Run(folder), Start(began, {})
+        )
+        os.close(held)
+        os.chdir("/")
+    print(verdict)
+    return AGAIN if verdict.then is not Then.STOP and verdict.cause != "unknown" else 0
+
+
+def is_since(line: str, began: float) -> bool:
+    """Whether an event is of this attempt, as far as clocks agree."""
+    try:
+        return float(parse_line(line.encode(), "")["time"]) > began - SAME
+    except (InputError, KeyError, TypeError, ValueError):
+        return False
+
+
+def cut(log: Path, began: float) -> None:
+    """Removes what earlier attempts left in a log: all before the first line of this one."""
+    first = time_of_day(int(began))
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        stamp = stamp_of(line.decode(errors="replace"))
+        if stamp is not None and (stamp - first + SAME) % DAY < DAY / 2:
+            log.write_bytes(b"".join(lines[number:]))
+            return
+
+
+def request_of(folder: Path, nodes: int) -> Request:
+    """The request that the launcher wrote; without one, a plain request for as many nodes."""
+    record = read_json(folder / REQUEST)
+    if record is not None:
+        return Request.of(record, str(folder / REQUEST))
+    return Request(Job("train", folder.name, folder, nodes, 1, "", (), True), ())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,233 @@
+"""Runs attempts of a job until it is done, is stopped, or fails in a way that another attempt would not mend.
+
+The cause decides (causes.py). Failures of machines and services are retried from the last checkpoint (a node lost, a rank killed
+or silent, storage that throttles), and failures of one node on other nodes (a broken device, a missing environment). What the
+program would do again is not retried (a bug, no device memory, broken data, numbers that are not finite).
+
+An attempt whose ranks saved and left because a machine is about to be reclaimed did not fail: the next runs without that machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ..backends.base import Backend, Handle, Status
+from ..health import fence
+from ..health.heartbeat_format import read_beats
+from ..plan.job import Job
+from ..plan.request import Request
+from ..run import run_folder
+from ..trust.errors import BackendError, RunError
+from .catalogue import first_sign
+from .causes import CAUSES, Then, Weight
+from .monitor import AttemptOutcome, CutOff, MonitoredAttempt, Watch
+from .verdict import Start, Verdict, judge, start_now
+
+ATTEMPTS = 4  # in a row without a new checkpoint
+BACK_OFF = (1.0, 5.0, 20.0)  # seconds before the second, third and later of them
+PATIENCE = 900.0  # seconds in which lost nodes may come back when there are no others
+ASK_AGAIN = 3.0
+TAKEN_BACK = ("cancelled", "preempted")  # causes that an engine reports
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended after its last attempt: with which verdict, if it failed, and whether it was asked to stop."""
+
+    verdict: Verdict | None
+    asked: bool
+
+
+def persevere(
+    watch: Watch, request: Request, jobs: Sequence[Job], refit: Callable[[Job], None], running: Handle | None = None
+) -> Ended:
+    """No verdict when every node ended well, or stopped as it was asked to; else the one that ended the last attempt.
+
+    `jobs` are what may run in the request's place: the same job for as many nodes, then for fewer; `refit` makes the run
+    folder's config that of one of them. `running`: another launcher has submitted the request, and it is only followed.
+    """
+    run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
+    while True:
+        saved, since, noticed = progress(run), start_now(request), len(notices(run))
+        if not running:
+            watch.confirm()
+            request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
+        outcome, running = MonitoredAttempt(watch, request).follow(running), None
+        if not outcome.failed or watch.interrupts.count > 1 or (outcome.asked and not request.job.beats):
+            if following := without_taken(watch, request, outcome, jobs, broken, noticed):
+                request, restarts = following, restarts + 1
+                begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
+                continue
+            if not is_taken_back(watch, request, outcome):
+                return Ended(None, outcome.asked)
+        verdict, itself = explain(watch, request, outcome, since)
+        fruitless = 1 if progress(run) > saved else fruitless + 1
+        if not worth_it(verdict, fruitless, run) or outcome.asked:
+            return Ended(conclude(run, verdict, "stopped all nodes"), outcome.asked)
+        await_next(watch, verdict, fruitless, broken)
+        lost = {} if itself else lost_hosts(request, outcome.status)
+        request, restarts = another(watch, following_of(request, jobs), broken, lost), restarts + 1
+        others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
+        begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)
+
+
+def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
+    """Says that another attempt follows, and waits before it; a host that is to blame joins the `broken` ones."""
+    if verdict.then is Then.ELSEWHERE:
+        broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
+        watch.run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
+    watch.say(str(conclude(watch.run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
+    pause(watch, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
+
+
+def explain(watch: Watch, request: Request, outcome: AttemptOutcome, since: Start) -> tuple[Verdict, bool]:
+    """The verdict on an attempt that failed, and whether it is on this machine itself.
+
+    Raises:
+        CutOff: it is, and another host stands by.
+    """
+    standby = watch.standby()
+    if not outcome.cut_off or not (standby or outcome.alive):  # others show that they live, if this one is what went away
+        return judge(request, outcome, watch.run, since), False
+    verdict = blame_itself(request, outcome, standby)
+    if standby:
+        raise CutOff(str(conclude(watch.run, verdict, f"left the run to {standby}")))
+    return verdict, True
+
+
+def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Verdict:
+    """The verdict on this machine, which reaches no other."""
+    here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
+    lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
+    why = f"the launcher on it reaches no other host over SSH, while {lives} can be seen at work on the shared folder"
+    node = request.hosts.index(here) if here in request.hosts else None
+    return Verdict("lost-node", why, node, None, here, (), CAUSES["lost-node"].next, sure=True)
+
+
+def lost_hosts(request: Request, status: Status) -> dict[str, str]:
+    """The machines that can't be reached any more, each with why; of an engine's choice too, where it can leave some out."""
+    placed = request.placed(status.hosts if status.leaves else ())
+    return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
+
+
+def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs that may follow a request: of its launch, one attempt later."""
+    return [replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs]
+
+
+def begin_again(run: run_folder.Run, request: Request, refit: Callable[[Job], None], restarts: int, cause: str, who: str) -> None:
+    """Records the next attempt in the run folder, and why there is one."""
+    if request.job.nodes != run.read_results().get("nodes"):
+        refit(request.job)
+    run.update_results(restarts=restarts)
+    run.note("restarted", attempt=restarts, cause=cause, who=who, nodes=request.job.nodes, hosts=list(request.hosts))
+
+
+def notices(run: run_folder.Run) -> list[int]:
+    """The nodes that gave notice of being reclaimed, in the order in which they did."""
+    return [int(event["node"]) for event in run.read_events() if event["event"] == "notice"]
+
+
+def without_taken(
+    watch: Watch, request: Request, outcome: AttemptOutcome, jobs: Sequence[Job], broken: dict[str, str], noticed: int
+) -> Request | None:
+    """The next request, without the machines that AWS reclaims; None when the attempt ended for another reason.
+
+    Those machines are added to `broken`. `noticed`: how many notices there were before this attempt. It does not wait for
+    replacements: they are new machines, which `make setup` makes.
+    """
+    status = outcome.status
+    placed = request.placed(status.hosts if status.leaves else ())
+    hosts = [placed.host(node) for node in notices(watch.run)[noticed:] if placed.host(node)]
+    over = watch.run.read_results().get("status") == "finished" or outcome.failed or outcome.asked
+    if over or not hosts or watch.interrupts.count:
+        return None
+    broken |= dict.fromkeys(hosts, "AWS takes it away")
+    try:
+        following = first_that_fits(watch.backend, following_of(request, jobs), [broken])
+    except BackendError as error:
+        watch.say(f"saved, and stopped: {', '.join(hosts)} is taken away, and there are no others\n{error}")
+        watch.say("next: make setup replaces it, then make train resumes from the checkpoint")
+        return None
+    watch.say(f"saved: {', '.join(hosts)} is taken away; going on with {following.job.nodes} nodes")
+    return following
+
+
+def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bool:
+    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`) unasked by any user here."""
+    status, asked = outcome.status, outcome.asked or watch.interrupts.count
+    sign = first_sign(("agent",), status.reason) if status.ended and request.job.torchrun and not asked else None
+    stopped = watch.run.read_results().get("status") == "stopped"
+    return stopped and sign is not None and sign[0].cause in TAKEN_BACK and sign[0].weight == Weight.PROOF
+
+
+def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
+    """Whether another attempt can succeed. An unexplained failure is retried only if its ranks had started to run."""
+    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or has_started(run))
+
+
+def has_started(run: run_folder.Run) -> bool:
+    """Whether ranks of the newest attempt have sent a heartbeat."""
+    return bool(read_beats(run.folder, fence.current(run.folder).number))
+
+
+def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
+    """The verdict with what was done about it, recorded as an event and, if the disk has room, in results.json."""
+    verdict = replace(verdict, done=done)
+    run.note("verdict", **verdict.record())
+    with suppress(RunError):
+        run.update_results(verdict=verdict.record())
+    return verdict
+
+
+def another(watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]) -> Request:
+    """A request for the next attempt: without the `broken` hosts and, if possible, without the `lost` ones.
+
+    Waits for lost nodes to come back when no others can replace them.
+
+    Raises:
+        BackendError: they did not come back in time, or it was stopped meanwhile.
+    """
+    deadline, said = time.monotonic() + PATIENCE, False
+    while True:
+        try:
+            return first_that_fits(watch.backend, jobs, [{**broken, **lost}, broken] if lost else [broken])
+        except BackendError as error:
+            if time.monotonic() > deadline or watch.interrupts.count or watch.run.is_asked_to_stop():
+                raise
+            if not said:
+                watch.say(f"waiting for nodes: {error}")
+                said = True
+        pause(watch, ASK_AGAIN)
+
+
+def first_that_fits(backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]) -> Request:
+    """The plan of the first job for which there are nodes; `choices` are sets of hosts to leave out, the preferred one first.
+
+    Raises:
+        BackendError: there are nodes for none of them; says what the last one lacked.
+    """
+    refused = BackendError("no job is left to try")
+    for without in choices:
+        for job in jobs:
+            try:
+                return backend.plan(job, without)
+            except BackendError as error:
+                refused = error
+    raise refused
+
+
+def pause(watch: Watch, seconds: float) -> None:
+    """Waits and shows progress; a request to stop ends the wait."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not watch.interrupts.count:
+        watch.show("")
+        time.sleep(0.1)
+
+
+def progress(run: run_folder.Run) -> int:
+    """How many checkpoints this run has committed."""
+    return sum(event["event"] == "checkpointed" for event in run.read_events())

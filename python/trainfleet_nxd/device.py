@@ -1,0 +1,132 @@
+"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core a rank, and NxD Core to divide a model.
+
+The last SDK with it is 2.31 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html, 2026-07-07):
+torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. Never run on a Trainium chip: tests/nxd runs it on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainfleet.devices.base import Call, Dice
+from trainfleet.devices.neuron import Core, is_native, is_stub, numbers, unusable
+from trainfleet.hardware import node_types
+from trainfleet.trust.errors import RunError
+
+TORCH = (2, 9)  # the only one of SDK 2.29 to 2.31
+
+
+class NeuronXla(Core):
+    kind = "neuron_xla"
+    backend = "xla"
+    lazy = True
+    tells_time = False
+
+    def __init__(self, index: int) -> None:
+        """The core number `index` of this node; PJRT's client is not made before `start`.
+
+        Raises:
+            RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the SDK's.
+        """
+        check_packages()
+        os.environ.setdefault("PJRT_DEVICE", "NEURON")  # the rest is of the job (plan/neuron_environment.py)
+        super().__init__()
+        self.executes = "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ  # by neuron_parallel_compile (node/precompile.py)
+
+    def start(self) -> None:
+        self.xla: Any = import_module("torch_xla")
+        self.runtime: Any = import_module("torch_xla.runtime")
+        self.model: Any = import_module("torch_xla.core.xla_model")
+        self.metrics: Any = import_module("torch_xla.debug.metrics")
+        import_module("torch_xla.distributed.xla_backend")  # registers the process group
+        self.torch_device: torch.device = self.xla.device()
+
+    def joined(self, rank: int, size: int) -> None:
+        found = int(self.runtime.global_ordinal()), int(self.runtime.world_size())
+        if found != (rank, size):
+            raise RunError(
+                f"torchrun started rank {rank} of {size}, and PyTorch/XLA takes it for rank {found[0]} of {found[1]}",
+                where=f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')}",
+                why="its collectives would change nothing, and every rank would train a model of its own",
+                next="on trn1: pip show libneuronxla; is PJRT_DEVICE=NEURON?",
+            )
+
+    def compiled(self, call: Call, dynamic: bool = False) -> Call:
+        return call  # all that is recorded is compiled
+
+    def autocast(self, dtype: torch.dtype) -> AbstractContextManager[object]:
+        return torch.autocast("xla", dtype=dtype)
+
+    def settle(self) -> None:
+        self.xla.sync()
+
+    def compilations(self) -> int:
+        found = self.metrics.metric_data("CompileTime")
+        return int(found[0]) if found else 0
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.torch_device)
+
+    def memory_bytes(self) -> int:
+        core = node_types.local_accelerator()
+        return int((core.memory_gib if core else 16) * 2**30)
+
+    def memory_used(self) -> int:
+        """From the runtime; 0 if it does not report it."""
+        try:
+            found = self.model.get_memory_info(self.torch_device)
+        except (RuntimeError, AttributeError):
+            return 0
+        return int(found.get("peak_bytes_used", found.get("bytes_used", 0)))
+
+    def synchronize(self) -> None:
+        self.xla.sync(wait=True)
+        self.model.wait_device_ops()
+
+    def generators(self) -> Sequence[Dice]:
+        return [torch.default_generator, Seeds(self.model)]
+
+
+class Seeds:
+    """The device's random numbers: PyTorch/XLA keeps one number for them."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def get_state(self) -> Tensor:
+        return torch.frombuffer(bytearray(int(self.model.get_rng_state()).to_bytes(8, "little")), dtype=torch.uint8)
+
+    def set_state(self, state: Tensor, /) -> None:
+        self.model.set_rng_state(int.from_bytes(state.numpy().tobytes(), "little"))
+
+    def manual_seed(self, seed: int, /) -> None:
+        self.model.set_rng_state(seed % 2**31)
+
+
+def check_packages() -> None:
+    """RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that trains on Trn1."""
+    found = {}
+    for name in ("torch", "torch-xla", "torch-neuronx", "neuronx-distributed"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            raise unusable("neuron-xla", f"{name} is not installed") from None
+    if numbers(found["torch"]) != TORCH or numbers(found["torch-xla"]) != TORCH:
+        raise unusable(
+            "neuron-xla", f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 of both"
+        )
+    neuron = found["torch-neuronx"]
+    if is_stub(neuron) or is_native(neuron):
+        kind = "the empty one of the public index" if is_stub(neuron) else "native PyTorch, which Trn1 has not"
+        raise unusable("neuron-xla", f"torch-neuronx {neuron} is {kind}")
+    if numbers(found["neuronx-distributed"]) < (0, 10):
+        raise unusable("neuron-xla", f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public index")

@@ -1,0 +1,325 @@
+"""NxD Core behind `Parts`: tensor and sequence parallelism, stages, ZeRO-1 and AdamW's fp32 copies as Trn1 has them.
+
+NxD's are the layers, the schedule of stages, how gradients are added up, clipped and dealt out, and the step. Ours are the model,
+its first values, the names and the files of a checkpoint. A step is two programs or more, one a micro-batch and one for the
+update, and the same ones at every step: one that is compiled after the second step is a fault, as it takes minutes each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import neuronx_distributed as nxd
+import torch
+from neuronx_distributed.parallel_layers.comm import all_gather, all_reduce
+from neuronx_distributed.parallel_layers.parallel_state import (
+    get_data_parallel_replica_groups,
+    get_tensor_model_parallel_replica_groups,
+)
+from neuronx_distributed.utils.activation_checkpoint import apply_activation_checkpointing
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainfleet import models
+from trainfleet.config import Config
+from trainfleet.config.named import named
+from trainfleet.config.optimizers import OPTIMIZERS
+from trainfleet.devices.base import Lazy
+from trainfleet.engine.batches import MicroBatch, filled
+from trainfleet.engine.parallel.pipeline import Absent
+from trainfleet.engine.parallel.rank_model import MOMENTS, State
+from trainfleet.engine.parallel.tensor import find_tied
+from trainfleet.engine.timing import Stopwatch
+from trainfleet.engine.world import World
+from trainfleet.models.network import Network
+from trainfleet.trust.errors import RunError
+
+from . import layers as nxd_layers
+from . import shards as nxd_shards
+from . import stages as nxd_stages
+from .shards import Slice
+
+SETTLED = 2  # steps that may compile: the second begins with the optimizer's state
+
+
+@dataclass
+class Owned:
+    """A parameter: where the model has it, how it lies in the whole, and what is updated: itself, or ZeRO-1's share of it."""
+
+    module: nn.Module
+    attribute: str
+    slice: Slice
+    master: Tensor
+
+    @property
+    def parameter(self) -> Tensor:
+        return cast(Tensor, self.module._parameters[self.attribute])
+
+
+class Nxd:
+    """A rank's part of the model as NxD Core divides it."""
+
+    whole = None
+    scale: Tensor | None = None
+
+    def __init__(self, config: Config, world: World) -> None:
+        """All ranks make it together."""
+        self.device, self.size, self.length = cast(Lazy, world.device), config.train.micro_batch, config.train.sequence_length
+        train, layout = config.train, config.train.layout
+        half = world.precision(train.precision) == torch.bfloat16
+        self.zero = not OPTIMIZERS[train.optimizer].whole and layout.shard == config.data_parallel
+        self.format = torch.bfloat16 if half and self.zero else torch.float32
+        self.casts = half and not self.zero
+        options = settings(config, self.zero)
+        copies = max(1, layout.tensor // config.model.kv_heads)  # ranks that have the same key-value heads
+        self.grid = nxd_shards.grid(copies)
+        self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
+        self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
+        self.like: MicroBatch | None = None  # the newest batch that it was trained on
+        with torch.device("meta"):
+            self.root = models.build(config.model)
+        if layout.tensor > 1:
+            nxd_layers.realise(self.root, self.format, copies, self.grid.tensor)
+        if layout.pipeline > 1:  # a later stage sees only tensor ranks' parts of the sequence
+            self.root.positions = torch.arange(self.length, device=self.device.torch_device)
+        self.stages = nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage) if layout.pipeline > 1 else None
+        names, tied = {(id(module), name): where for where, module, name in weights_of(self.root)}, find_tied(self.root)
+        self.again = {names[id(module), name]: names[id(owner), name] for module, (owner, name) in tied.items()}
+        self.slices: dict[
+            str, Slice
+        ] = {}  # noted before NxD moves the model, and leaves out what it does not know of a parameter
+        drawn = self._draw(train.seed)
+        if train.recompute == "full":
+            recompute(self.stages.head if self.stages else self.root)
+        if self.stages:
+            self.stages.initialize(options)
+        self.model: Any = None if self.stages else nxd.initialize_parallel_model(options, lambda: self.root)
+        for module, (owner, name) in tied.items():  # moved to the device, each has become a parameter of its own
+            module._parameters[name] = owner._parameters[name]
+        self.optimizer = optimizer(options, self.root, config)
+        self.held = self._hold(names)
+        self._add_up(copies)
+        self.set_weights(drawn)
+        self.steps, self.compiled = 0, 0
+
+    @torch.no_grad()
+    def _draw(self, seed: int) -> dict[str, Tensor]:
+        """The initial values of this rank's parameters, in fp32: those of a single process, sliced for this rank."""
+        found: dict[str, Tensor] = {}
+        made: dict[int, nn.Parameter] = {}
+        for where, module, name in weights_of(self.root):
+            old = cast(Tensor, module._parameters[name])
+            part = self.slices[where] = Slice.of(old)
+            if id(old) not in made:
+                values = self.root.draw(where, part.shape, seed, self.device.generator)
+                found[where] = part.cut(values, self.grid).clone()
+                made[id(old)] = nn.Parameter(found[where].to(self.format))
+                vars(made[id(old)]).update(vars(old))  # what NxD has noted of it
+            module._parameters[name] = made[id(old)]
+        return found
+
+    def _hold(self, names: Mapping[tuple[int, str], str]) -> dict[str, Owned]:
+        """Every parameter of this rank by its name in the whole model; a tied one once."""
+        inner = self.optimizer.optimizer
+        groups = zip(inner.param_groups, (inner.base_optimizer if self.zero else inner).param_groups, strict=True)
+        masters = {
+            id(own): master for ours, theirs in groups for own, master in zip(ours["params"], theirs["params"], strict=True)
+        }
+        found: dict[str, Owned] = {}
+        seen: set[int] = set()
+        for module in self.root.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in masters and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    where = names[id(module), name]
+                    found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
+        for held in found.values():  # moments from the start: the first step is then the same program as all others
+            self.states[held.master].update(first_moments(held.master))
+        return found
+
+    def _add_up(self, copies: int) -> None:
+        """Sums the gradients of ranks with the same key-value heads, so that the copies stay equal."""
+        rows = [list(row) for row in get_tensor_model_parallel_replica_groups()]
+        groups = [row[first : first + copies] for row in rows for first in range(0, len(row), copies)]
+
+        def total(gradient: Tensor) -> Tensor:
+            found = gradient.clone()
+            all_reduce("sum", found, groups)
+            return found
+
+        for held in self.held.values():
+            if held.slice.copies > 1:
+                held.parameter.register_hook(total)  # type: ignore[no-untyped-call]
+
+    @property
+    def states(self) -> Any:
+        inner = self.optimizer.optimizer
+        return (inner.base_optimizer if self.zero else inner).state
+
+    def listen(self, watch: Stopwatch) -> None:
+        pass  # the passes are recorded, not run, when their Python code is: no moment of the host is the device's
+
+    def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
+        self.compiled = self.device.compilations()
+        if self.stages:
+            given = [batch for _, batch in batches]
+            self.like = given[0]
+            with watch.part("pipeline"):
+                loss = self.stages.train(given)
+            return self._zero() if loss is None else loss * self.depth  # the last stage alone has one
+        total = self._zero()
+        for _, batch in batches:
+            self.like = batch
+            with watch.own_work(), self._format():
+                loss = self.model(batch.inputs, **batch.named) / self.micro_batches
+            with watch.part("backward"):
+                loss.backward()
+            total += loss.detach()
+            self.device.settle()
+        return total
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), device=self.device.torch_device)
+
+    def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
+        """One step; NxD returns the norm only after it: a bad step has been taken by then, and ends the run at the next check."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        skips(self.optimizer.grad_norm.reshape(()).float())
+        self.optimizer.zero_grad(set_to_none=True)
+        self.device.settle()
+        self.steps += 1
+        new = self.device.compilations() - self.compiled
+        if new and self.steps > SETTLED:
+            raise RunError(
+                f"{new} programs were compiled anew in step {self.steps} of this attempt", where="PyTorch/XLA",
+                why="steps must be the same program after the second: something in them changes its shape or is a constant",
+                next="XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 tells of which; github.com/pytorch/xla, docs/source/learn/troubleshoot.md",
+            )  # fmt: skip
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
+        """Ranks of a group compute the same loss and share it. All run equally often: a program has all ranks' collectives."""
+        total = self._zero()
+        self.root.eval()
+        passes = -(-most // self.size)
+        passes = -(-passes // self.micro_batches) * self.micro_batches if self.stages else passes
+        assert self.like, "validation comes after a step"
+        given = list(filled(batches, passes, self.like.blank(self.size)))
+        for start in range(0, len(given), self.micro_batches) if self.stages else ():
+            assert self.stages
+            mean = self.stages.evaluate(given[start : start + self.micro_batches])
+            total += 0 if mean is None else mean * self.micro_batches
+        for batch in given if not self.stages else ():
+            with self._format():
+                total += self.model(batch.inputs, **batch.named, reduction="sum")
+            self.device.settle()
+        self.root.train()
+        return total / self.grid.slices
+
+    def _format(self) -> AbstractContextManager[object]:
+        return self.device.autocast(torch.bfloat16) if self.casts else nullcontext()
+
+    def state(self) -> State:
+        found: State = {"model": self.weights(), "optimizer": {}}
+        for name, held in self.held.items():
+            for moment, value in self.states[held.master].items():
+                part = value.detach().cpu() if not value.ndim else held.slice.join(value, self.grid, self.zero)
+                found["optimizer"][f"{MOMENTS}{name}.{moment}"] = part
+        return found
+
+    def restore(self, state: State) -> None:
+        self.set_weights(state["model"])
+        for name, held in self.held.items():
+            for moment, target in self.states[held.master].items():
+                nxd_shards.put(target, state["optimizer"][f"{MOMENTS}{name}.{moment}"])
+        self.device.settle()
+
+    def weights(self) -> State:
+        """The fp32 copies where ZeRO-1 keeps them, and the weights themselves elsewhere; a tied one under both its names."""
+        found: State = {name: held.slice.join(held.master, self.grid, self.zero) for name, held in self.held.items()}
+        return found | {name: found[first] for name, first in self.again.items() if first in found}
+
+    def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
+        """Into what the optimizer updates and into the model: NxD's own loading leaves one of them stale (README, Trainium)."""
+        for name, held in self.held.items():
+            if name not in weights:
+                continue
+            found = held.slice.cut(weights[name], self.grid) if whole else weights[name]
+            if self.zero and not isinstance(found, DTensor):
+                found = share(found, self.grid)
+            nxd_shards.put(held.master, found)
+            if self.zero:
+                self._spread(held)
+        self.device.settle()
+
+    def _spread(self, held: Owned) -> None:
+        """Gives the model a parameter of which each data-parallel rank has a share."""
+        shares = held.master.data.to(held.parameter.dtype)
+        full = all_gather(shares, dim=0, groups=get_data_parallel_replica_groups()) if self.ways > 1 else shares
+        held.parameter.data.copy_(full[: len(held.parameter)])
+        self.device.settle()
+
+    def broken(self) -> list[str]:
+        return [name for name, held in self.held.items() if not bool(held.master.isfinite().all())]
+
+
+def settings(config: Config, zero: bool) -> dict[str, Any]:
+    """NxD's own config, which also makes its groups of ranks."""
+    train, layout = config.train, config.train.layout
+    ways = config.data_parallel
+    found: dict[str, Any] = nxd.neuronx_distributed_config(
+        tensor_parallel_size=layout.tensor,
+        pipeline_parallel_size=layout.pipeline,
+        pipeline_config={"num_microbatches": train.global_batch // (ways * train.micro_batch), "use_zero1_optimizer": zero},
+        optimizer_config={"zero_one_enabled": zero, "grad_clipping": True, "max_grad_norm": train.gradient_clip or math.inf},
+        sequence_parallel=layout.tensor > 1,
+        mixed_precision_config={"use_master_weights": zero, "use_fp32_grad_acc": zero, "use_master_weights_in_ckpt": zero},
+    )
+    return found
+
+
+def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
+    """NxD's, around the one that the config names; it decays matrices and not vectors."""
+    train = config.train
+    values: dict[str, Any] = {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": train.weight_decay},
+        {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    row = OPTIMIZERS[train.optimizer]
+    if row.whole:
+        groups[0]["matrix"] = True
+    elif options["optimizer_config"]["zero_one_enabled"]:
+        values["max_norm"] = options["optimizer_config"]["max_grad_norm"]  # NxD 0.18 does not pass it on: torch_xla's is 1.0 then
+    return nxd.initialize_parallel_optimizer(options, named(row.xla), groups, **values)
+
+
+def first_moments(master: Tensor) -> dict[str, Tensor]:
+    return {"step": torch.zeros(()), "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Every parameter's name, its module and the attribute; a tied one under all its names."""
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield f"{prefix}.{name}", module, name
+
+
+def recompute(model: Network) -> None:
+    """Makes blocks keep their input alone for the backward pass."""
+    kind = type(next(block for block in model.get_submodule(model.plan.blocks).children() if not isinstance(block, Absent)))
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, kind))
+
+
+def share(slice_: Tensor, grid: nxd_shards.Grid) -> Tensor:
+    """A data-parallel rank's share of a slice, by its rows."""
+    each = -(-len(slice_) // grid.ways)
+    return slice_[grid.data * each : (grid.data + 1) * each]

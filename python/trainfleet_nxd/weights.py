@@ -1,0 +1,210 @@
+"""A model's weights as AWS's examples for NxD Core have them, both ways: Hugging Face's names, slices of tensor ranks, stages.
+
+Llama's query, key and value stand side by side there, and so do gate and up projection; where there are fewer key-value heads
+than tensor ranks, each is on several, and the query heads go with them in Trn1's order. github.com/aws-neuron/neuronx-distributed
+fbac349: examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain, scripts/checkpoint_converter.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainfleet.config.families import FAMILIES, Slices
+from trainfleet.config.types import Model
+from trainfleet.trust.errors import RunError
+
+Names = dict[str, Tensor]
+LAYER = re.compile(r"\.layers?\.(\d+)\.")
+BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}  # one tensor under two names, as transformers has it
+COPIES_DIFFER = 0.1  # of their norm: those of one head differ by stochastic rounding alone, those of two by far more
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The degrees by which a model is divided."""
+
+    tensor: int
+    pipeline: int
+
+    def __str__(self) -> str:
+        return f"TP {self.tensor}, PP {self.pipeline}"
+
+
+def slices_of(shape: Model) -> Slices:
+    """How AWS's modules of the model's family are divided; Mistral's are Llama's."""
+    found = FAMILIES[shape.family].slices
+    assert found is not None, f"{shape.family}: refusal says so"
+    return found
+
+
+def refusal(shape: Model, degrees: Degrees) -> str:
+    """Why a model can't be divided so; "" where it can."""
+    tensor = degrees.tensor
+    slices = FAMILIES[shape.family].slices
+    if slices is None:
+        have = [family.name for family in FAMILIES.values() if family.slices]
+        return f"AWS's examples for NxD Core have no {shape.family}: {', '.join(have)}"
+    if not slices.staged and degrees.pipeline > 1:
+        return f"AWS's {shape.family.upper()} for NxD Core has no stages"
+    if degrees.pipeline > shape.layers:
+        return f"{degrees.pipeline} stages of {shape.layers} layers"
+    divided = {"heads": shape.heads}
+    if slices.fused:
+        divided |= {"vocabulary_size": shape.vocabulary_size, "intermediate_size": shape.intermediate_size}
+        if max(tensor, shape.kv_heads) % min(tensor, shape.kv_heads):
+            return f"model.kv_heads is {shape.kv_heads}, and neither divides {tensor} tensor ranks nor is divided by them"
+    return next((f"model.{name} is {size}, not divisible by {tensor}" for name, size in divided.items() if size % tensor), "")
+
+
+def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int], Names]:
+    """What each (tensor rank, stage) has of weights under Hugging Face's names, in the order of modules."""
+    slices, size = slices_of(shape), degrees.tensor
+    named = dict(whole)
+    for mine, theirs in (slices.tied, *BESIDE.items()):
+        if theirs in named:
+            named.setdefault(mine, named[theirs])
+
+    def part(rank: int, stage: int) -> Names:
+        found = {
+            name: cut(name, value, shape, rank, size)
+            for name, value in named.items()
+            if stage_of(name, shape, degrees.pipeline) == stage
+        }
+        return fuse(found, shape, size) if slices.fused else found
+
+    return part
+
+
+def stage_of(name: str, shape: Model, stages: int) -> int:
+    """NxD's even split of the layers, of which the last stages have one more where they do not come out even."""
+    layer = LAYER.search(name)
+    if not layer:
+        return 0 if "embed" in name else stages - 1
+    least, more = divmod(shape.layers, stages)
+    ends = [sum(least + (each >= stages - more) for each in range(stage + 1)) for stage in range(stages)]
+    return next(stage for stage, end in enumerate(ends) if int(layer[1]) < end)
+
+
+def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
+    """A tensor rank's slice."""
+    slices, copies = slices_of(shape), max(1, size // shape.kv_heads)
+    if slices.fused and copies > 1:
+        if re.search(r"[kv]_proj\.", name):
+            return value.chunk(shape.kv_heads)[rank % shape.kv_heads].clone()
+        if re.search(r"[qo]_proj\.", name):
+            return value.chunk(size, 1 if "o_proj" in name else 0)[order(shape.kv_heads, copies)[rank]].clone()
+    if re.search(slices.column, name):
+        return value.chunk(size, 0)[rank].clone()
+    return value.chunk(size, 1)[rank].contiguous().clone() if re.search(slices.row, name) else value
+
+
+def order(heads: int, copies: int) -> list[int]:
+    """Which group of query heads each tensor rank has on Trn1, where key-value heads come in turn: 0, 1, 0, 1."""
+    return [head * copies + copy for copy in range(copies) for head in range(heads)]
+
+
+def fuse(found: Names, shape: Model, size: int) -> Names:
+    """Gate and up projection as one, and query, key and value where AWS's own flags have them so."""
+    together: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")}
+    triple = tuple(f"self_attn.{each}_proj.weight" for each in "qkv")
+    if size > shape.kv_heads:
+        together["self_attn.qkv_proj.weight_qkv"] = triple
+    elif shape.heads == shape.kv_heads:
+        together["self_attn.qkv_proj.weight"] = triple
+    for fused, parts in together.items():
+        for name in [name for name in found if name.endswith(parts[0])]:
+            prefix = name.removesuffix(parts[0])
+            found[prefix + fused] = torch.cat([found.pop(prefix + each) for each in parts])
+    return found
+
+
+class Stored(Protocol):
+    """A tensor in a file, which says its size and number format, as safetensors' do, before it is read."""
+
+    def get_shape(self) -> tuple[int, ...]: ...
+    def get_dtype(self) -> str: ...
+    def read(self) -> Tensor: ...
+
+
+class Whole:
+    """Slices put together: what `huggingface.load` asks of a file, under Hugging Face's names."""
+
+    def __init__(self, ranks: Sequence[Mapping[str, Stored]], shape: Model, where: str) -> None:
+        """`ranks`: what each tensor rank has, of all stages."""
+        self.ranks, self.shape, self.where = ranks, shape, where
+        self.sources = {name: (key, pick) for key in ranks[0] for name, pick in parts_of(key)}
+
+    def keys(self) -> list[str]:
+        return list(self.sources)
+
+    def get_slice(self, name: str) -> Stored:
+        key, _ = self.sources[name]
+        if missing := [rank for rank, found in enumerate(self.ranks) if key not in found]:
+            raise RunError(f"lacks {key} of tensor rank {missing[0]}", where=self.where, next="copy the checkpoint again")
+        return self.ranks[0][key]
+
+    def get_tensor(self, name: str) -> Tensor:
+        key, pick = self.sources[name]
+        try:
+            return self._join(name, [pick(rank[key].read(), self.shape, len(self.ranks)) for rank in self.ranks])
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise RunError(f"has another {key} than this model", where=self.where, why=str(error),
+                           next="make model.* in the config the same") from error  # fmt: skip
+
+    def _join(self, name: str, slices: list[Tensor]) -> Tensor:
+        how, heads = slices_of(self.shape), self.shape.kv_heads
+        copies = max(1, len(slices) // heads)
+        if how.fused and re.search(r"[kv]_proj\.", name):
+            return once(torch.cat(slices), copies, name)
+        if how.fused and copies > 1 and re.search(r"[qo]_proj\.", name):
+            slices = [slices[order(heads, copies).index(group)] for group in range(len(slices))]
+        if re.search(how.column, name):
+            return torch.cat(slices, 0)
+        return torch.cat(slices, 1) if re.search(how.row, name) else slices[0]
+
+
+Pick = Callable[[Tensor, Model, int], Tensor]
+
+
+def parts_of(key: str) -> list[tuple[str, Pick]]:
+    """Hugging Face's names for what stands under a key, and how to take each from a rank's slice."""
+    prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
+    if attention and last in ("weight_qkv", "weight"):
+        return [(f"{prefix}self_attn.{each}_proj.weight", partial(third, index)) for index, each in enumerate("qkv")]
+    if attention and last in ("weight_q", "weight_k", "weight_v"):
+        return [(f"{prefix}self_attn.{last[-1]}_proj.weight", alone)]
+    prefix, both, _ = key.rpartition("mlp.gate_up_proj.weight")
+    return (
+        [(f"{prefix}mlp.{each}_proj.weight", partial(half, index)) for index, each in enumerate(("gate", "up"))]
+        if both
+        else [(key, alone)]
+    )
+
+
+def alone(value: Tensor, shape: Model, ranks: int) -> Tensor:
+    return value
+
+
+def half(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
+    return value.chunk(2)[index]
+
+
+def third(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
+    """Of query, key and value, which are of different sizes where heads share keys."""
+    heads = max(1, shape.kv_heads // ranks) * shape.head_features
+    return torch.split(value, [shape.heads // ranks * shape.head_features, heads, heads])[index]
+
+
+def once(all_copies: Tensor, copies: int, name: str) -> Tensor:
+    """The first of key-value heads that stand there several times, as NxD's own converter takes it."""
+    first, *others = all_copies.chunk(copies)
+    if any((other.float() - first.float()).norm() > COPIES_DIFFER * first.float().norm() for other in others):
+        raise ValueError(f"the copies of {name} are not in Trn1's order")
+    return first

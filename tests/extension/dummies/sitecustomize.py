@@ -1,0 +1,20 @@
+"""For every Python that has this folder in its path: there is one more of each thing, each a row in its one place."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from trainfleet.config.families import FAMILIES
+from trainfleet.config.optimizers import OPTIMIZERS, Optimizer
+from trainfleet.data.sources import FORMATS, Format
+from trainfleet.hardware import node_types
+from trainfleet.watch import catalogue
+from trainfleet.watch.causes import CAUSES, Cause
+
+node_types.INSTANCE_TYPES["x9.48xlarge"] = replace(
+    node_types.INSTANCE_TYPES["p5.48xlarge"], name="x9.48xlarge", usd_per_hour=77.0, sagemaker_usd_per_hour=99.0
+)
+OPTIMIZERS["lion"] = Optimizer("lion", "dummy_parts:lion", moments=5, others=5)
+FAMILIES["giraffe"] = replace(FAMILIES["llama"], name="giraffe", module="dummy_parts:Giraffe")
+FORMATS["rot13"] = Format("rot13", (".rot",), "dummy_reader:read_rot13")
+CAUSES["moths"] = Cause("moths", "moths have been here", "make camphor")
+catalogue.FOLDERS.append(Path(__file__).parent)

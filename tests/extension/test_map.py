@@ -1,0 +1,93 @@
+"""One more of each thing, each a row in its one place, goes through plan, memory, cost, launch, report and verdict."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from things import PAGE, parts, table
+
+import verbs
+
+DUMMIES = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "dummies"), verbs.PACKAGES])}
+CONFIG: dict[str, Any] = {
+    "name": "dummy",
+    "data": {"name": "turned", "sources": ["text"], "vocabulary_size": 300},
+    "model": {"family": "giraffe", "layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
+    "train": {"steps": 4, "global_batch": 4, "sequence_length": 32, "optimizer": "lion", "log_every": 1, "compile": False},
+    "checkpoint": {"every": 2},
+    "fleet": {"backend": "local", "nodes": 1},
+}
+FLEET = (
+    "fleet.nodes=2 model.preset=llama-3-8b model.family=null train.micro_batch=1"
+    " train.layout.shard=16 train.layout.tensor=1 train.layout.pipeline=1 train.layout.context=1 train.global_batch=64"
+    " fleet.instance_type=x9.48xlarge"
+)
+SLURM = " fleet.backend=slurm fleet.shared_folder=/fsx"
+HOSTED = (
+    " fleet.backend=sagemaker fleet.sagemaker.role=arn:aws:iam::123456789012:role/x fleet.shared_folder=s3://bkt/runs"
+    " data.store=s3://bkt/sets data.sources=[s3://bkt/text] fleet.aws.region=us-east-1 checkpoint.destination=s3://bkt/checkpoints"
+    " fleet.image=123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path in verbs.write_text(tmp_path / "text").iterdir():
+        path.with_suffix(".rot").write_text(codecs.encode(path.read_text(), "rot13"))
+        path.unlink()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    return tmp_path
+
+
+def planned(folder: Path, words: str) -> dict[str, Any]:
+    verbs.enter(folder, "plan", f"SET={words}", "OUT=out", variables=DUMMIES)
+    return json.loads((folder / "out" / "plan.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_a_type_s_price_and_an_optimizer_s_memory_are_in_the_plan(folder: Path) -> None:
+    lion, adamw = planned(folder, f"{FLEET}{SLURM}"), planned(folder, f"{FLEET}{SLURM} train.optimizer=adamw")
+    moments = [plan["estimate"]["memory"]["moments"] for plan in (lion, adamw)]
+    assert moments[0] == pytest.approx(2.5 * moments[1])
+    assert lion["estimate"]["bill"]["node"] == 77 and lion["estimate"]["usd"] > 0
+
+
+def test_sagemaker_s_price_of_a_type_is_in_its_row(folder: Path) -> None:
+    said = verbs.enter(folder, "plan", f"SET={FLEET}{HOSTED}", variables=DUMMIES | {"AWS_EC2_METADATA_DISABLED": "true"}, code=1)
+    assert "198.00  2 x ml.x9.48xlarge" in said and "without credentials" in said
+
+
+def test_a_run_of_all_dummies_is_launched_and_reported(folder: Path) -> None:
+    verbs.enter(folder, "train", variables=DUMMIES)
+    assert sorted(verbs.losses(folder / "runs" / "dummy")) == [1, 2, 3, 4]
+    assert "word" in (folder / "data" / "turned" / "tokenizer.json").read_text(), "texts were turned back"
+    results = json.loads((folder / "runs" / "dummy" / "results.json").read_text())
+    assert (results["status"], results["model"]["family"]) == ("finished", "giraffe")
+    verbs.enter(folder, "report", variables=DUMMIES)
+    assert "giraffe" in (folder / "runs" / "dummy" / "report.html").read_text()
+    assert "finished" in verbs.enter(folder, "status", variables=DUMMIES)
+
+
+def test_a_backend_of_another_package_is_planned_on_launches_and_reports(folder: Path) -> None:
+    words = "SET=fleet.backend=meadow"
+    assert planned(folder, "fleet.backend=meadow")["estimate"]["memory"]
+    verbs.enter(folder, "train", words, variables=DUMMIES)
+    results = json.loads((folder / "runs" / "dummy" / "results.json").read_text())
+    assert (results["status"], results["backend"]) == ("finished", "meadow")
+    verbs.enter(folder, "report", words, variables=DUMMIES)
+    assert "meadow" in (folder / "runs" / "dummy" / "report.html").read_text()
+    assert "is not one of" in verbs.enter(folder, "plan", words, code=2), "without that package"
+
+
+def test_a_failure_is_named_by_a_cause_of_the_dummies(folder: Path) -> None:
+    said = verbs.enter(folder, "train", variables=DUMMIES | {"DUMMY_WOUND": "1"}, code=1)
+    assert "moths have been here" in said and "make camphor" in said
+
+
+def test_contributing_s_table_is_the_map_s() -> None:
+    assert parts()[1] == table(), f"python {Path(__file__).with_name('things.py')} writes it into {PAGE}"

@@ -1,0 +1,90 @@
+"""The pages for readers: every link leads somewhere, every command is one, and every config plans."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import pages
+from pages import ROOT
+from trainfleet import entrypoint, supervisor
+from trainfleet.backends import terms_of
+from trainfleet.cli import VERBS
+from trainfleet.cli.variables import read_variables
+from trainfleet.config.load import Settings, load
+from trainfleet.health import fence, lease
+from trainfleet.launch import execution
+from trainfleet.node import barrier, exit_codes
+from trainfleet.recipes import all_recipes
+from trainfleet.trust.errors import ConfigError, TrainfleetError
+
+OF_MAKE = {"drills", "help"}  # verbs of the Makefile alone
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that headings of a page have in a link, as GitHub and MkDocs make them."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", pages.ALL, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if not re.match("[a-z]+:", link):
+            path, _, heading = link.partition("#")
+            there = page.parent / path if path else page
+            assert there.exists(), link
+            assert not heading or heading in anchors(there), link
+
+
+def test_the_readme_links_to_every_page() -> None:
+    linked = {
+        (ROOT / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / "README.md").read_text())
+    }
+    evidence = {page for page in pages.ALL if page.parent.name == "evidence"}  # its own README lists these
+    assert {page for page in pages.ALL if page.is_relative_to(ROOT / "docs")} - evidence <= linked
+    assert {page.name for page in evidence} <= {*re.findall(r"\]\(([a-z]+\.md)\)", pages.EVIDENCE.read_text()), "README.md"}
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1300
+
+
+@pytest.mark.parametrize("page", pages.ALL, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_is_a_verb_with_its_variables(page: Path) -> None:
+    for command in pages.commands(page):
+        program, verb, *words = shlex.split(command)
+        if program == "make" and verb not in OF_MAKE:
+            read_variables(verb, VERBS[verb], words, {})
+            recipe = next((word.partition("=")[2] for word in words if word.startswith("RECIPE=")), None)
+            assert recipe is None or recipe in {known.name for known in all_recipes()}
+
+
+@pytest.mark.parametrize("text", [text for _, text in pages.configs() if 'preset: "hf:' not in text], ids=pages.name_of)
+def test_every_config_is_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    load(Settings(Path("config.yaml")), terms_of)
+
+
+def test_the_page_of_errors_has_the_exit_codes_of_the_program() -> None:
+    parts = re.split("^## .*", (ROOT / "docs/reference/errors.md").read_text(), flags=re.MULTILINE)
+    verb, node = ({int(code) for code in re.findall(r"^\| (\d+) \|", part, flags=re.MULTILINE)} for part in parts[1:3])
+    assert verb == {0, TrainfleetError.exit_code, ConfigError.exit_code, execution.STOPPED}
+    again = {entrypoint.AGAIN, supervisor.OCCUPIED, fence.Fenced.exit_code}
+    other = {exit_codes.ELSEWHERE, lease.LEFT}
+    assert node == {barrier.Missing.exit_code, supervisor.SEVERED, supervisor.UNLOGGED} | again | other
+    assert len(again) == len(other) == 1  # each is one row
+
+
+def test_each_word_of_the_glossary_is_used_in_messages_or_pages() -> None:
+    glossary = ROOT / "docs/reference/glossary.md"
+    words = re.findall(r"^\| ([A-Za-z-][A-Za-z -]*) \|", glossary.read_text(), flags=re.MULTILINE)
+    defined = [word for word in words if word != "word"]
+    assert len(defined) == len(set(defined)) > 40
+    others = [page for page in pages.ALL if page != glossary]
+    used = " ".join(path.read_text().lower() for path in [*others, *(ROOT / "python").rglob("*.py")])
+    assert not [word for word in defined if word.lower() not in used]
