@@ -24,8 +24,10 @@ verify() {
   echo "python: $folder, torch $found"
 }
 
-install() {
-  if command -v uv > /dev/null; then uv pip install --quiet --python "$folder/bin/python" "$@"; else "$folder/bin/python" -m pip install -q "$@"; fi
+install() { # without the constraints and other habits of whoever owns this node
+  local words=("$folder/bin/python" -m pip install -q)
+  ! command -v uv > /dev/null || words=(uv pip install --quiet --python "$folder/bin/python")
+  "$folder/bin/python" "$locks/scripts/pip_sources.py" run "${words[@]}" "$@"
 }
 
 lines_of() { awk -v wanted="$1" '/^[^ ]/ { kind = /^torch==/ ? "torch" : "rest" } kind == wanted' "$locks/requirements.lock"; }
@@ -36,6 +38,7 @@ apply() {
   [ "$torch_index" != - ] || index=() build=""
   [ ${#hashes[@]} -gt 0 ] || lines_of torch | grep -q "^$torch " ||
     { echo "python: neither requirements.lock nor docker/stack.lock.yaml has a SHA-256 of $torch" && exit 1; }
+  "$python" "$locks/scripts/pip_sources.py" check
   rm -rf "$folder" && mkdir -p "${folder%/*}"
   if command -v uv > /dev/null; then uv venv --quiet --relocatable --python "$python" "$folder"; else "$python" -m venv "$folder"; fi
   if [ ${#hashes[@]} -gt 0 ]; then echo "$torch ${hashes[*]}"; else lines_of torch; fi | sed "s/^torch==[0-9.]*/&$build/" > "$folder/torch.lock"

@@ -8,18 +8,14 @@ python=.venv/bin/python
 cpu_index=https://download.pytorch.org/whl/cpu # PyTorch's own index of builds without CUDA
 
 uses_uv() { [ "${TRAINFLEET_PIP:-}" != pip ] && command -v uv > /dev/null; }
-pip_option() { python3 -m pip config get "global.$1" 2> /dev/null || true; } # one that is not set is no error
 is_whole() { [ -x "$python" ] && { uses_uv || "$python" -m pip --version > /dev/null 2>&1; }; } # one whose making was stopped is not
 needs_cuda() { "$python" -c 'import importlib.metadata as m; exit(not any("nvidia" in r for r in m.requires("torch") or ()))' 2> /dev/null; }
 has_gpu() { [ -d /proc/driver/nvidia/gpus ] || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
 install() { # as pip install, silent unless it fails; nothing that the locks do not name by its SHA-256
-  if uses_uv; then
-    local links=${UV_FIND_LINKS:-$(pip_option find-links)} # of pip's configuration, which uv does not read: where else wheels are
-    env ${links:+UV_FIND_LINKS="$links"} uv pip install --quiet --python "$python" --require-hashes --no-deps "$@"
-  else
-    "$python" -m pip install --quiet --quiet --disable-pip-version-check --require-hashes --no-deps "$@"
-  fi
+  local words=("$python" -m pip install --quiet --quiet --disable-pip-version-check)
+  ! uses_uv || words=(uv pip install --quiet --python "$python")
+  python3 scripts/pip_sources.py run "${words[@]}" --require-hashes --no-deps "$@"
 }
 
 install_cpu_torch() { # a tenth of the usual build's size; where it can't be had in seconds, the usual one does
@@ -41,6 +37,7 @@ apply() {
   trap 'echo "stopped; the same command begins again where it has to" >&2; exit 130' INT TERM
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null ||
     { echo "trainfleet needs Python 3.11 or newer as python3; $(python3 --version 2> /dev/null || echo 'there is none: install python3 and python3-venv')" >&2 && exit 1; }
+  python3 scripts/pip_sources.py check || exit 1
   echo "installing $* into .venv with $(uses_uv && echo uv || echo pip) ..."
   { sleep "${TRAINFLEET_REMIND:-15}" > /dev/null 2>&1; echo "still at it: some hundred MB are loaded, or the package index does not answer (pip config list names it)"; } &
   reminder=$!; trap 'kill "$reminder" 2> /dev/null || true' EXIT

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,6 @@ import pytest
 from checkouts import CANARY, ROOT, Checkout, Tell, buildah, reference_in
 
 from requirement import need_program
-from trainfleet.images.building import pip_settings
 
 BASE = "localhost/trainfleet-test-base:1"
 
@@ -48,17 +49,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def outside(store: Path) -> Iterator[dict[str, str]]:
     """The environment of a user who builds: pip's configuration with a password in it, and a secret of a run's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CERT"}
-    files = [part for part in ("find-links", "extra-index-url", "index-url") if part in pip_settings()]
+    script = [sys.executable, str(ROOT / "scripts" / "pip_sources.py"), "show"]
+    settings = json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout)["values"]
+    files = [part for part in ("find-links", "extra-index-url", "index-url") if part in settings]
     served = store / "served"
     served.mkdir(exist_ok=True)
     handler = functools.partial(Quiet, directory=served)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://me:{CANARY}-pip@127.0.0.1:{server.server_port}"
-        lines = [
-            f"{part} = {' '.join(reached(word, served, address) for word in pip_settings()[part].split())}" for part in files
-        ]
-        lines += ["retries = 1", "timeout = 60", f"trusted-host = 127.0.0.1:{server.server_port}", *lines_of_canary(address)]
+        lines = [f"{part} = {' '.join(reached(word, served, address) for word in settings[part].split())}" for part in files]
+        lines += ["retries = 1", "timeout = 60", f"trusted-host = 127.0.0.1:{server.server_port}"]
+        lines += [] if "extra-index-url" in settings else [f"extra-index-url = {address}/none/"]  # one with a password
+        lines += [f"constraint = {store}/none.txt"]  # as companies have them: the container has no such file
         (store / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
         yield kept | {
             "PIP_CONFIG_FILE": str(store / "pip.conf"), "PYTHONPATH": str(ROOT / "python"), "HF_TOKEN": f"{CANARY}-run",
@@ -80,11 +83,6 @@ def reached(word: str, served: Path, address: str) -> str:
     if not (served / name).is_symlink():
         (served / name).symlink_to(path.parent if path.name == "simple" else path)
     return f"{address}/{name}/{'simple' if path.name == 'simple' else ''}"
-
-
-def lines_of_canary(address: str) -> list[str]:
-    """An index with a password, also where pip needs no other than the usual one."""
-    return [] if "extra-index-url" in pip_settings() else [f"extra-index-url = {address}/none/"]
 
 
 @pytest.fixture(scope="session")

@@ -182,9 +182,11 @@ def test_a_build_is_given_arguments_secrets_by_file_and_the_context(
     path: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = recipe()
-    settings = {"index-url": "https://me:canary-31337@index.example/simple", "cert": str(tmp_path / "ca.pem")}
-    (tmp_path / "ca.pem").write_text("certificates")
-    monkeypatch.setattr(building, "pip_settings", lambda: settings)
+    certificate = tmp_path / "ca.pem"
+    certificate.write_text("certificates")
+    for variable, value in {"CONFIG_FILE": os.devnull, "INDEX_URL": "https://me:canary-31337@index.example/simple", "CERT": certificate,
+                            "CLIENT_CERT": certificate, "CONSTRAINT": "none.txt", "FIND_LINKS": "/wheels https://w.example"}.items():  # fmt: skip
+        monkeypatch.setenv(f"PIP_{variable}", str(value))
     fake(path, name, f"""case "$1" in
   build) for word; do case $word in --secret=id=pip,*) cat "${{word#*src=}}" > {tmp_path}/given ;; esac; done; : > {tmp_path}/built; echo "at https://me:canary-31337@index.example" ;;
   images) ;;
@@ -201,11 +203,10 @@ esac""")  # fmt: skip
         assert f"--build-arg={name_}={value}" in line
     assert "--build-arg=LAYERS=system=" in line and "--label" not in line
     assert f"--tag={made.reference}" in line and f"--secret=id=ca,src={tmp_path}/ca.pem" in line and found.layers[-1] == 5
-    assert (
-        "canary" not in line
-        and "canary-31337" in (tmp_path / "given").read_text()
-        and "cert" not in (tmp_path / "given").read_text()
-    )
+    assert f"--secret=id=client,src={certificate}" in line and "canary" not in line
+    given = (tmp_path / "given").read_text()
+    assert "canary-31337" in given and str(tmp_path) not in given and "constraint" not in given and "find-links = https://w.example\n" in given
+    assert "find-links /wheels is not used" in said[1] and "constraint" in said[2]
     assert not Path(line.split()[-1]).parent.exists(), "the secret's file is gone with the context"
     assert said[0] == "rebuilt: system, fabric, python, code" and "built" in said[-1]
     for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
@@ -240,8 +241,8 @@ SAID = {  # words of docker, podman and buildah (their issue trackers), and what
     "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.base_image"),
     "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
     "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("not what the lock names", "stack.lock.yaml"),
-    "efa: can't download https://efa-installer": ("could not download", "pip config list"),
-    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip config list"),
+    "efa: can't download https://efa-installer": ("could not download", "pip's index"),
+    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip's index"),
     "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.base_image"),
     "WARNING: image platform ({arm64 linux  [] }) does not match the expected platform ({amd64 linux  [] })":
         ("another processor", "linux/amd64"),

@@ -82,7 +82,7 @@ def make_wheel(folder: Path, name: str, version: str = "1.0") -> Path:
 def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> None:
     """The real python.sh, with pip and without a network, as for Trn1: torch and torch-xla have hashes, Neuron's own have none."""
     (tmp_path / "scripts").mkdir()
-    for name in ("python.sh", "unpinned.py"):
+    for name in ("pip_sources.py", "python.sh", "unpinned.py"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     (tmp_path / "requirements.lock").write_text("torch==2.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
     wheels = {
@@ -104,8 +104,7 @@ def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> N
 
 def test_another_file_of_a_locked_version_is_not_installed(tmp_path: Path) -> None:
     """The real venv.sh, with pip and without a network: a wheel that fits its hash is installed, one that does not is refused."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "venv.sh").write_bytes((ROOT / "scripts" / "venv.sh").read_bytes())
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     wheel = make_wheel(tmp_path, "plain")
     environment = os.environ | {"TRAINFLEET_PIP": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     for digest, code in (("0" * 64, 1), (hashlib.sha256(wheel.read_bytes()).hexdigest(), 0)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,10 @@ from .steps import NOISE, BuildSteps
 
 KEPT = 40  # last lines of a builder, in which the cause of its failure is looked for
 SHOWN, MOST = 6, 600  # of them in a message, and letters of one
-CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+CERTIFICATES = {  # pip's option: its secret in docker/Dockerfile, and where that is mounted
+    "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
+    "client-cert": ("client", "/run/secrets/client"),
+}
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
 
@@ -54,9 +58,11 @@ TROUBLES = (
             "the base image {base} can't be pulled", "fleet.base_image names a mirror's, or a local one", in_steps=False),
     Trouble(r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
             "what was downloaded is not what the lock names", "look at its words above; then docker/stack.lock.yaml"),
+    Trouble(r"the package index asks for a password", "the package index asks for a password",
+            "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple"),
     Trouble(r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed to fetch|Unable to fetch"
             r"|connection refused|timed out|new connection|certificate verify failed",
-            "a step could not download what it needs", "pip's configuration here is the build's too: pip config list"),
+            "a step could not download what it needs", "the build uses pip's index, proxy and certificate of this machine: pip config list"),
     Trouble(r"EACCES|permission denied|operation not permitted", "the builder may not do this here",
             "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves"),
 )  # fmt: skip
@@ -87,7 +93,7 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
     unset = {name: "" for _, names in PARTS.values() for name in names}  # buildah warns of each that it is not given
     arguments = unset | dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
-    with tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder, secrets_in(Path(folder)) as secrets:
+    with tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder, secrets_in(Path(folder), say) as secrets:
         context = Path(folder) / "context"
         write_context(recipe, context)
         words = builder.build(recipe.reference, arguments, secrets, str(context))
@@ -157,32 +163,52 @@ def explained(builder: Builder, lines: list[str], what: str, troubles: Sequence[
 
 
 @contextmanager
-def secrets_in(folder: Path) -> Iterator[dict[str, str]]:
-    """The files of secrets that a build mounts: this machine's configuration of pip, and the certificates that it trusts."""
-    found, settings = {}, pip_settings()
-    if settings:
-        file = folder / "pip.conf"
-        file.touch(mode=0o600)
-        file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items() if name != "cert"))
-        found["pip"] = str(file)
-        hide_passwords(settings)
-    certificates = settings.get("cert") or next(filter(None, map(os.environ.get, CERTIFICATES)), "")
-    if certificates and Path(certificates).is_file():
-        found["ca"] = certificates
+def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
+    """Yields the files of secrets that a build mounts: a pip.conf of package sources, and the certificates for getting there."""
+    settings = package_sources(say)
+    found = {}
+    for name, (secret, target) in CERTIFICATES.items():
+        if name in settings:
+            found[secret], settings[name] = settings[name], target
+    hide_passwords(settings)
+    file = folder / "pip.conf"
+    file.touch(mode=0o600)
+    file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
     try:
-        yield found
+        yield found | {"pip": str(file)}
     finally:
-        (folder / "pip.conf").unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 
-def pip_settings() -> dict[str, str]:
-    """What pip is configured with here. It lists the environment before its files, and that order is that of its choice."""
-    found: dict[str, str] = {}
-    for python in (sys.executable, "python3"):  # an environment that uv made has no pip
-        said = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
-        for name, value in re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", said, re.MULTILINE):
-            found.setdefault(name, value.replace("\\n", "\n    "))
-    return {name: value for name, value in found.items() if name not in ("config-file", "disable-pip-version-check")}
+def package_sources(say: Say) -> dict[str, str]:
+    """Returns pip's options for where packages come from, as far as a build can reach it, and names the rest.
+
+    Raises:
+        ImageError: the configuration can't be read, names a missing certificate, or leaves no source that a build can reach.
+    """
+    script = str(ROOT / "scripts" / "pip_sources.py")
+    said = subprocess.run([sys.executable, script, "show"], capture_output=True, text=True, check=True).stdout
+    found = json.loads(said)
+    if refused := found.get("refused"):
+        raise ImageError(refused["what"], where=refused["where"], why=refused["why"], next=refused["next"])
+    values: dict[str, str] = found["values"]
+    for name in ("index-url", "extra-index-url", "find-links"):
+        words = values.pop(name, "").split()
+        if local := [word for word in words if is_local(word)]:
+            say(f"{name} {', '.join(local)} is not used: it is a folder of this machine, which the build can't reach")
+        if reached := [word for word in words if not is_local(word)]:
+            values[name] = " ".join(reached)
+    if found["unused"]:
+        say(f"not used, as the lock pins each file: {', '.join(sorted(found['unused']))} of pip's configuration")
+    if values.get("no-index", "no").lower() in ("1", "true", "yes", "on", "y", "t") and "find-links" not in values:
+        raise ImageError("pip may use no index, and the build can reach no other source", where=found["places"]["no-index"],
+                         next="serve the folder of wheels by HTTP, and write its address into find-links")  # fmt: skip
+    return values
+
+
+def is_local(address: str) -> bool:
+    """Says whether an address of packages is a path of this machine."""
+    return "://" not in address or address.startswith("file:")
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:

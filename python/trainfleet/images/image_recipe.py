@@ -25,7 +25,7 @@ PARTS = {
         ("EFA_VERSION", "EFA_KEY", "OFI_NCCL_VERSION", "NEURON_KEY", "NEURON_PACKAGES"),
     ),
     "python": (
-        (*LOCKS, "scripts/python.sh", "scripts/unpinned.py", "scripts/sbom.py"),
+        (*LOCKS, "scripts/pip_sources.py", "scripts/python.sh", "scripts/unpinned.py", "scripts/sbom.py"),
         ("TORCH_INDEX", "OTHER_INDEX", "PYTHON_PACKAGES"),
     ),
 }  # fmt: skip
