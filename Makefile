@@ -121,12 +121,10 @@ test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
 
 ifeq ($(filter help,$(MAKECMDGOALS)),)
-drills: .venv/.stamp-test ## the slow tests: machines that die, links that are cut
-	@.venv/bin/python -m pytest -q --durations=8 -m thorough tests/unit tests/oracles tests/distributed/test_line.py
-	@.venv/bin/python -m pytest -q --durations=15 tests/distributed tests/conformance tests/fleet tests/drills \
-	  --ignore=tests/distributed/test_line.py --ignore=tests/distributed/test_training.py # these two are in make test
+drills: .venv/.stamp-test ## the slow tests, in groups [ONLY='heads slurm' CHANGED=1]
+	@.venv/bin/python tests/groups.py
 else
-drills: ;@echo "make drills: the slow tests: machines that die, links that are cut"
+drills: ;@echo "make drills: the slow tests, in groups [ONLY='heads slurm' CHANGED=1]"
 endif
 
 check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions

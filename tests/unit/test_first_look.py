@@ -54,7 +54,7 @@ def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
 def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: tuple[str, str]) -> None:
     code, text = make(desk, *goals)
     assert code == 0 and text.startswith("make train [NAME=value ...]: ") and "NODES" in text and "make plan" not in text
-    assert make(desk, "help", "drills") == (0, "make drills: the slow tests: machines that die, links that are cut\n")
+    assert make(desk, "help", "drills") == (0, "make drills: the slow tests, in groups [ONLY='heads slurm' CHANGED=1]\n")
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
     assert make(desk, "help")[0] == 0  # without Python

@@ -47,6 +47,8 @@ VARIABLES = {
     "HEAL": "0: continue exactly the prompt's tokens, as transformers' generate does, also where the last may be half a word (1)",
     "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
+    "ONLY": "which groups of drills: ONLY='heads slurm', or all",
+    "CHANGED": "1: the groups of drills that guard what differs from the origin",
     "NAME": "what a new backend is called: small letters, digits and _",
 }
 Variables = dict[str, str]

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes the environments of other people's programs that judge ours, where they are missing: environments.sh NAME...
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+make_venv() { # folder, program, requirements
+  [ -x "$1/bin/$2" ] || { python3 -m venv "$1" && "$1/bin/pip" install -q -r "tests/oracles/$3"; }
+}
+
+for name in "$@"; do
+  case $name in
+    pcluster) make_venv .venv-pcluster pcluster parallelcluster.txt ;; # ParallelCluster's own schema and validators
+    loggers) make_venv .venv-loggers wandb loggers.txt ;; # W&B, MLflow and Trackio read what was sent to them
+    site) make_venv .venv-site mkdocs site.txt ;; # MkDocs builds the site of docs/
+    transformers4) # transformers 4.51 on the torch of .venv
+      [ -d .venv-transformers4/transformers ] ||
+        .venv/bin/python -m pip install -q --no-deps --target .venv-transformers4 -r tests/oracles/transformers4.txt ;;
+    iam) # an evaluator of IAM that is not ours
+      [ -d tests/oracles/iam/node_modules ] ||
+        (cd tests/oracles/iam && npm ci --silent --ignore-scripts --no-audit --no-fund) ;;
+    *) echo "usage: environments.sh pcluster|loggers|site|transformers4|iam ..." >&2 && exit 2 ;;
+  esac
+done
