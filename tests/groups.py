@@ -100,7 +100,10 @@ def main(words: list[str]) -> int:
             print(f"  {name:<12} {group.minutes:>3} min  {', '.join(group.guards)}")
         return 0
     failed = [name for name in names if not play(name)]
-    print(f"drills: {len(names) - len(failed)} of {len(names)} groups passed", *(f"; failed: {', '.join(failed)}" for _ in failed[:1]))
+    print(
+        f"drills: {len(names) - len(failed)} of {len(names)} groups passed",
+        *(f"; failed: {', '.join(failed)}" for _ in failed[:1]),
+    )
     return 1 if failed else 0
 
 

@@ -34,7 +34,11 @@ def test_each_part_is_guarded_and_no_group_is_long() -> None:
     rooms = {path.name for path in (ROOT / "python" / "trainfleet").iterdir() if path.is_dir() and path.name != "__pycache__"}
     guarded = {part for group in GROUPS.values() for part in group.guards}
     assert rooms - {"__pycache__"} <= guarded
-    assert [part for part in guarded - rooms if not any((ROOT / there / part).exists() for there in ("", "python", "python/trainfleet"))] == []
+    assert [
+        part
+        for part in guarded - rooms
+        if not any((ROOT / there / part).exists() for there in ("", "python", "python/trainfleet"))
+    ] == []
     assert all(0 < group.minutes <= 30 for group in GROUPS.values())
 
 
@@ -45,7 +49,9 @@ def test_the_table_of_contributing_is_that_of_the_groups() -> None:
 def test_a_changed_file_calls_the_groups_that_guard_it(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"merge-base": ["base"], "diff": ["python/trainfleet/watch/follow.py"], "ls-files": ["tests/drills/test_soak.py"]}
     monkeypatch.setattr(groups, "git", lambda *words: answers[words[0]])
-    assert groups.chosen({"CHANGED": "1"}) == [name for name, group in GROUPS.items() if "watch" in group.guards or name == "days"]
+    assert groups.chosen({"CHANGED": "1"}) == [
+        name for name, group in GROUPS.items() if "watch" in group.guards or name == "days"
+    ]
     assert groups.part_of("python/trainfleet_nxd/shards.py") == "trainfleet_nxd" and groups.part_of("docs/a.md") == "docs"
 
 

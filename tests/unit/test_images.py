@@ -205,7 +205,12 @@ esac""")  # fmt: skip
     assert f"--tag={made.reference}" in line and f"--secret=id=ca,src={tmp_path}/ca.pem" in line and found.layers[-1] == 5
     assert f"--secret=id=client,src={certificate}" in line and "canary" not in line
     given = (tmp_path / "given").read_text()
-    assert "canary-31337" in given and str(tmp_path) not in given and "constraint" not in given and "find-links = https://w.example\n" in given
+    assert (
+        "canary-31337" in given
+        and str(tmp_path) not in given
+        and "constraint" not in given
+        and "find-links = https://w.example\n" in given
+    )
     assert "find-links /wheels is not used" in said[1] and "constraint" in said[2]
     assert not Path(line.split()[-1]).parent.exists(), "the secret's file is gone with the context"
     assert said[0] == "rebuilt: system, fabric, python, code" and "built" in said[-1]

@@ -53,7 +53,9 @@ CASES = [*((place, "constraint = contradicts.txt") for place in PLACES), ("chose
 
 
 @pytest.mark.parametrize(("place", "line"), CASES)
-def test_what_stops_pip_itself_does_not_stop_an_installation(tmp_path: Path, place: str, line: str, environment: dict[str, str]) -> None:
+def test_what_stops_pip_itself_does_not_stop_an_installation(
+    tmp_path: Path, place: str, line: str, environment: dict[str, str]
+) -> None:
     (tmp_path / "contradicts.txt").write_text("plain==2.0\n")
     configure(tmp_path, place, environment, line.replace("= ", f"= {tmp_path}/") if ".txt" in line else line.format(tmp_path))
     if ".txt" in line:
@@ -69,7 +71,9 @@ def test_the_files_of_pip_are_those_that_pip_names(environment: dict[str, str]) 
     said = subprocess.run([*PIP, "config", "debug"], env=environment, capture_output=True, text=True).stdout
     theirs = [line.strip().rpartition(", exists: ")[0] for line in said.splitlines() if ", exists: " in line]
     code = "import os, pip_sources; print(*pip_sources._pip_files(os.environ), sep='\\n')"
-    ours = subprocess.run([sys.executable, "-c", code], env=environment | {"PYTHONPATH": str(SCRIPT.parent)}, capture_output=True, text=True)
+    ours = subprocess.run(
+        [sys.executable, "-c", code], env=environment | {"PYTHONPATH": str(SCRIPT.parent)}, capture_output=True, text=True
+    )
     assert sorted(ours.stdout.split()) == sorted(theirs) and len(theirs) == 5
 
 
@@ -85,7 +89,9 @@ def test_sources_and_ways_are_kept_and_uv_gets_them_by_its_names(tmp_path: Path,
     (tmp_path / "uv").write_text("#!/bin/sh\nenv\n")
     (tmp_path / "uv").chmod(0o755)
     environment |= {"NO_PROXY": "inside", "UV_INDEX_E_PASSWORD": "canary", "UV_CONSTRAINT": "none.txt", "PIP_TIMEOUT": "7"}
-    ran = subprocess.run([sys.executable, str(SCRIPT), "run", str(tmp_path / "uv")], env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), "run", str(tmp_path / "uv")], env=environment, capture_output=True, text=True, check=True
+    )
     given = dict(line.partition("=")[::2] for line in ran.stdout.splitlines())
     assert {name: value for name, value in given.items() if name.startswith("UV_")} == {
         "UV_DEFAULT_INDEX": "https://d/simple", "UV_INDEX": "https://e/simple", "UV_FIND_LINKS": str(tmp_path), "UV_NO_INDEX": "1",
@@ -93,8 +99,14 @@ def test_sources_and_ways_are_kept_and_uv_gets_them_by_its_names(tmp_path: Path,
         "UV_NO_CONFIG": "1",
     }  # fmt: skip
     assert given["SSL_CERT_FILE"] == str(certificate) and given["HTTPS_PROXY"] == "http://p:1" and given["NO_PROXY"] == "inside"
-    shown = json.loads(subprocess.run([sys.executable, str(SCRIPT), "show"], env=environment, capture_output=True, text=True).stdout)
-    assert shown["values"]["index-url"] == "https://c/simple" and set(shown["unused"]) == {"constraint", "constraint-dependencies", "user"}
+    shown = json.loads(
+        subprocess.run([sys.executable, str(SCRIPT), "show"], env=environment, capture_output=True, text=True).stdout
+    )
+    assert shown["values"]["index-url"] == "https://c/simple" and set(shown["unused"]) == {
+        "constraint",
+        "constraint-dependencies",
+        "user",
+    }
 
 
 @pytest.mark.parametrize(("text", "place", "words"), [
@@ -136,4 +148,6 @@ def test_an_index_that_asks_for_a_password_is_told_as_one(tmp_path: Path, locked
     (tmp_path / "chosen.conf").write_text(f"[global]\nindex-url = {locked_index}\n")
     del environment["PIP_NO_INDEX"], environment["PIP_FIND_LINKS"]
     done = install(tmp_path, environment, sys.executable, str(SCRIPT), "run")
-    assert done.returncode and re.search(rf"error: the package index asks for a password\n  where: {tmp_path}/chosen.conf\n", done.stderr)
+    assert done.returncode and re.search(
+        rf"error: the package index asks for a password\n  where: {tmp_path}/chosen.conf\n", done.stderr
+    )
