@@ -231,8 +231,8 @@ def run(command: list[str]) -> int:
     code = subprocess.run(command, env=environment_of(program, settings, os.environ), check=False).returncode
     for name in ("index-url", "extra-index-url") if code else ():
         if any(map(wants_password, settings.values.get(name, "").split())):
-            print(Refused("the package index asks for a password", settings.places[name],
-                          f"write it into {name}, https://USER:PASSWORD@HOST/..., or into ~/.netrc"), file=sys.stderr)  # fmt: skip
+            then = f"write it into {name} there, https://USER:PASSWORD@HOST/..., or into ~/.netrc"
+            print(Refused("the package index asks for a password", settings.places[name], then), file=sys.stderr)
     return code
 
 

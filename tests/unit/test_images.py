@@ -246,8 +246,8 @@ SAID = {  # words of docker, podman and buildah (their issue trackers), and what
     "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.base_image"),
     "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
     "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("not what the lock names", "stack.lock.yaml"),
-    "efa: can't download https://efa-installer": ("could not download", "pip's index"),
-    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip's index"),
+    "efa: can't download https://efa-installer": ("could not download", "pip_sources.py show"),
+    'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip_sources.py show"),
     "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.base_image"),
     "WARNING: image platform ({arm64 linux  [] }) does not match the expected platform ({amd64 linux  [] })":
         ("another processor", "linux/amd64"),

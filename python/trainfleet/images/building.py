@@ -62,7 +62,8 @@ TROUBLES = (
             "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple"),
     Trouble(r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed to fetch|Unable to fetch"
             r"|connection refused|timed out|new connection|certificate verify failed",
-            "a step could not download what it needs", "the build uses pip's index, proxy and certificate of this machine: pip config list"),
+            "a step could not download what it needs",
+            "python3 scripts/pip_sources.py show: the build has this machine's index, proxy and certificate"),
     Trouble(r"EACCES|permission denied|operation not permitted", "the builder may not do this here",
             "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves"),
 )  # fmt: skip
