@@ -121,10 +121,10 @@ test: .venv/.stamp-test ## run the tests
 	@.venv/bin/python -m trainfleet test
 
 ifeq ($(filter help,$(MAKECMDGOALS)),)
-drills: .venv/.stamp-test ## the slow tests, in groups [ONLY='heads slurm' CHANGED=1]
+drills: .venv/.stamp-test ## the slow tests, in groups [ONLY CHANGED]
 	@.venv/bin/python tests/groups.py
 else
-drills: ;@echo "make drills: the slow tests, in groups [ONLY='heads slurm' CHANGED=1]"
+drills: ;@echo "make drills: the slow tests, in groups [ONLY CHANGED]"
 endif
 
 check: .venv/.stamp-test ## lint, types, scripts, Dockerfile, versions

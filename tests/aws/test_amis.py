@@ -168,6 +168,7 @@ def boot(node: Lab) -> None:
     (root / "proc/sys/kernel/random/boot_id").write_text("another\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RECIPES.values())
 def test_each_operation_is_satisfied_by_the_image_or_by_what_sources_offer(name: str, node: Lab) -> None:
     wanted = wanted_of_recipe(name)
@@ -197,6 +198,7 @@ def test_an_image_whose_driver_is_for_such_a_kernel_alone_is_refused_in_one_line
 CLUSTERS = {"bert-large-trn1-parallelcluster": (), "llama-3-8b-p5": ("ofi_nccl.sh",)}  # what node.sh leaves undone on each
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_script_of_a_cluster_s_nodes_brings_what_its_image_lacks(name: str, node: Lab) -> None:
     config = load(Settings(FOLDER / f"{name}.yaml"))[0]

@@ -166,6 +166,7 @@ def test_who_may_not_make_images_is_told_before_anything_is_made() -> None:
     assert code and "may not do ec2:CreateImage" in told and not world.ours
 
 
+@pytest.mark.thorough
 def test_an_image_that_died_is_made_again_and_purged() -> None:
     for number, (what, world) in enumerate(deaths("image", after=("setup",), step=5)):
         if number % 2 == 0:

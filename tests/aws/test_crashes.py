@@ -42,17 +42,20 @@ def test_ctrl_c_says_what_goes_on_and_how_to_end_it(verb: str, after: tuple[str,
         proven_empty(world, what)
 
 
+@pytest.mark.thorough
 def test_a_clean_that_died_is_done_again() -> None:
     for what, world in deaths("clean", after=("setup",), step=STEP):
         proven_empty(world, what)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [("PURGE=1", "YES=1")])
 def test_a_purge_that_died_is_done_again(words: tuple[str, ...]) -> None:
     for what, world in deaths("clean", *words, after=("setup",), holds_data=True, step=STEP):
         proven_empty(world, what, *words)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_a_clean_that_died_while_an_engine_was_at_work_is_done_again(engine: str) -> None:
     for what, world in deaths("clean", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -120,12 +120,10 @@ DESKS: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 
 
-def of_each(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=[] if name == "local" else [pytest.mark.thorough]) for name in sorted(names)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", of_each(BACKENDS))
+@pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_a_purge_leaves_an_empty_parent(name: str, tmp_path: Path) -> None:
     with DESKS[name](tmp_path) as desk:
         desk.type("train")
@@ -135,8 +133,7 @@ def test_a_purge_leaves_an_empty_parent(name: str, tmp_path: Path) -> None:
         assert "did not write" not in said, said
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", of_each(set(BACKENDS) - {"ec2"}))  # where the whole file system goes
+@pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"ec2"}))  # where the whole file system goes
 def test_a_purge_leaves_a_text_of_the_user_s_in_the_folder_of_the_dataset(name: str, tmp_path: Path) -> None:
     with DESKS[name](tmp_path) as desk:
         desk.type("tokenize")
@@ -146,8 +143,7 @@ def test_a_purge_leaves_a_text_of_the_user_s_in_the_folder_of_the_dataset(name: 
         assert "data/text/book.txt: this program did not write it" in said or "sets/text/book.txt: this program did not" in said
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", of_each(set(BACKENDS) - {"ec2"}))  # where another config has machines of its own
+@pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"ec2"}))  # where another config has machines of its own
 def test_a_purge_beside_another_config_s_run_leaves_that_run_alone(name: str, tmp_path: Path) -> None:
     theirs = "SET=name=stays data.name=theirs train.steps=30 train.schedule_steps=30"
     with DESKS[name](tmp_path) as desk, ThreadPoolExecutor(1) as pool:

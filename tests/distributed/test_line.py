@@ -200,6 +200,7 @@ def test_ctrl_c_saves_and_stops_and_twice_stops_at_once(desk: Desk) -> None:
     desk.assert_nothing_runs()
 
 
+@pytest.mark.thorough
 def test_stop_works_from_another_terminal(desk: Desk) -> None:
     launcher = desk.start("train", "SET=train.steps=100000", start_new_session=True)
     desk.await_step(2)

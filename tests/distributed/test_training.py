@@ -47,6 +47,7 @@ def test_world_size_does_not_change_the_losses(unbroken: dict[int, Path], size: 
     assert_close(unbroken[size], unbroken[1])
 
 
+@pytest.mark.thorough
 def test_accumulation_does_not_change_the_losses(bench: Bench, unbroken: dict[int, Path]) -> None:
     assert_close(bench.train("accumulated", 2, train__micro_batch=1), unbroken[1])
 
@@ -61,7 +62,7 @@ def test_loss_falls_and_results_tell_it(unbroken: dict[int, Path]) -> None:
     assert len(told["sample"]["prompt"]) > 0 and len(told["sample"]["text"]) > 0
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_killed_it_goes_on_bit_for_bit(bench: Bench, unbroken: dict[int, Path], size: int) -> None:
     name = f"killed-{size}"
     process = bench.start(run := bench.prepare(name, size), size)
@@ -92,7 +93,7 @@ def test_the_stop_file_stops_all_ranks_with_a_checkpoint(bench: Bench, unbroken:
     assert_equal(run, unbroken[2])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.thorough)])
 def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: dict[int, Path], number: signal.Signals) -> None:
     name = f"signalled-{number}"
     process = bench.start(run := bench.prepare(name, 2, **{"checkpoint.every": 1000}), 2)
@@ -106,6 +107,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: dict
     assert_equal(run, unbroken[2])
 
 
+@pytest.mark.thorough
 def test_a_finished_run_is_left_alone_and_can_be_extended(bench: Bench) -> None:
     run = bench.train("extended", 1, train__steps=4)
     before = (run / "metrics.jsonl").read_bytes()

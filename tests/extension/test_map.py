@@ -73,6 +73,7 @@ def test_a_run_of_all_dummies_is_launched_and_reported(folder: Path) -> None:
     assert "finished" in verbs.enter(folder, "status", variables=DUMMIES)
 
 
+@pytest.mark.thorough
 def test_a_backend_of_another_package_is_planned_on_launches_and_reports(folder: Path) -> None:
     words = "SET=fleet.backend=meadow"
     assert planned(folder, "fleet.backend=meadow")["estimate"]["memory"]

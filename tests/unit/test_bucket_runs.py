@@ -434,6 +434,7 @@ def test_a_node_s_uplink_that_is_killed_goes_on_and_loses_nothing(
     assert "config: name: demo" in (here / "runs/demo/logs/node-0.log").read_text() and not place().is_running()
 
 
+@pytest.mark.thorough
 def test_while_s3_is_away_the_command_goes_on_and_a_stop_comes_when_it_is_back(
     server: Counting, here: Path, tmp_path: Path, machine: Callable[[], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_a_request_that_comes_after_the_command_is_not_lost(desk: Path) -> None:
     assert max((line["step"] for line in run.read_metrics()), default=0) == 0
 
 
+@pytest.mark.thorough
 def test_a_launch_that_was_killed_is_no_obstacle(desk: Path) -> None:
     process = launch(desk, 900)
     process.send_signal(signal.SIGKILL)

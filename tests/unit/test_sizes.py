@@ -40,6 +40,7 @@ def test_any_two_of_days_dollars_and_tokens_give_the_third_and_the_nodes() -> No
     assert answer(sizes(config(), wish, PRICE), wish).tokens == pytest.approx(tokens, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_what_nothing_meets_is_refused_with_what_would() -> None:
     for wish, key in ((Wish(days=0.01, tokens=1e13), "DAYS"), (Wish(usd=10, tokens=1e13), "USD")):
         found = sizes(config(), wish, PRICE)

@@ -29,6 +29,7 @@ CERTIFICATES = {  # pip's option: its secret in docker/Dockerfile, and where tha
     "cert": ("ca", "/etc/ssl/certs/ca-certificates.crt"),
     "client-cert": ("client", "/run/secrets/client"),
 }
+ADDRESSES = ("index-url", "extra-index-url", "find-links")
 PASSWORD = "TRAINFLEET_PIP_PASSWORD"
 Say = Callable[[str], None]
 
@@ -188,28 +189,26 @@ def package_sources(say: Say) -> dict[str, str]:
         ImageError: the configuration can't be read, names a missing certificate, or leaves no source that a build can reach.
     """
     script = str(ROOT / "scripts" / "pip_sources.py")
-    said = subprocess.run([sys.executable, script, "show"], capture_output=True, text=True, check=True).stdout
-    found = json.loads(said)
+    found = json.loads(subprocess.run([sys.executable, script, "show"], capture_output=True, text=True, check=True).stdout)
     if refused := found.get("refused"):
         raise ImageError(refused["what"], where=refused["where"], why=refused["why"], next=refused["next"])
-    values: dict[str, str] = found["values"]
-    for name in ("index-url", "extra-index-url", "find-links"):
-        words = values.pop(name, "").split()
-        if local := [word for word in words if is_local(word)]:
-            say(f"{name} {', '.join(local)} is not used: it is a folder of this machine, which the build can't reach")
-        if reached := [word for word in words if not is_local(word)]:
-            values[name] = " ".join(reached)
     if found["unused"]:
         say(f"not used, as the lock pins each file: {', '.join(sorted(found['unused']))} of pip's configuration")
-    if values.get("no-index", "no").lower() in ("1", "true", "yes", "on", "y", "t") and "find-links" not in values:
-        raise ImageError("pip may use no index, and the build can reach no other source", where=found["places"]["no-index"],
-                         next="serve the folder of wheels by HTTP, and write its address into find-links")  # fmt: skip
+    values: dict[str, str] = {name: value for name, value in found["values"].items() if name not in ADDRESSES}
+    values |= {name: kept for name in ADDRESSES if (kept := reachable(name, found["values"].get(name, ""), say))}
+    if values.get("no-index", "").lower() in ("1", "true", "yes", "on") and "find-links" not in values:
+        then = "serve the folder of wheels by HTTP, and write its address into find-links"
+        what = "pip may use no index, and the build can reach no other source"
+        raise ImageError(what, where=found["places"]["no-index"], next=then)
     return values
 
 
-def is_local(address: str) -> bool:
-    """Says whether an address of packages is a path of this machine."""
-    return "://" not in address or address.startswith("file:")
+def reachable(name: str, addresses: str, say: Say) -> str:
+    """Returns those of an option's addresses that are not folders of this machine, and names these."""
+    local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
+    if local:
+        say(f"{name} {', '.join(local)} is not used: it is a folder of this machine, which the build can't reach")
+    return " ".join(word for word in addresses.split() if word not in local)
 
 
 def hide_passwords(settings: Mapping[str, str]) -> None:
