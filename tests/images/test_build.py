@@ -105,7 +105,7 @@ def test_two_nodes_train_in_it_with_the_losses_of_outside(
 ) -> None:
     settings = {
         "name": "small", "fleet": {"nodes": 2, "secrets": ["HF_TOKEN"]},
-        "train": {"steps": 8, "global_batch": 8, "sequence_length": 128, "log_every": 1}, "data": {"sources": [str(ROOT / "python")]},
+        "train": {"steps": 8, "global_batch": 8, "sequence_length": 128, "log_every": 1}, "data": {"sources": [f"{ROOT}/python/**/*.py"]},
     }  # fmt: skip
     home = tmp_path / "outside"
     home.mkdir()
