@@ -16,6 +16,7 @@ from unit.report_runs import make_run
 
 LOOK = """<script>
 addEventListener("load", () => {
+  document.querySelectorAll("details").forEach(fold => fold.open = true);
   const boxes = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const text = walk.currentNode.textContent.trim();
