@@ -90,7 +90,7 @@ def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> N
     }
     sums = {name: hashlib.sha256(wheel.read_bytes()).hexdigest() for name, wheel in wheels.items()}
     path = ":".join(part for part in os.environ["PATH"].split(":") if not Path(part, "uv").exists())
-    environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PATH": path}
+    environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONSTRAINT": "none.txt", "PATH": path}
     for xla, code in (("0" * 64, 1), (sums["torch_xla"], 0)):
         pins = ["torch==1.0", f"--hash=sha256:{sums['torch']}", "torch-xla==1.0", f"--hash=sha256:{'1' * 64}",
                 f"--hash=sha256:{xla}", "neuron==1.0"]  # fmt: skip
@@ -106,7 +106,12 @@ def test_another_file_of_a_locked_version_is_not_installed(tmp_path: Path) -> No
     """The real venv.sh, with pip and without a network: a wheel that fits its hash is installed, one that does not is refused."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     wheel = make_wheel(tmp_path, "plain")
-    environment = os.environ | {"TRAINFLEET_PIP": "pip", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    environment = os.environ | {
+        "TRAINFLEET_PIP": "pip",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path),
+        "PIP_CONSTRAINT": "none.txt",
+    }
     for digest, code in (("0" * 64, 1), (hashlib.sha256(wheel.read_bytes()).hexdigest(), 0)):
         (tmp_path / "one.lock").write_text(f"plain==1.0 \\\n    --hash=sha256:{digest}\n")
         done = subprocess.run(
