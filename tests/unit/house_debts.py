@@ -238,7 +238,6 @@ UNFORMATTED = {  # statements beside tables that ruff leaves as they are: `fmt: 
     "devices/neuron.py": 1,
     "devices/neuron_monitor.py": 1,
     "engine/generate.py": 1,
-    "engine/micro_batch.py": 2,
     "engine/parallel/fp8.py": 2,
     "engine/parallel/pipeline.py": 1,
     "engine/rounding.py": 1,
