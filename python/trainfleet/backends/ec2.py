@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from ..cloud import data_access, spending, stages, unsupported
 from ..cloud.calls import Calls
-from ..cloud.capacity_blocks import Blocks
-from ..cloud.capacity_purchase import Ahead, Paid
+from ..cloud.capacity import Blocks, Paid
 from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
@@ -106,12 +105,12 @@ class Ec2(Ssh):
         return FleetStack(self.ahead.placed() if self.ahead else self.config)
 
     @functools.cached_property
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> Blocks | None:
         """The capacity block that make setup finds, buys and uses; None where there is none to buy, and on the head."""
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
             return None
-        return Ahead(self.config, Blocks(self.config, Calls(region_of(self.config))), hours)
+        return Blocks(self.config, Calls(region_of(self.config)), hours)
 
     @functools.cached_property
     def paid(self) -> Paid:

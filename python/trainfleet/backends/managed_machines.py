@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from ..cloud import changeset, plan_text, spending
-from ..cloud.capacity_purchase import NOTHING, Ahead, Paid
+from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.engine_fleet import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.stages import Times
@@ -53,7 +53,7 @@ class ManagedMachines(Stacked):
 
     def __init__(
         self, config: Config, engine: str, needed: bool, costs: Costs, notes: Callable[[], list[str]] = lambda: [],
-        ahead: Ahead | None = None,
+        ahead: PrepaidCapacity | None = None,
     ) -> None:  # fmt: skip
         self.own = EngineFleet(config, engine)
         super().__init__(self.own)

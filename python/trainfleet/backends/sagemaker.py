@@ -17,13 +17,12 @@ from typing import Any
 
 from ..cloud import engine_spending, engine_template, stages
 from ..cloud.api_errors import passing
-from ..cloud.capacity_purchase import Ahead
+from ..cloud.capacity import TrainingPlans
 from ..cloud.engine_resource_types import ENDED, LOGS
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
 from ..cloud.spending import CostRow
 from ..cloud.template_inputs import slug
-from ..cloud.training_plans import TrainingPlans
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
 from ..node.placements.sagemaker import SEATING
@@ -76,10 +75,10 @@ class SageMaker(Hosted):
     image_arguments = (("RUN_AS", "root"),)  # /opt/ml, where it gives and takes everything, is root's
 
     @functools.cached_property
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> TrainingPlans | None:
         """The training plan that make setup finds, buys and uses; None where there is none to buy."""
         hours = self.config.fleet.sagemaker.plan_hours
-        return None if hours is None else Ahead(self.config, TrainingPlans(self.config, self.calls), hours)
+        return None if hours is None else TrainingPlans(self.config, self.calls, hours)
 
     @property
     def placed(self) -> Config:

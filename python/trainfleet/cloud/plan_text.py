@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..config import Config
 from . import baking, changeset, checks, data_access, spending, stages
 from .calls import Calls
-from .capacity_purchase import NOTHING, Paid
+from .capacity import NOTHING, Paid
 from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
 from .stack_nodes import FleetStack, Foreseen
 from .template_inputs import Inputs, bucket_of, slug
