@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..cloud import data_access, spending, stages, unsupported
+from ..cloud import data_access, spending, unsupported
 from ..cloud.calls import Calls
 from ..cloud.capacity import Blocks, Paid
 from ..cloud.region import region_of, through_agent
@@ -132,7 +132,7 @@ class Ec2(Ssh):
 
     def _whole(self) -> Bill | None:
         """The bill but for what is paid ahead."""
-        return spending.bill(spending.rows(self.config), stages.of_ec2(self.config), self.fleet.nodes)
+        return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:

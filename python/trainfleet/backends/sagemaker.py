@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..cloud import engine_spending, engine_template, stages
+from ..cloud import engine_template
 from ..cloud.api_errors import passing
 from ..cloud.capacity import TrainingPlans
 from ..cloud.engine_resource_types import ENDED, LOGS
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
-from ..cloud.spending import CostRow
+from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
@@ -187,19 +187,15 @@ class SageMaker(Hosted):
         return Handle(self.name, "", "", 0)
 
     def machines(self) -> ManagedMachines:
-        def costs(config: Config, prices: Prices) -> Iterator[CostRow]:
-            return engine_spending.of_sagemaker(config, prices, sagemaker_request.disk_gib(config, size_of(config)))
+        def costs(config: Config, prices: Prices) -> Spending:
+            return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, size_of(config)))
 
         needed = not self.config.fleet.sagemaker.role
-        return ManagedMachines(self.config, self.name, needed, (costs, self.times), self._notes, self.ahead)
+        return ManagedMachines(self.config, self.name, needed, costs, self._notes, self.ahead)
 
-    def costs(self, config: Config, prices: Prices) -> Iterator[CostRow]:
+    def costs(self, config: Config, prices: Prices) -> Spending:
         """With the smallest disk, as the size of the dataset is unknown."""
-        return engine_spending.of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
-
-    @staticmethod
-    def times(config: Config) -> stages.Times:
-        return stages.of_sagemaker(config)
+        return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
         """How nodes get the dataset, and what is left of a job that is ended, for `make plan`."""
