@@ -25,7 +25,6 @@ DENSE = {  # more than 250 tokens
     "cloud/engine_template.py:_queue",
     "cloud/instance_types.py:described",
     "cloud/permissions.py:denied",
-    "cloud/permissions.py:needed",
     "cloud/plan_text.py:describe",
     "config/conversion.py:_from_sentencepiece",
     "config/derive.py:derive",
