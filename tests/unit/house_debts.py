@@ -273,7 +273,6 @@ UNFORMATTED = {  # statements beside tables that ruff leaves as they are: `fmt: 
     "storage/s3_sync_agent.py": 2,
     "storage/sync_rules.py": 1,
     "supervisor.py": 1,
-    "watch/causes.py": 1,
     "watch/diagnosis.py": 2,
     "watch/tracebacks.py": 1,
     "watch/verdict.py": 1,

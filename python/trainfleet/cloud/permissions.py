@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..config import Config
+from ..config.tables import read_table
 from ..storage import s3
 from ..trust.errors import CloudError
 from . import repository
@@ -40,10 +39,9 @@ Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and the resource that
 @functools.cache
 def _groups() -> dict[str, tuple[str, ...]]:
     """The actions of each group of permissions.yaml, as IAM has them: `ec2:CreateTags`."""
-    table = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return {
         name: tuple(f"{service}:{operation}" for service, operations in group.items() for operation in operations)
-        for name, group in table.items()
+        for name, group in read_table(FILE).items()
     }
 
 
