@@ -16,7 +16,7 @@ from aws.validation import problems_of
 from aws.world import aws
 from trainfleet.cloud import calls as door
 from trainfleet.cloud.calls import ONCE, Calls
-from trainfleet.cloud.capacity_blocks import Blocks, obtain, whole_hours
+from trainfleet.cloud.capacity import Blocks, whole_hours
 from trainfleet.config import Config
 from trainfleet.trust.errors import CloudError, ConfigError
 
@@ -30,7 +30,7 @@ def account(tmp_path: Path) -> Iterator[Account]:
 
 def seller() -> Any:
     config: Config = fleet()
-    return Blocks(replace(config, fleet=replace(config.fleet, nodes=2)), Calls("us-east-1"))
+    return Blocks(replace(config, fleet=replace(config.fleet, nodes=2)), Calls("us-east-1"), 20.0)
 
 
 def bought(account: Account) -> list[dict[str, Any]]:
@@ -40,28 +40,28 @@ def bought(account: Account) -> list[dict[str, Any]]:
 
 
 def test_offers_are_shown_with_start_hours_and_price_and_nothing_is_bought(account: Account) -> None:
-    held, said = obtain(seller(), 20.0, 1000.0, may_buy=False)
+    held, said = seller().find_or_buy(1000.0, may_buy=False)
     assert held is None and not bought(account)
     assert "24 h  $96.00" in said[1] and "24 h  $144.00" in said[2] and "YES=1" in said[-1], "the cheapest first"
-    assert "over what budget.max_usd leaves" in obtain(seller(), 20.0, 100.0, may_buy=False)[1][2]
+    assert "over what budget.max_usd leaves" in seller().find_or_buy(100.0, may_buy=False)[1][2]
 
 
 def test_the_cheapest_that_fits_is_bought_once_and_found_again(account: Account) -> None:
-    held, said = obtain(seller(), 20.0, 100.0, may_buy=True)
+    held, said = seller().find_or_buy(100.0, may_buy=True)
     (request,) = bought(account)
     assert held and held.state in ("scheduled", "payment-pending") and "bought for $96.00" in said[-1]
     tags = request["TagSpecifications"][0]["Tags"]
     assert {"Key": "trainfleet:config", "Value": seller().config.name} in tags
     account.sleep(100)
-    again, said = obtain(seller(), 20.0, 100.0, may_buy=True)
+    again, said = seller().find_or_buy(100.0, may_buy=True)
     assert again and again.id == held.id and again.usd == 96.0 and len(bought(account)) == 1 and held.id in said[0]
 
 
 def test_nothing_is_bought_over_the_limit_or_without_one(account: Account) -> None:
     with pytest.raises(ConfigError, match=r"\$95.00 are left for a .*, and the cheapest costs \$96.00"):
-        obtain(seller(), 20.0, 95.0, may_buy=True)
+        seller().find_or_buy(95.0, may_buy=True)
     with pytest.raises(ConfigError, match="is bought within a limit only"):
-        obtain(seller(), 20.0, None, may_buy=True)
+        seller().find_or_buy(None, may_buy=True)
     assert not bought(account)
 
 
@@ -73,14 +73,14 @@ def test_a_purchase_whose_answer_is_lost_is_not_sent_again(account: Account, mon
         return answer
 
     monkeypatch.setattr(door, "send", losing)
-    held, _ = obtain(seller(), 20.0, 100.0, may_buy=True)
+    held, _ = seller().find_or_buy(100.0, may_buy=True)
     assert held and len(bought(account)) == 1
 
 
 def test_a_purchase_that_is_refused_says_why(account: Account) -> None:
     account.denied.add("ec2:PurchaseCapacityBlock")
     with pytest.raises(CloudError, match=r"not authorized|may not"):
-        obtain(seller(), 20.0, 100.0, may_buy=True)
+        seller().find_or_buy(100.0, may_buy=True)
 
 
 def test_boto3_sends_a_purchase_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +109,6 @@ def test_a_block_lasts_whole_days_and_then_weeks() -> None:
 
 def test_configs_of_one_fleet_have_one_block(account: Account) -> None:
     config: Config = fleet(name="pool")
-    held, _ = obtain(Blocks(config, Calls("us-east-1")), 20.0, 100.0, may_buy=True)
-    again, _ = obtain(Blocks(replace(config, name="another"), Calls("us-east-1")), 20.0, 100.0, may_buy=True)
+    held, _ = Blocks(config, Calls("us-east-1"), 20.0).find_or_buy(100.0, may_buy=True)
+    again, _ = Blocks(replace(config, name="another"), Calls("us-east-1"), 20.0).find_or_buy(100.0, may_buy=True)
     assert held and again == held and len(bought(account)) == 1

@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
-from trainfleet.cloud import calls, checks, prices, spending, stages
+from trainfleet.cloud import calls, checks, prices, spending
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.permissions import needed
 from trainfleet.cloud.template_inputs import Inputs
@@ -279,22 +279,24 @@ def test_without_an_answer_the_table_answers_and_says_so(account: Any) -> None:
 
 
 def bill_of(config: Config) -> Bill:
-    found = spending.bill(spending.rows(config), stages.of_ec2(config), config.fleet.nodes)
+    found = spending.of_ec2(config).bill(config.fleet.nodes)
     assert found
     return found
 
 
 def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
     config = fleet(head="c7i.xlarge", ssh_from=("203.0.113.7/32",))
-    found = {row.name: row for row in spending.rows(config)}
+    found = {row.name: row for row in spending.of_ec2(config).rows}
     assert set(found) == {"nodes", "volumes", "file system", "NAT", "addresses", "head"}
     assert found["nodes"].usd == 2 * 55.04 and found["file system"].usd == pytest.approx(0.14 * 1200 / 730)
     whole = spending.hourly(found.values())
     assert whole is not None and bill_of(config).hour(2) == pytest.approx(whole) and whole > 2 * 55.04 + 0.5
-    assert spending.hourly(spending.rows(fleet("p5e.48xlarge"))) is None
+    assert spending.hourly(spending.of_ec2(fleet("p5e.48xlarge")).rows) is None
     told = "\n".join(spending.describe(found.values(), 10.0))
     assert f"{whole:,.2f}  about ${whole * 10:,.2f} in 10.0 h" in told and prices.TABLE in told
-    assert "unknown  no list price for p5e.48xlarge" in "\n".join(spending.describe(spending.rows(fleet("p5e.48xlarge")), 1.0))
+    assert "unknown  no list price for p5e.48xlarge" in "\n".join(
+        spending.describe(spending.of_ec2(fleet("p5e.48xlarge")).rows, 1.0)
+    )
 
 
 def test_on_the_head_an_hour_costs_the_same() -> None:
@@ -307,6 +309,6 @@ def test_on_the_head_an_hour_costs_the_same() -> None:
 def test_what_is_the_user_s_own_costs_nothing_more() -> None:
     own = fleet(vpc=VPC, subnets=(SUBNET,))
     mounted = replace(own, fleet=replace(own.fleet, shared_folder="/mnt/mine"))
-    assert {row.name for row in spending.rows(mounted)} == {"nodes", "volumes"}
+    assert {row.name for row in spending.of_ec2(mounted).rows} == {"nodes", "volumes"}
     block = bill_of(fleet(capacity="block"))
-    assert block.hour(2) == pytest.approx(spending.hourly(spending.rows(fleet(capacity="block"))) or 0)
+    assert block.hour(2) == pytest.approx(spending.hourly(spending.of_ec2(fleet(capacity="block")).rows) or 0)

@@ -15,7 +15,7 @@ from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.request_json import bodies
 from trainfleet.backends.sagemaker import SageMaker
 from trainfleet.cli import setup
-from trainfleet.cloud.training_plans import TYPES
+from trainfleet.cloud.capacity import PLAN_TYPES
 from trainfleet.config import Config, Settings, load
 from trainfleet.plan.job import train_job
 from trainfleet.plan.request import Request
@@ -132,7 +132,7 @@ def test_what_keeps_a_plan_from_being_bought_is_refused(
 
 def test_the_types_are_those_of_sagemaker_s_own_model() -> None:
     shape = get_session().get_service_model("sagemaker").shape_for("ReservedCapacityInstanceType")
-    assert {f"ml.{name}" for name in TYPES} == set(shape.enum) - {"ml.p6e-gb200.36xlarge"}, "of ARM's processors"
+    assert {f"ml.{name}" for name in PLAN_TYPES} == set(shape.enum) - {"ml.p6e-gb200.36xlarge"}, "of ARM's processors"
 
 
 def test_clean_says_that_a_plan_stays(account: Account, typed: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ VALUES: dict[str, tuple[object, ...]] = {
     "model.module": (NETWORK,), "model.intermediate_size": (64,), "model.vocabulary_size": (400,), "model.max_sequence_length": (80,),
     "model.rope_theta": (5e5,), "model.norm_epsilon": (1e-6,), "model.tie_embeddings": ("true", "false"), "model.rope_scaling": (8,),
     "model.dropout": ({"model.family": "gpt2", **CAUSAL, "model.dropout": 0.3},),
-    "train.steps": (1,), "train.global_batch": (4,), "train.micro_batch": (1,), "train.search_micro_batch": (),
+    "train.steps": (1,), "train.global_batch": (4,), "train.micro_batch": (1,),
     "train.sequence_length": (32,), "train.learning_rate": (1e-4,), "train.learning_rate_floor": (0,),
     "train.optimizer": ("lamb", "muon"), "train.schedule": ("linear", "polynomial", "wsd"), "train.schedule_steps": (9,),
     "train.schedule_power": (2,), "train.decay_steps": ({"train.schedule": "wsd", "train.decay_steps": 1},),
@@ -61,7 +61,7 @@ VALUES: dict[str, tuple[object, ...]] = {
 ELSEWHERE = {
     "train.loggers": "tests/oracles/test_services.py", "train.init_from": "tests/unit/test_beginning.py",
     "train.compile_only": "tests/unit/test_compile_ahead.py",
-    "train.search_micro_batch": "tests/distributed/test_search.py, as trials are processes without a stand-in", "train.layout": "every case here",
+    "train.layout": "every case here",
 }  # fmt: skip
 
 

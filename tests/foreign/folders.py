@@ -71,7 +71,7 @@ RAW = (
 )
 CONTENTS = (b"", b"\n", b"null", b"[]", b"3", b'"x"', b"{", b"{}", b"[{}]", b"\xff\xfe{\0}\0", b"{}\n{}", b"\0" * 100, b'{"a":' * 3000, b"[" * 100_000, b"{" + b'"a": 1, ' * 1000, b"x" * 3_000_000, b'{"step": 1, "loss": 1}\n' * 3,
             b'{"time": 1, "event": "launched"}\n', b'{"step": 1e400}\n', b'{"step": NaN, "loss": NaN}\n', b"--- \n- a\n", b"name: [\n", b"&a [*a]\n", b"%\n", b"\xef\xbb\xbf{}")  # fmt: skip
-FILES = ("config.yaml", "given.yaml", "results.json", "metrics.jsonl", "events.jsonl", "events/launcher-x.jsonl", "logs/node-0.log", "logs/node-x.log", "checkpoints/step-00000010/committed.json", "search.json", "profile/summary.json",
+FILES = ("config.yaml", "given.yaml", "results.json", "metrics.jsonl", "events.jsonl", "events/launcher-x.jsonl", "logs/node-0.log", "logs/node-x.log", "checkpoints/step-00000010/committed.json", "profile/summary.json",
          "stop", "lock", "head.json", "report.html", "plots", "checkpoints", "logs", "events")  # fmt: skip
 
 
@@ -91,7 +91,6 @@ def template() -> Path:
         run = make_run(Path("runs"), name=NAME, steps=20)
         run.config.write_text(dump_resolved(config))
         run.given.write_text(dump_asked(config, derived))
-        run.search.write_text(json.dumps({"micro_batch": 2, "trials": [], "ground": {}}))
         (run.folder / "profile").mkdir()
         (run.folder / "profile" / "summary.json").write_text(json.dumps(SUMMARY))
         (run.folder / "logs").mkdir(exist_ok=True)

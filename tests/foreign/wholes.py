@@ -44,7 +44,7 @@ NEEDED = {
     f"{RUN}config.yaml": ("sample", "eval", "export", "verify", "checkpoints"), **dict.fromkeys(READ[:1], ("sample", "eval", "export", "verify", "checkpoints")),
     **dict.fromkeys(READ[1:], ("sample", "eval", "export", "verify", "checkpoints")), **dict.fromkeys(TOKENS, ("sample", "eval", "export", "inspect")),
     f"{DATA}train/00000.bin": ("inspect",), f"{DATA}validation/00000.bin": ("inspect", "eval"), f"{DATA}train/00000.idx": ("inspect",), f"{RUN}results.json": ("eval", "export", "report", "status"),
-    f"{RUN}metrics.jsonl": (), f"{RUN}events/launcher-x.jsonl": (), f"{RUN}handle.json": (), f"{RUN}request.json": (), f"{RUN}head.json": (), f"{RUN}search.json": (),
+    f"{RUN}metrics.jsonl": (), f"{RUN}events/launcher-x.jsonl": (), f"{RUN}handle.json": (), f"{RUN}request.json": (), f"{RUN}head.json": (),
     f"{RUN}profile/summary.json": (), f"{RUN}logs/node-0.log": (), f"{DATA}plan.json": (), f"{DATA}units/00000.json": (), f"{RUN}given.yaml": (), "config.yaml": tuple(VERBS),
 }  # fmt: skip
 ABSENT = ("gone", "dangling", "itself")

@@ -38,7 +38,7 @@ from trainfleet.trust.validation import fit
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
 KINDS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet", ".arrow", ".tar", ".tar.gz", ".txt.gz")
-RECORDS = (records.Results, records.Event, records.Search, records.Profile)
+RECORDS = (records.Results, records.Event, records.Profile)
 PLAIN = (str, int, float, bool, type(None), pickled.Made)
 FACTS = (
     "== facts\nclock=1000.50\nos=ubuntu 22.04\nhostname=n1\nboot_id=a\nuser=ubuntu\nroot=yes\ncores=96\nmemlock=unlimited\n"

@@ -198,11 +198,6 @@ def test_a_profile_tells_the_devices_kernels_apart(bench: Bench, device: Device)
     assert line["memory_bytes"] > 2**20
 
 
-def test_the_search_tries_sizes_beside_the_run(bench: Bench) -> None:
-    run = bench.train("searched", 1, train__search_micro_batch="true", train__precision="bf16")
-    assert len(ranks.events(run, "tried")) >= 2 and ranks.results(run)["micro_batch_sequences"] in (1, 2, 4, 8)
-
-
 def test_a_finished_run_is_sampled_and_judged_on_the_device(bench: Bench, pairs: dict[str, tuple[Path, Path]]) -> None:
     run = str(pairs["llama"][0])
     for program in (("generate", run, "def ", "--tokens", "20", "--seed", "1"), ("evaluate", run)):

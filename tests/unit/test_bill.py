@@ -10,7 +10,7 @@ import pytest
 
 from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.slurm import cluster_file
-from trainfleet.cloud import engine_spending, spending, stages
+from trainfleet.cloud import spending
 from trainfleet.cloud.prices import by_table
 from trainfleet.config import Config, Settings, load
 from trainfleet.plan.bill import Bill, BillStage
@@ -128,7 +128,7 @@ def test_every_recipe_on_aws_keeps_its_budget_with_set_up_and_idle_time(name: st
 
 def test_a_cluster_s_bill_has_its_head_its_file_system_and_the_nodes_that_always_stand() -> None:
     config = config_of("bert-large-trn1-parallelcluster")
-    found = {row.name: row for row in cluster_file.costs(config, by_table())}
+    found = {row.name: row for row in cluster_file.costs(config, by_table()).rows}
     assert set(found) == {"nodes", "volumes", "file system", "head", "NAT", "addresses"}
     bill = backend_of(config).bill()
     stays = sum(found[name].usd or 0 for name in ("head", "file system", "NAT", "addresses"))
@@ -151,16 +151,15 @@ def test_the_head_counts_as_the_machine_that_plans() -> None:
 
 def test_an_unknown_price_makes_no_bill() -> None:
     config = config_of("llama-3-8b-p5-ec2")
-    rows = list(spending.rows(replace(config, fleet=replace(config.fleet, instance_type="p5e.48xlarge"))))
-    assert spending.bill(rows, stages.of_ec2(config), 8) is None
+    assert spending.of_ec2(replace(config, fleet=replace(config.fleet, instance_type="p5e.48xlarge"))).bill(8) is None
     assert list(spending.describe_whole(None, 8, 1.0)) == []
 
 
 def test_both_tables_agree_and_every_stage_says_where_its_minutes_come_from() -> None:
     config = config_of("llama-2-7b-trn1-batch")
-    rows = list(engine_spending.of_batch(config, by_table()))
-    bill = spending.bill(rows, stages.of_batch(config), 4)
-    assert bill and bill.hour(4) == pytest.approx(spending.hourly(rows))
+    costs = spending.of_batch(config, by_table())
+    bill = costs.bill(4)
+    assert bill and bill.hour(4) == pytest.approx(spending.hourly(costs.rows))
     said = "\n".join(spending.describe_whole(bill, 4, 10.0))
     assert f"{bill.whole(4, 10.0):,.2f}  which budget.max_usd limits" in said and "min, assumed" in said
     assert "published job logs: 2.5 to 2.9 min" in said and f"then ${bill.rest:,.2f} an hour for what stays" in said

@@ -174,18 +174,3 @@ def test_without_a_fused_adamw_ours_takes_the_same_steps_and_leaves_the_same_out
             update.step()
         held.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert type(update) is not torch.optim.AdamW and torch.allclose(*held, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("error", "full"),
-    [
-        (MemoryError(), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:128] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
-            True,
-        ),
-        (RuntimeError("shape '[2]' is invalid"), False),
-    ],
-)
-def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, full: bool) -> None:
-    assert Cpu().is_full(error) == full

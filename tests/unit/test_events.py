@@ -22,7 +22,6 @@ PACKAGE = Path(events.__file__).parents[1]
 FREE = {
     "engine/checkpoint/checkpoints.py": "test_checkpoint_policy.py",
     "engine/record.py": "its own callers: below",
-    "engine/micro_batch.py": "test_search.py",
     "engine/__main__.py": "test_training.py",
     "data/__main__.py": "test_data_share.py",
     "watch/retry_loop.py": "the verdict: below",

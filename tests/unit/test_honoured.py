@@ -13,8 +13,8 @@ import pytest
 from trainfleet.backends import backend_of, sagemaker_request, supported_keys, terms_of
 from trainfleet.backends.slurm import cluster_file
 from trainfleet.cloud import engine_template, template, unsupported
-from trainfleet.cloud.engine_spending import of_batch
 from trainfleet.cloud.prices import by_table
+from trainfleet.cloud.spending import of_batch
 from trainfleet.cloud.template_inputs import Inputs
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.schema import load_schema, walk
@@ -111,7 +111,7 @@ def planned(kind: str, config: Config) -> str:
     backend = backend_of.__wrapped__(named)  # type: ignore[attr-defined]
     if kind in ("batch", "sagemaker"):
         jobs = [backend.plan(job, {}).artifacts for job in (tokenize_job(named), train_job(named))]
-        prices = [*of_batch(config, by_table())] if kind == "batch" else []
+        prices = of_batch(config, by_table()) if kind == "batch" else None
         return engine_template.render(config, inputs, kind) + repr((jobs, prices))
     return repr(config.fleet.port)  # what is sent there needs hosts, or sbatch
 

@@ -10,7 +10,6 @@ from trainfleet.cli import main as command
 from trainfleet.config import Config, Derived, Settings, load
 from trainfleet.config.elastic import refit
 from trainfleet.config.layout_search import needs
-from trainfleet.config.layouts import sizes_to_try
 from trainfleet.config.precision import usable_bytes
 from trainfleet.hardware.node_types import INSTANCE_TYPES
 from trainfleet.recipes import FOLDER
@@ -136,22 +135,9 @@ def test_a_layout_that_was_written_and_can_not_fit_is_refused_with_what_would(ca
         assert ("warning: that will hardly fit" in said.out) == ("model.preset: llama-3-8b needs" in said.err) == warned
 
 
-def test_a_micro_batch_that_is_searched_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
-    for settings, told in (("", False), ("train.search_micro_batch=true", True)):
-        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == 0
-        assert ("a new run tries 1, 2, 4 sequences first" in capsys.readouterr().out) == told
-
-
-@pytest.mark.parametrize(
-    ("settings", "sizes"),
-    [
-        ("train.sequence_length=4096", [1, 2, 4, 8]),  # a rank's part is 8 sequences
-        ("train.sequence_length=4096 train.global_batch=384", [1, 2]),  # 6
-        ("train.layout.pipeline=4 train.sequence_length=1024", [1, 2, 4, 8]),  # 32, in passes that 4 divides
-    ],
-)
-def test_powers_of_two_that_divide_are_tried(tmp_path: Path, settings: str, sizes: list[int]) -> None:
-    assert sizes_to_try(chosen(tmp_path, settings)[0]) == sizes
+def test_who_searched_for_a_micro_batch_is_told_the_key_that_remains(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", "SET=train.search_micro_batch=true"]) == 2
+    assert "train.search_micro_batch: unknown key; did you mean micro_batch?" in capsys.readouterr().err
 
 
 def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..cloud import clock, spending
+from ..cloud import clock
 from ..cloud.calls import Calls
 from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.region import region_of
-from ..cloud.stages import Times
+from ..cloud.spending import Spending
 from ..config import Config
 from ..config.goodput import saving_of
 from ..plan.bill import Bill
@@ -104,13 +104,8 @@ class Hosted(Backend):
         return seen
 
     @abstractmethod
-    def costs(self, config: Config, prices: Prices) -> Iterator[spending.CostRow]:
-        """What an hour of a job on the config's nodes costs."""
-
-    @staticmethod
-    @abstractmethod
-    def times(config: Config) -> Times:
-        """The stages before and after a job for which machines are paid."""
+    def costs(self, config: Config, prices: Prices) -> Spending:
+        """What a job on the config's nodes costs."""
 
     def stopping(self, grace: float) -> list[str]:
         """What the engine's own end of a job leaves of it, for `make plan`: its nodes get `grace` seconds to save in."""
@@ -128,9 +123,8 @@ class Hosted(Backend):
         return self._whole(self.config)
 
     def _whole(self, config: Config) -> Bill | None:
-        times, nodes = self.times(config), config.fleet.nodes
-        by_list = spending.bill(self.costs(config, by_table()), times, nodes)
-        return by_list or spending.bill(self.costs(config, in_region(config)), times, nodes)
+        nodes = config.fleet.nodes
+        return self.costs(config, by_table()).bill(nodes) or self.costs(config, in_region(config)).bill(nodes)
 
     def place(self, run: Run) -> Place:
         consoles = Consoles(self.calls)

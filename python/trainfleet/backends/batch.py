@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..cloud import engine_spending, stages, unsupported
+from ..cloud import spending, unsupported
 from ..cloud.engine_template import DISK
 from ..cloud.prices import Prices, by_table
-from ..cloud.spending import CostRow
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
@@ -192,22 +191,18 @@ class Batch(Hosted):
     def machines(self) -> ManagedMachines:
         own = self.config.fleet.batch
         needed = not (own.queue and own.job_role and own.execution_role)
-        return ManagedMachines(self.config, self.name, needed, (self.costs, self.times), self._notes)
+        return ManagedMachines(self.config, self.name, needed, self.costs, self._notes)
 
     def _notes(self) -> list[str]:
         return [
-            *engine_spending.of_tokenizing(self.config, by_table()),
+            *spending.of_tokenizing(self.config, by_table()),
             "",
             "stop",
             *self.stopping(batch_request.grace(self.config)),
         ]
 
-    def costs(self, config: Config, prices: Prices) -> Iterator[CostRow]:
-        return engine_spending.of_batch(config, prices)
-
-    @staticmethod
-    def times(config: Config) -> stages.Times:
-        return stages.of_batch(config)
+    def costs(self, config: Config, prices: Prices) -> spending.Spending:
+        return spending.of_batch(config, prices)
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:

@@ -14,10 +14,9 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ..cloud import data_access, spending, stages, unsupported
+from ..cloud import data_access, spending, unsupported
 from ..cloud.calls import Calls
-from ..cloud.capacity_blocks import Blocks
-from ..cloud.capacity_purchase import Ahead, Paid
+from ..cloud.capacity import Blocks, Paid
 from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
@@ -106,12 +105,12 @@ class Ec2(Ssh):
         return FleetStack(self.ahead.placed() if self.ahead else self.config)
 
     @functools.cached_property
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> Blocks | None:
         """The capacity block that make setup finds, buys and uses; None where there is none to buy, and on the head."""
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
             return None
-        return Ahead(self.config, Blocks(self.config, Calls(region_of(self.config))), hours)
+        return Blocks(self.config, Calls(region_of(self.config)), hours)
 
     @functools.cached_property
     def paid(self) -> Paid:
@@ -133,7 +132,7 @@ class Ec2(Ssh):
 
     def _whole(self) -> Bill | None:
         """The bill but for what is paid ahead."""
-        return spending.bill(spending.rows(self.config), stages.of_ec2(self.config), self.fleet.nodes)
+        return spending.of_ec2(self.config).bill(self.fleet.nodes)
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ import yaml
 
 from ..cloud import clock, permissions, plan_text
 from ..cloud.calls import Calls
-from ..cloud.capacity_purchase import NOTHING, Ahead, Paid
+from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.inventory import OwnedResource, total, weighed
 from ..cloud.stack_nodes import FleetStack, Foreseen, StackNode
 from ..cloud.sweep import strangers
@@ -119,7 +119,7 @@ class Stacked(Machines):
 class Instances(Stacked):
     """Those of the ec2 backend: hosts, which setup makes ready."""
 
-    def __init__(self, cloud: FleetStack, head: Head, paid: Paid, ahead: Ahead | None) -> None:
+    def __init__(self, cloud: FleetStack, head: Head, paid: Paid, ahead: PrepaidCapacity | None) -> None:
         super().__init__(cloud)
         self.head, self.paid, self.ahead = head, paid, ahead
 

@@ -6,10 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 
 from ..cloud import changeset, plan_text, spending
-from ..cloud.capacity_purchase import NOTHING, Ahead, Paid
+from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
 from ..cloud.engine_fleet import EngineFleet
 from ..cloud.prices import Prices, by_table, in_region
-from ..cloud.stages import Times
 from ..config import Config
 from ..plan.request import Artifact
 from ..trust.errors import CloudError
@@ -17,7 +16,7 @@ from .base import Prospect
 from .ec2_machines import Stacked, say
 from .request_json import Body
 
-Costs = tuple[Callable[[Config, Prices], Iterator[spending.CostRow]], Callable[[Config], Times]]
+Costs = Callable[[Config, Prices], spending.Spending]
 # In a body, in the place of what the stack has made.
 OUTPUTS = {"${JobRole}": "JobRole", "${ExecutionRole}": "ExecutionRole", "${LogGroup}": "LogGroup"}
 JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
@@ -34,26 +33,24 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
     return filled
 
 
-def priced(
-    rows: list[spending.CostRow], times: Times, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
-) -> Iterator[str]:
+def priced(costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING) -> Iterator[str]:
     """Both tables of what an engine's machines cost: by the hour, and from set-up to teardown."""
-    yield from ("dollars an hour, while a job runs", *spending.describe(rows, hours))
+    yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
-    yield from spending.describe_whole(paid.on(spending.bill(rows, times, nodes)), nodes, hours)
+    yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)
 
 
 class ManagedMachines(Stacked):
     """Machines (base.py) of an engine, which makes them for each job itself.
 
-    `needed`: the config leaves something to a stack. `costs`: what an hour of a job costs by these prices, and the stages around
-    it. `notes`: more lines of a plan. `ahead`: what is bought ahead for its jobs.
+    `needed`: the config leaves something to a stack. `costs`: what a job costs by these prices. `notes`: more lines of a plan.
+    `ahead`: what is bought ahead for its jobs.
     """
 
     def __init__(
         self, config: Config, engine: str, needed: bool, costs: Costs, notes: Callable[[], list[str]] = lambda: [],
-        ahead: Ahead | None = None,
+        ahead: PrepaidCapacity | None = None,
     ) -> None:  # fmt: skip
         self.own = EngineFleet(config, engine)
         super().__init__(self.own)
@@ -85,10 +82,10 @@ class ManagedMachines(Stacked):
         return Prospect(lines, changes, awaited=not self.is_there(), exact=True)
 
     def _costs(self, prices: Prices, hours: float | None) -> Iterator[str]:
-        (costs, times), config, paid = self.costs, self.config, NOTHING
+        config, paid = self.config, NOTHING
         if self.ahead:
             config, paid = self.ahead.paid_config(), self.ahead.paid()
-        yield from priced(list(costs(config, prices)), times(config), config.fleet.nodes, prices, hours, paid)
+        yield from priced(self.costs(config, prices), config.fleet.nodes, prices, hours, paid)
 
     def remove(self, purge: bool) -> None:
         super().remove(purge)

@@ -15,15 +15,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..cloud import engine_spending, engine_template, stages
+from ..cloud import engine_template
 from ..cloud.api_errors import passing
-from ..cloud.capacity_purchase import Ahead
+from ..cloud.capacity import TrainingPlans
 from ..cloud.engine_resource_types import ENDED, LOGS
 from ..cloud.log_streams import streams
 from ..cloud.prices import Prices
-from ..cloud.spending import CostRow
+from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
-from ..cloud.training_plans import TrainingPlans
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
 from ..node.placements.sagemaker import SEATING
@@ -76,10 +75,10 @@ class SageMaker(Hosted):
     image_arguments = (("RUN_AS", "root"),)  # /opt/ml, where it gives and takes everything, is root's
 
     @functools.cached_property
-    def ahead(self) -> Ahead | None:
+    def ahead(self) -> TrainingPlans | None:
         """The training plan that make setup finds, buys and uses; None where there is none to buy."""
         hours = self.config.fleet.sagemaker.plan_hours
-        return None if hours is None else Ahead(self.config, TrainingPlans(self.config, self.calls), hours)
+        return None if hours is None else TrainingPlans(self.config, self.calls, hours)
 
     @property
     def placed(self) -> Config:
@@ -188,19 +187,15 @@ class SageMaker(Hosted):
         return Handle(self.name, "", "", 0)
 
     def machines(self) -> ManagedMachines:
-        def costs(config: Config, prices: Prices) -> Iterator[CostRow]:
-            return engine_spending.of_sagemaker(config, prices, sagemaker_request.disk_gib(config, size_of(config)))
+        def costs(config: Config, prices: Prices) -> Spending:
+            return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, size_of(config)))
 
         needed = not self.config.fleet.sagemaker.role
-        return ManagedMachines(self.config, self.name, needed, (costs, self.times), self._notes, self.ahead)
+        return ManagedMachines(self.config, self.name, needed, costs, self._notes, self.ahead)
 
-    def costs(self, config: Config, prices: Prices) -> Iterator[CostRow]:
+    def costs(self, config: Config, prices: Prices) -> Spending:
         """With the smallest disk, as the size of the dataset is unknown."""
-        return engine_spending.of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
-
-    @staticmethod
-    def times(config: Config) -> stages.Times:
-        return stages.of_sagemaker(config)
+        return of_sagemaker(config, prices, sagemaker_request.disk_gib(config, None))
 
     def _notes(self) -> list[str]:
         """How nodes get the dataset, and what is left of a job that is ended, for `make plan`."""

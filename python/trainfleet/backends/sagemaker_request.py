@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..cloud.capacity import PLAN_TYPES
 from ..cloud.template_inputs import own_tags, pairs
-from ..cloud.training_plans import TYPES
 from ..config import Config
 from ..node.placements.sagemaker import SEATING
 from ..plan.job import Job
@@ -107,8 +107,8 @@ def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
         yield key, f"{own.plan_hours:g}: no plan is bought with fleet.sagemaker.training_plan, which names one; null works"
     if config.fleet.spot:
         yield key, f"{own.plan_hours:g}: a training plan is reserved capacity, which is no spot: fleet.spot false works"
-    if kind not in TYPES:
-        yield key, f"{own.plan_hours:g}: AWS sells no training plan of ml.{kind}; of {', '.join(TYPES)} it does"
+    if kind not in PLAN_TYPES:
+        yield key, f"{own.plan_hours:g}: AWS sells no training plan of ml.{kind}; of {', '.join(PLAN_TYPES)} it does"
 
 
 def body(config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None) -> Body:

@@ -6,90 +6,25 @@ enough. What a service does in the caller's name through CloudFormation needs th
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.tables import read_table
 from ..storage import s3
 from ..trust.errors import CloudError
-from . import cluster_permissions, repository
+from . import repository
 from .calls import Calls
 from .roles import allow, written
 from .template_inputs import Inputs, bucket_of, cluster_name, stack_name
 from .template_storage import log_group, makes_file_system
 
-LOOKS = (  # at what there is, which no resource narrows
-    "cloudwatch:GetMetricStatistics", "cloudformation:DescribeStacks", "tag:GetResources", "pricing:GetProducts",
-    "servicequotas:ListServiceQuotas", "servicequotas:GetServiceQuota", "servicequotas:GetAWSDefaultServiceQuota",
-    "ssm:GetParameter", "ssm:GetParametersByPath", "iam:ListRoles", "iam:SimulatePrincipalPolicy", "iam:ListInstanceProfiles",
-    "s3:ListAllMyBuckets", "logs:DescribeLogGroups", "ecr:DescribeRepositories", "ecr:DescribeImages", "ecr:ListTagsForResource",
-    "batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "batch:DescribeJobDefinitions", "sagemaker:ListTrainingJobs",
-    "sagemaker:ListTags",
-    "fsx:DescribeFileSystems", "fsx:DescribeDataRepositoryAssociations", "fsx:DescribeBackups",
-    *(f"ec2:Describe{what}" for what in (
-        "Addresses", "AvailabilityZones", "CapacityReservations", "FlowLogs", "Images", "InstanceAttribute",
-        "InstanceCreditSpecifications", "InstanceTypeOfferings", "Instances", "InternetGateways", "KeyPairs", "LaunchTemplates",
-        "LaunchTemplateVersions", "NatGateways", "NetworkInterfaces", "PlacementGroups", "RouteTables", "SecurityGroupRules",
-        "SecurityGroups", "Snapshots", "SpotPriceHistory", "Subnets", "Volumes", "VpcAttribute", "VpcEndpoints", "Vpcs",
-    )),
-)  # fmt: skip
-STACK = (
-    "CreateStack", "UpdateStack", "CancelUpdateStack", "DeleteStack", "DescribeStackEvents", "GetTemplate",
-    "ListStackResources",
-)  # fmt: skip
-MACHINES = (
-    "RunInstances", "StartInstances", "TerminateInstances", "GetConsoleOutput", "CreateLaunchTemplate",
-    "CreateLaunchTemplateVersion", "DeleteLaunchTemplate", "CreatePlacementGroup", "DeletePlacementGroup", "CreateSecurityGroup",
-    "DeleteSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupEgress",
-    "RevokeSecurityGroupIngress", "ImportKeyPair", "DeleteKeyPair", "DeleteNetworkInterface", "DeleteVolume", "CreateTags",
-    "DeleteTags",
-)  # fmt: skip
-NETWORK = (
-    "CreateVpc", "ModifyVpcAttribute", "DeleteVpc", "CreateSubnet", "ModifySubnetAttribute", "DeleteSubnet",
-    "CreateInternetGateway", "AttachInternetGateway", "DetachInternetGateway", "DeleteInternetGateway", "CreateNatGateway",
-    "DeleteNatGateway", "AllocateAddress", "AssociateAddress", "DisassociateAddress", "ReleaseAddress", "CreateRouteTable",
-    "CreateRoute", "DeleteRoute", "DeleteRouteTable",
-    "AssociateRouteTable", "DisassociateRouteTable", "CreateVpcEndpoint", "DeleteVpcEndpoints", "DeleteFlowLogs",
-)  # fmt: skip
-PLANS = ("SearchTrainingPlanOfferings", "CreateTrainingPlan", "CreateReservedCapacity", "ListTrainingPlans")
-BAKING = ("CreateImage", "DeregisterImage", "DeleteSnapshot")
-BLOCKS = ("DescribeCapacityBlockOfferings", "PurchaseCapacityBlock")
-FILE_SYSTEM = (
-    "CreateFileSystem", "DeleteFileSystem", "CreateDataRepositoryAssociation", "DeleteDataRepositoryAssociation", "DeleteBackup",
-    "TagResource",
-)  # fmt: skip
-ROLES = (
-    "CreateRole", "GetRole", "TagRole", "ListRoleTags", "ListRolePolicies", "ListAttachedRolePolicies", "DeleteRole",
-    "PutRolePolicy", "GetRolePolicy", "DeleteRolePolicy", "AttachRolePolicy", "DetachRolePolicy", "PassRole",
-)  # fmt: skip
-PROFILES = cluster_permissions.PROFILES
-LINKED_BUCKET = ("GetBucketPolicy", "PutBucketPolicy")  # FSx writes into the policy of a bucket that it is linked to
-BUCKET = ("CreateBucket", "PutEncryptionConfiguration", "PutBucketPublicAccessBlock", "PutLifecycleConfiguration", *LINKED_BUCKET,
-          "DeleteBucketPolicy", "PutBucketTagging", "PutBucketOwnershipControls", "DeleteBucket")  # fmt: skip
-REPOSITORY = (
-    "CreateRepository", "DeleteRepository", "PutLifecyclePolicy", "TagResource", "ListImages",
-    "BatchGetImage", "GetDownloadUrlForLayer", "BatchDeleteImage", "PutImage",
-    "BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload",
-)  # fmt: skip
-LOGS = (
-    "CreateLogGroup", "PutRetentionPolicy", "TagResource", "ListTagsForResource", "DescribeLogStreams", "DeleteLogGroup",
-)  # fmt: skip
-STREAMS = ("GetLogEvents", "DeleteLogStream")
-DATA = ("ListBucket", "ListBucketVersions", "ListBucketMultipartUploads", "GetBucketLocation", "GetBucketTagging")
-OBJECTS = ("GetObject", "PutObject", "DeleteObject", "DeleteObjectVersion", "AbortMultipartUpload")
-SECRETS = ("PutParameter", "AddTagsToResource", "DeleteParameter")
-ENGINES = {
-    "batch": (
-        "CreateComputeEnvironment", "UpdateComputeEnvironment", "DeleteComputeEnvironment", "CreateJobQueue", "UpdateJobQueue",
-        "DeleteJobQueue", "RegisterJobDefinition", "DeregisterJobDefinition", "SubmitJob", "DescribeJobs", "ListJobs",
-        "TerminateJob", "TagResource",
-    ),
-    "sagemaker": (
-        "CreateTrainingJob", "DescribeTrainingJob", "UpdateTrainingJob", "StopTrainingJob", "DeleteTrainingJob", "AddTags",
-    ),
-}  # fmt: skip
+FILE = Path(__file__).with_name("permissions.yaml")
+ENGINES = ("batch", "sagemaker")
 ON_EC2 = ("", "batch")  # whose nodes are instances of the account
 CLUSTER = "parallelcluster"
 FSX, TO_S3 = "fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"  # of the second there is a role for each file system
@@ -98,65 +33,77 @@ LINK = "iam:CreateServiceLinkedRole"
 MOST = 50  # actions in one request to the simulator
 LARGEST = 6_100  # characters of a policy's statements
 Policy = dict[str, Any]
+Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and the resource that they are done to
 
 
-def needed(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(actions, the resource that they are done to) for each group."""
+@functools.cache
+def _groups() -> dict[str, tuple[str, ...]]:
+    """The actions of each group of permissions.yaml, as IAM has them: `ec2:CreateTags`."""
+    return {
+        name: tuple(f"{service}:{operation}" for service, operations in group.items() for operation in operations)
+        for name, group in read_table(FILE).items()
+    }
+
+
+def needed(config: Config, inputs: Inputs) -> Needed:
+    """What each group of actions is done to."""
+    group = _groups()
     here, fleet = f"arn:{inputs.partition}:%s:{inputs.region}:{inputs.account}:%s", config.fleet
     if inputs.engine == CLUSTER:
-        yield from cluster_permissions.of_cluster(cluster_name(config), inputs.partition, inputs.region, inputs.account)
+        yield from _of_cluster(cluster_name(config), inputs.partition, inputs.account, here)
     if inputs.engine != CLUSTER or not fleet.aws.subnets:
         yield from _of_stack(config, inputs, here)
     if fleet.image == repository.BUILD:
         yield ("ecr:GetAuthorizationToken",), "*"
-        yield _of("ecr", REPOSITORY), here % ("ecr", f"repository/{repository.NAME}")
+        yield group["repository"], here % ("ecr", f"repository/{repository.NAME}")
     if inputs.engine in ENGINES:
-        plans = PLANS if fleet.sagemaker.plan_hours is not None else ()
-        yield _of(inputs.engine, (*ENGINES[inputs.engine], *plans)), "*"
+        plans = group["plans"] if fleet.sagemaker.plan_hours is not None else ()
+        yield (*group[inputs.engine], *plans), "*"
         if fleet.sagemaker.kms_key:
             yield ("kms:DescribeKey",), "*"  # it may be an alias
         if fleet.secrets:
-            yield _of("ssm", SECRETS), here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
+            yield group["secrets"], here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
     if _makes_file_system(config, inputs):
-        yield _of("fsx", FILE_SYSTEM), "*"
+        yield group["file system"], "*"
         yield from _of_links(config, inputs)
     for name in sorted(written(config, inputs)):
-        yield _of("s3", DATA), f"arn:{inputs.partition}:s3:::{name}"
-        yield _of("s3", OBJECTS), f"arn:{inputs.partition}:s3:::{name}/x"
+        yield group["data"], f"arn:{inputs.partition}:s3:::{name}"
+        yield group["objects"], f"arn:{inputs.partition}:s3:::{name}/x"
 
 
-def _of_stack(config: Config, inputs: Inputs, here: str) -> Iterator[tuple[tuple[str, ...], str]]:
+def _of_stack(config: Config, inputs: Inputs, here: str) -> Needed:
     """What the stack of the config needs, or that of a cluster's network."""
-    on_ec2 = inputs.engine in ON_EC2
-    yield _of("cloudformation", STACK), here % ("cloudformation", f"stack/{stack_name(config)}/x")
+    group, on_ec2 = _groups(), inputs.engine in ON_EC2
+    yield group["stack"], here % ("cloudformation", f"stack/{stack_name(config)}/x")
     has_network = inputs.engine in (*ON_EC2, CLUSTER) and not config.fleet.aws.vpc
-    if operations := (MACHINES if on_ec2 else ()) + (() if inputs.engine else BAKING) + (NETWORK if has_network else ()):
-        yield _of("ec2", operations), "*"
+    chosen = {"machines": on_ec2, "baking": not inputs.engine, "network": has_network}
+    if actions := tuple(action for name, is_in in chosen.items() if is_in for action in group[name]):
+        yield actions, "*"
     if inputs.engine == CLUSTER:
         return
     if not inputs.engine and config.fleet.aws.block_hours is not None:
-        yield _of("ec2", BLOCKS), "*"
-    for kind, operations in (("role", ROLES), ("instance-profile", PROFILES if on_ec2 else ())):
-        yield _of("iam", operations), f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
-    yield _of("logs", LOGS), here % ("logs", f"log-group:{log_group(config)}")
-    yield _of("logs", STREAMS), here % ("logs", f"log-group:{log_group(config)}:log-stream:x")
+        yield group["blocks"], "*"
+    for kind, actions in (("role", group["roles"]), ("instance-profile", group["profiles"] if on_ec2 else ())):
+        yield actions, f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
+    yield group["logs"], here % ("logs", f"log-group:{log_group(config)}")
+    yield group["streams"], here % ("logs", f"log-group:{log_group(config)}:log-stream:x")
     if not inputs.engine and not config.fleet.aws.bucket:
-        yield _of("s3", BUCKET), f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
+        yield group["bucket"], f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
 
 
-def _of_links(config: Config, inputs: Inputs) -> Iterator[tuple[tuple[str, ...], str]]:
+def _of_links(config: Config, inputs: Inputs) -> Needed:
     """What FSx does in the caller's name for a link to S3: it gives the role of the file system a policy, and the bucket too.
 
     Source: FSx for Lustre user guide, "Service-linked roles" and "Linking your file system to an S3 bucket", prerequisites.
     """
-    fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
+    fsx, bucket, linked = config.fleet.fsx, config.fleet.aws.bucket, _groups()["linked bucket"]
     if _to_s3(config):
         yield ("iam:AttachRolePolicy", "iam:PutRolePolicy"), _linked(inputs, f"{TO_S3}/x")
     if fsx.link:
         name = f"arn:{inputs.partition}:s3:::{s3.split(fsx.link)[0]}"
-        yield _of("s3", ("ListBucket", *LINKED_BUCKET)), name
+        yield ("s3:ListBucket", *linked), name
     if fsx.export and bucket:
-        yield _of("s3", LINKED_BUCKET), f"arn:{inputs.partition}:s3:::{bucket}"
+        yield linked, f"arn:{inputs.partition}:s3:::{bucket}"
 
 
 def _to_s3(config: Config) -> bool:
@@ -167,13 +114,33 @@ def _makes_file_system(config: Config, inputs: Inputs) -> bool:
     return inputs.engine in ("", CLUSTER) and makes_file_system(config)
 
 
-def _of(service: str, operations: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{service}:{operation}" for operation in operations)
+def _of_cluster(name: str, partition: str, account: str, here: str) -> Needed:
+    """What ParallelCluster's command and its stack need of the caller for the cluster with this name."""
+    iam = f"arn:{partition}:iam::{account}:%s/parallelcluster/{name}%s"
+    group = {name.removeprefix(f"{CLUSTER}-"): actions for name, actions in _groups().items() if name.startswith(CLUSTER)}
+    for end in ("", "-x"):  # the stack and those inside it, whose names begin with its own
+        yield group["stack"], here % ("cloudformation", f"stack/{name}{end}/x")
+    for end in ("/x", "-x"):
+        yield group["roles"], iam % ("role", end)
+    yield _groups()["profiles"], iam % ("instance-profile", "/x")
+    yield ("iam:GetPolicy",), f"arn:{partition}:iam::aws:policy/x"
+    yield group["machines"], "*"
+    yield group["functions"], here % ("lambda", "function:pcluster-x")
+    for table in ("", "slurm-"):
+        yield group["tables"], here % ("dynamodb", f"table/parallelcluster-{table}{name}")
+    for log in (f"/aws/parallelcluster/{name}-x", "/aws/lambda/pcluster-x"):
+        yield group["logs"], here % ("logs", f"log-group:{log}")
+    yield group["alarms"], here % ("cloudwatch", f"alarm:{name}-x")
+    yield group["boards"], f"arn:{partition}:cloudwatch::{account}:dashboard/{name}-x"
+    yield group["zones"], "*"
+    yield group["bucket"], f"arn:{partition}:s3:::parallelcluster-x"
+    yield group["objects"], f"arn:{partition}:s3:::parallelcluster-x/x"
+    yield ("s3:GetBucketTagging",), f"arn:{partition}:s3:::trainfleet-x"  # make clean looks whose they are
 
 
 def policy(config: Config, inputs: Inputs) -> Policy:
     """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
-    looks = LOOKS + (cluster_permissions.LOOKS if inputs.engine == CLUSTER else ())
+    looks = _groups()["looks"] + (_groups()[f"{CLUSTER}-looks"] if inputs.engine == CLUSTER else ())
     resources: dict[tuple[str, ...], list[str]] = {looks: ["*"]}
     for actions, resource in needed(config, inputs):
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", resource))
@@ -200,7 +167,7 @@ def documents(whole: Policy) -> Iterator[Policy]:
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
     """The actions that the caller may not do; CloudError where the simulator can't be asked.
 
-    Those of LOOKS are not simulated: what may not be looked at is told where it is looked at, or is not needed.
+    Those that only look are not simulated: what may not be looked at is told where it is looked at, or is not needed.
     """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..config import Config
-from . import baking, changeset, checks, data_access, spending, stages
+from . import baking, changeset, checks, data_access, spending
 from .calls import Calls
-from .capacity_purchase import NOTHING, Paid
+from .capacity import NOTHING, Paid
 from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
 from .stack_nodes import FleetStack, Foreseen
 from .template_inputs import Inputs, bucket_of, slug
@@ -20,18 +20,17 @@ def describe(
     """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
     prices = by_table() if foreseen.unasked else Prices(calls)
-    rows = list(spending.rows(config, prices, inputs.zone))
+    costs = spending.of_ec2(config, prices, inputs.zone)
     yield from ("", f"stack {fleet.stack.name} in {inputs.zone}")
     if not foreseen.unasked:
         yield from baking.describe(config, calls, inputs.image)
     yield from changeset.describe(foreseen.changes, not foreseen.before)
-    yield from ("", "dollars an hour", *spending.describe(rows, hours))
-    if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in rows):
+    yield from ("", "dollars an hour", *spending.describe(costs.rows, hours))
+    if calls.region != WHERE_PRICES_ARE and any(row.source == TABLE for row in costs.rows):
         yield f"  {calls.region} may ask up to half more than that list"
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
-    bill = paid.on(spending.bill(rows, stages.of_ec2(config), config.fleet.nodes))
-    yield from spending.describe_whole(bill, config.fleet.nodes, hours)
+    yield from spending.describe_whole(paid.on(costs.bill(config.fleet.nodes)), config.fleet.nodes, hours)
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *data_access.describe(config, speed))

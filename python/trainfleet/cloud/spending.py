@@ -1,21 +1,42 @@
 """What a fleet costs, by resource and from set-up to teardown: nodes, volumes, file system, NAT, addresses, head.
 
-One computation for every backend on AWS: rows say what an hour costs, stages.py says which hours nobody trains in, and `bill`
-makes of both what plans show and budgets count with.
+One computation for every backend on AWS: rows say what an hour costs, and stages how long set-up and teardown take, in which
+nobody trains. Spending.bill makes of both what plans show and budgets count with.
+
+AWS documents none of the stages' times, and none was measured in an account (2026-11-23), so a plan calls them assumed. What is
+known: how long SageMaker took to download large images in job logs that were published (github.com/huggingface/blog/pull/96,
+2.5 min; github.com/NVIDIA-Merlin/Transformers4Rec/issues/794, 2.9 min), and that it does not charge for finding machines
+(github.com/aws/sagemaker-python-sdk/pull/30).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ..config import Config
-from ..config.types import Fsx
+from ..config.tokenizing import tokenizing
+from ..config.types import Fsx, Queue
 from ..plan.bill import Bill, BillStage
 from .instances import HEAD_GIB, capacity_of
-from .prices import GIB_MONTH, NAT_GB, TABLE, Prices, by_table, of
-from .stages import Times
-from .template_storage import has_file_system
+from .prices import GIB_MONTH, NAT_GB, OF_SAGEMAKER, TABLE, Prices, by_table, of
+from .template_storage import has_file_system, makes_file_system
+
+STACK = BillStage("stack", 4.0)
+WITH_FILE_SYSTEM = BillStage("stack and file system", 10.0)
+HOST_KEYS = BillStage("boot and host keys", 5.0)  # AWS then shows what a console said; set-up waits for ten at most
+DRIVERS = {device: BillStage("driver", minutes) for device, minutes in (("cuda", 6.0), ("neuron", 5.0), ("neuron_xla", 5.0))}
+EFA = BillStage("EFA", 4.0)
+ENVIRONMENT = BillStage("Python environment", 5.0)  # 34 s with wheels at hand (tests/bench/LOG.md); the rest is their download
+BOOT = BillStage("boot", 5.0)  # of an engine's machine, until it takes a job
+CLUSTER = BillStage("cluster and head", 10.0)
+NODE_BOOT = BillStage("boot of the nodes", 8.0, counted=True)  # of ParallelCluster's, with node.sh
+IMAGE = BillStage("download of the image", 4.0, "published job logs: 2.5 to 2.9 min", counted=True)
+START = BillStage("start of the ranks", 3.0, counted=True)  # until the first step: they load torch, meet, build the model
+UPLOAD = BillStage("upload", 2.0)
+ENGINE_IDLE = BillStage("idle machines", 10.0)  # until Batch ends an instance that has nothing to do
+UNLIMITED = (BillStage("until make clean", 60.0),), math.inf  # where nodes stay until then
 
 
 @dataclass(frozen=True)
@@ -33,17 +54,88 @@ class CostRow:
     shared: bool = True
 
 
+@dataclass(frozen=True)
+class Spending:
+    """What a backend's machines cost: by the hour, in the stages before training and after it, and after a launch.
+
+    `lingers`: hours for which nodes are paid after a launch has ended.
+    """
+
+    rows: tuple[CostRow, ...]
+    before: tuple[BillStage, ...]
+    after: tuple[BillStage, ...]
+    lingers: float
+
+    def bill(self, nodes: int) -> Bill | None:
+        """What a run on so many nodes costs from set-up to teardown; None where one price is not known."""
+        own, rest = (hourly(row for row in self.rows if row.shared is shared) for shared in (False, True))
+        return None if own is None or rest is None else Bill(own / nodes, rest, self.before, self.after, self.lingers)
+
+
+def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
+    """Of a stack of instances: every node is paid for from its making on."""
+    fleet, kind = config.fleet, config.fleet.node_type
+    before = [WITH_FILE_SYSTEM if has_file_system(config) else STACK, HOST_KEYS]
+    if fleet.device in DRIVERS:
+        before.append(DRIVERS[fleet.device])
+    if kind and kind.efa and fleet.nodes > 1:
+        before.append(EFA)
+    if not fleet.python:
+        before.append(ENVIRONMENT)
+    rows = tuple(_ec2_rows(config, prices or by_table(), zone))
+    return Spending(rows, (*before, START), *_idle(config))
+
+
+def of_batch(config: Config, prices: Prices) -> Spending:
+    """Of AWS Batch, which starts machines for a job and ends them some minutes after it; and what the stack has beside them."""
+    rows = list(_batch_nodes(config, prices))
+    before = [BOOT, IMAGE, START]
+    if not config.fleet.batch.queue:
+        rows += network(config, 1)
+        before.insert(0, replace(STACK, nodes=False))
+    return Spending(tuple(rows), tuple(before), (ENGINE_IDLE,), ENGINE_IDLE.minutes / 60)
+
+
+def of_tokenizing(config: Config, prices: Prices) -> list[str]:
+    """What data.instance_type's machine costs an hour, and what the fleet's own would, as lines of a plan."""
+    if config.data.instance_type is None:
+        return []
+    cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
+    instead = "" if own is None else f", and not {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
+    price = "at a price that is not known" if cheap is None else f"for ${cheap:,.2f} an hour"
+    return ["", "tokenizing", f"  1 x {config.data.instance_type} {price}{instead}; it comes with the job and goes with it"]
+
+
+def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
+    """Of SageMaker, with `volume` GiB of disk each: it charges from the download of the image on, and for a warm pool."""
+    fleet, count = config.fleet, config.fleet.nodes
+    each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
+    how = ", managed spot: less than this" if fleet.spot else ""
+    nodes = CostRow("nodes", count, f"ml.{fleet.instance_type}{how}", each.times(count), each.source, shared=False)
+    price = of("training volume", "", volume * count)
+    disks = CostRow("volumes", count, f"{volume:,} GiB", price, OF_SAGEMAKER, shared=False)
+    warm = fleet.sagemaker.warm_pool_minutes or 0
+    after = (UPLOAD, BillStage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes")) if warm else (UPLOAD,)
+    return Spending((nodes, disks), (IMAGE, START), after, warm / 60)
+
+
+def of_cluster(config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]) -> Spending:
+    """Of ParallelCluster, which starts the nodes of the job's queue, and ends them when they were idle.
+
+    `others`: queues, of which some always keep nodes. `machine`: the head's type and the GiB of its disk.
+    """
+    static = queue.min > 0  # the job's nodes are always there
+    before = [replace(CLUSTER, nodes=static)]
+    if not config.fleet.python:
+        before.append(replace(ENVIRONMENT, nodes=static))
+    rows = tuple(_cluster_rows(config, prices, queue, others, machine))
+    return Spending(rows, (*before, NODE_BOOT, START), *(UNLIMITED if static else _idle(config)))
+
+
 def hourly(found: Iterable[CostRow]) -> float | None:
     """US dollars an hour for all; None where one price is not known."""
     costs = [row.usd for row in found]
     return None if None in costs else sum(filter(None, costs))
-
-
-def bill(found: Iterable[CostRow], times: Times, nodes: int) -> Bill | None:
-    """What a run on so many nodes costs from set-up to teardown; None where one price is not known."""
-    found = list(found)
-    own, rest = hourly(row for row in found if not row.shared), hourly(row for row in found if row.shared)
-    return None if own is None or rest is None else Bill(own / nodes, rest, times.before, times.after, times.lingers)
 
 
 def deployment(fsx: Fsx) -> str:
@@ -51,10 +143,9 @@ def deployment(fsx: Fsx) -> str:
     return "SCRATCH_2" if fsx.type == "scratch" else f"PERSISTENT_2-{fsx.throughput}"
 
 
-def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterator[CostRow]:
-    """Everything of the ec2 backend that costs money by the hour."""
+def _ec2_rows(config: Config, prices: Prices, zone: str) -> Iterator[CostRow]:
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
-    capacity, prices = capacity_of(config), prices or by_table()
+    capacity = capacity_of(config)
     each = prices.instance(fleet.instance_type or "", capacity, zone)
     yield CostRow("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source, shared=False)
     yield volumes(count, aws.volume_gib)
@@ -63,6 +154,37 @@ def rows(config: Config, prices: Prices | None = None, zone: str = "") -> Iterat
     yield from network(config, 2 if aws.head else 1)
     if aws.head:
         yield head(aws.head, HEAD_GIB, prices)
+
+
+def _batch_nodes(config: Config, prices: Prices) -> Iterator[CostRow]:
+    fleet, count = config.fleet, config.fleet.nodes
+    each = prices.instance(fleet.instance_type or "", capacity_of(config))
+    yield CostRow("nodes", count, fleet.instance_type or "", each.times(count), each.source, shared=False)
+    yield volumes(count, fleet.aws.volume_gib)
+
+
+def _cluster_rows(
+    config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]
+) -> Iterator[CostRow]:
+    fleet, count = config.fleet, config.fleet.nodes
+    each = prices.instance(queue.instance_type or "", queue.capacity or "on-demand")
+    yield CostRow("nodes", count, f"{queue.instance_type}, {queue.capacity}", each.times(count), each.source, shared=False)
+    yield volumes(count, fleet.aws.volume_gib)
+    for other in (other for other in others if other.min):
+        kept = prices.instance(other.instance_type or "", other.capacity or "on-demand")
+        what = f"{other.instance_type}, always there, of the queue {other.name}"
+        yield CostRow("other nodes", other.min, what, kept.times(other.min), kept.source)
+    if makes_file_system(config):
+        yield file_system(fleet.fsx)
+    if not fleet.aws.subnets:
+        yield from network(config, 2)
+    yield head(*machine, prices)
+
+
+def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
+    """What follows training where nodes go by themselves when they are idle, and for how many hours they are paid."""
+    minutes = config.fleet.idle_minutes
+    return UNLIMITED if minutes is None else ((BillStage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60)
 
 
 def volumes(count: int, size: int) -> CostRow:

@@ -17,10 +17,8 @@ LATE = {
     "fleet": ("expires_hours", "idle_minutes", "aws", "image", "base_image", "accelerator"),
     "data": ("bad_records", "instance_type"),
     "model": ("head_size", "module"),
-    "train": (
-        "separate_documents", "layout", "search_micro_batch", "loggers", "callback", "compile_only",
-    ),
-}  # fmt: skip
+    "train": ("separate_documents", "layout", "loggers", "callback", "compile_only"),
+}
 
 
 def dump_resolved(config: Config) -> str:

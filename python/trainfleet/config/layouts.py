@@ -9,7 +9,7 @@ from ..hardware import node_types
 from ..hardware.accelerators import Accelerator
 from . import cross_checks
 from .derive import Derived
-from .layout_search import KEYS, MODES, MOST_TOKENS, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
+from .layout_search import KEYS, MODES, NEAR, PLAIN, Choice, choose, least, needs, ranked, sizes
 from .optimizers import OPTIMIZERS
 from .precision import is_half, usable_bytes
 from .types import Config
@@ -66,12 +66,6 @@ def best(config: Config, count: int) -> list[Choice]:
     for choice in ranked(config, asked, device):  # one of each division, whatever its micro-batch and recomputation
         seen.setdefault(replace(choice.config.train.layout, interleave=1), choice)
     return list(seen.values())[:count]
-
-
-def sizes_to_try(config: Config) -> list[int]:
-    """The micro-batches that `train.search_micro_batch` may try: powers of two, within a sensible number of tokens."""
-    found = [size for size in sizes(config) if size & (size - 1) == 0]
-    return [size for size in found if size == found[0] or size * config.train.sequence_length <= 2 * MOST_TOKENS]
 
 
 def _for_cpus(config: Config, asked: set[str]) -> Config:

@@ -97,5 +97,3 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
         yield "train.precision", "fp8: not on Trainium; bf16 works"
     if train.compile:
         yield "train.compile", "true: PyTorch/XLA compiles every step anyway; false works"
-    if train.search_micro_batch:
-        yield "train.search_micro_batch", f"true: every size would be compiled, for up to an hour; false works with stack {XLA}"

@@ -10,14 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..host import plugins
 from ..trust import spelling
 from ..trust.errors import Problem
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import show
 from .key import NAME, Schema, schema_of
+from .tables import read_table
 from .types import Config
 from .yaml_lines import Key, YamlDocument, dotted
 
@@ -274,7 +273,7 @@ def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
 def synonyms() -> dict[str, list[tuple[str, ...]]]:
     """What other trainers call a key → our keys that it may be."""
     found: dict[str, list[tuple[str, ...]]] = {}
-    for key, words in yaml.load(SYNONYMS.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)).items():
+    for key, words in read_table(SYNONYMS).items():
         for word in words:
             found.setdefault(spelling.plain(word), []).append(tuple(key.split(".")))
     return found

@@ -42,10 +42,6 @@ class Train:
     micro_batch: Annotated[int, Key(default=None, unit="sequences", minimum=1, maximum=1_000_000)]
     """One rank's sequences in one forward pass; gradients are accumulated over as many as needed.
     Null: the largest that divides the rank's part and fits."""
-    search_micro_batch: bool = False
-    """Whether a new run first tries growing micro-batches for a few steps each, on its own devices
-    and layout, and takes the fastest that fits. The plan's estimates use train.micro_batch. The
-    result is kept in the run folder, so a resume does not search again."""
     sequence_length: Annotated[int, Key(unit="tokens", minimum=2, maximum=10_000_000)] = 256
     """Tokens in a sequence."""
     learning_rate: Annotated[float, Key(minimum=1e-12, maximum=1)] = 0.003

@@ -55,10 +55,6 @@ class Device(Protocol):
         """A new generator for values that are drawn on the device."""
         ...
 
-    def is_full(self, error: BaseException) -> bool:
-        """Whether an error says that memory ran out, on the device or on the host."""
-        ...
-
     @property
     def name(self) -> str:
         """As its maker calls it."""

@@ -32,9 +32,6 @@ class Cpu(Usual):
         torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
         matrix_products.by_onednn(cpu_speed.of_this_machine().by_onednn)
 
-    def is_full(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # torch's
-
     @cached_property
     def name(self) -> str:
         lines = self._cpuinfo.splitlines()

@@ -18,7 +18,6 @@ from .base import COSTLY, Usual
 
 DRIVER = Path("/proc/driver/nvidia/version")
 TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a is 9.0
-FULL = ("out of memory", "ALLOC_FAILED")  # CUDA's words and cuBLAS's
 
 
 class Cuda(Usual):
@@ -63,9 +62,6 @@ class Cuda(Usual):
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)
-
-    def is_full(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in FULL)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""

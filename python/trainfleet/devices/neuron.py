@@ -27,7 +27,6 @@ from .base import COSTLY, Call, Dice, Usual
 from .neuron_monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
-FULL = ("NRT_RESOURCE", "(OOM)", "Failed to allocate")  # the runtime's words (nrt_status.h) and the allocator's
 FIRST = (2, 13)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
 
 
@@ -46,9 +45,6 @@ class Core(Usual):
 
     def meters(self) -> dict[str, float]:
         return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
-
-    def is_full(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or any(words in str(error) for words in FULL)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
         """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""

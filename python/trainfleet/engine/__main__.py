@@ -33,7 +33,7 @@ from ..storage import s3_sync_agent
 from ..trust import untrusted_input
 from ..trust.errors import RunError, TrainfleetError
 from ..trust.safe_output import install
-from . import generate, micro_batch, spot_notice
+from . import generate, spot_notice
 from .batches import samples_for
 from .checkpoint import Checkpoints
 from .record import Recorder
@@ -90,8 +90,6 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
         spot_notice.NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     dataset.check_vocabulary(config.model.vocabulary_size)
-    if config.train.search_micro_batch:
-        config = micro_batch.settle(run, config, world, heart, vote)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer, dataset.manifest) if world.first else None

@@ -55,16 +55,11 @@ class Vote:
     def agreed(self, proposal: Proposal) -> Decision:
         """What all ranks do at this boundary."""
         decision = self.settle()
-        self.look()
+        self.heard = self.heard or (self.file is not None and self.file.exists())
         self.votes = torch.tensor([self.heard, proposal.save, proposal.fail], dtype=torch.float32)
         self.tree.begin(self.votes)
         self.under_way = True
         return decision
-
-    def look(self) -> bool:
-        """Whether this rank was asked to stop."""
-        self.heard = self.heard or (self.file is not None and self.file.exists())
-        return self.heard
 
     def settle(self) -> Decision:
         """The decision of the vote under way, if there is one; none is under way after it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from ..devices import Device
 from .tree_allreduce import Tree
@@ -61,18 +61,17 @@ class World:
 
 
 @contextmanager
-def join(device: Device, apart: str = "") -> Iterator[World]:
+def join(device: Device) -> Iterator[World]:
     """Joins the world that torchrun's environment describes, within `with`.
 
-    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator. `apart`
-    names another world on the same devices, of processes that each rank has started beside itself.
+    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
     if size == 1:
         dist.init_process_group(device.backend, store=HashStore(), rank=0, world_size=1)
     else:
-        dist.init_process_group(device.backend, store=_store(apart) if apart else None, rank=rank, world_size=size)
+        dist.init_process_group(device.backend, rank=rank, world_size=size)
     device.joined(rank, size)
     hosts = None if "gloo" in device.backend else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
@@ -80,12 +79,6 @@ def join(device: Device, apart: str = "") -> Iterator[World]:
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
     dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
-
-
-def _store(apart: str) -> Store:
-    """The store where processes beside the ranks meet: the ranks' own, under a prefix."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return PrefixStore(apart, TCPStore(address, port, is_master=False))
 
 
 def first_to_say(key: str) -> bool:

@@ -15,14 +15,14 @@ PAID = "TRAINFLEET_PAID"  # Bill.paid, for a launcher that can't ask what it is
 class BillStage:
     """A time before or after training for which machines are paid.
 
-    why     where its minutes come from
+    why     where its minutes come from; "assumed" where nobody has measured them
     nodes   whether nodes are paid for too, or only what there is beside them
     counted whether the run's events cover it, so that it is counted as it passes
     """
 
     name: str
     minutes: float
-    why: str
+    why: str = "assumed"
     nodes: bool = True
     counted: bool = False
 

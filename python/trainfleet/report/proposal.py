@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..config import Config, Derived, dump_resolved
-from ..config.layouts import sizes_to_try
 from ..config.memory import passes_of
 from ..config.sizes import flops_in_words
 from ..config.speed import StepTime
@@ -108,10 +107,6 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "layout", degrees(config)
     passes = f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}"
     yield "batch", f"{train.global_batch} sequences = {passes}"
-    if train.search_micro_batch:
-        sizes = ", ".join(map(str, sizes_to_try(config)))
-        tries = f"a new run tries {sizes} sequences first and takes the fastest that fits"
-        yield "", f"{tries}; here is reckoned with {train.micro_batch}"
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)

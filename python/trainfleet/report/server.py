@@ -12,7 +12,6 @@ import re
 import secrets
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
@@ -43,7 +42,6 @@ class Server(ThreadingHTTPServer):
         """Listens on `port`; without one on PORT, or where that is in use on any other. OSError where `port` is."""
         self.page, self.token = page, secrets.token_urlsafe(18)
         self.begun = dict[socket.socket, float]()  # the connections that are open, the oldest first, and since when
-        self.room = threading.BoundedSemaphore(MOST)
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
         except OSError:
@@ -57,7 +55,7 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answers in a thread of the MOST that there are; the oldest connection makes way for a new one."""
-        while not self.room.acquire(blocking=False):
+        while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:
                 _end(oldest)
             time.sleep(0.001)  # its thread leaves
@@ -66,8 +64,7 @@ class Server(ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
-        if self.begun.pop(request, None) is not None:
-            self.room.release()
+        self.begun.pop(request, None)
 
     def service_actions(self) -> None:
         """Ends connections that take too long, however steadily they drip."""

@@ -67,8 +67,6 @@ EVENTS = {
     "lost": EventKind(RANK_0, "steps of an attempt that died are done again, and their lines taken out of the metrics",
                   {"step": int, "steps": int, "spans": list}),
     "damaged": EventKind(RANK_0, "a checkpoint was set aside", {"step": int, "address": str, "why": str}),
-    "tried": EventKind(RANK_0, "a micro-batch was measured", {"message": str}),
-    "searched": EventKind(RANK_0, "the fastest micro-batch is known", {"message": str}),
     "skipped": EventKind(RANK_0, "steps were left out since the last line of metrics", {"step": int, "steps": int}),
     "overflowed": EventKind(RANK_0, "steps were left out as their gradients overflowed fp16, since the last line of metrics",
                         {"step": int, "steps": int}),

@@ -100,13 +100,6 @@ class Event(TypedDict, total=False):
     traceback: list[str]
 
 
-class Search(TypedDict, total=False):
-    """search.json, as far as it is read: what was found, and what it depends on."""
-
-    micro_batch: Annotated[int, Range(1, 10**6)]
-    ground: dict[str, Any]
-
-
 class Talk(TypedDict):
     """The collectives' part of the steps that were looked at."""
 

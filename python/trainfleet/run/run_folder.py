@@ -9,7 +9,6 @@ runs/<name>/
   logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
   logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/container_logs.py)
   profile/
-  search.json  the micro-batch that this run found to be the fastest, and what was tried (train.search_micro_batch)
   handle.json, request.json   the job that was submitted last: by these any process asks for it, follows it and stops it
   nodes/node-<i>   which process is that node, on a machine that plays all of them; with its script and its exit code
   stop         exists from the moment that a stop was asked for until the ranks have obeyed; begins with "engine:" where none but
@@ -64,7 +63,7 @@ class Run:
         self.logs = folder / "logs"
         self.checkpoints = folder / "checkpoints"
         self.tensorboard, self.plots, self.profile = folder / "tensorboard", folder / "plots", folder / "profile"
-        self.search, self.rehearsal = folder / "search.json", folder / "rehearsal.json"
+        self.rehearsal = folder / "rehearsal.json"
 
     @property
     def name(self) -> str:

@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from ...cloud import spending
 from ...cloud.prices import by_table
 from ...cloud.region import through_agent
 from ...cloud.template_inputs import cluster_name
@@ -323,7 +322,7 @@ class Slurm(Backend):
         """Of a cluster that is made, all of it; else the hours of nodes that you have."""
         if not self.fleet.slurm.create:
             return hours_alone(self.config)
-        return spending.bill(cluster_file.costs(self.config, by_table()), cluster_file.times(self.config), self.fleet.nodes)
+        return cluster_file.costs(self.config, by_table()).bill(self.fleet.nodes)
 
     def machines(self) -> Machines:
         cluster = Cluster(self.config) if self.fleet.slurm.create else Partitions(self.engine)

@@ -16,11 +16,9 @@ from typing import Any
 
 import yaml
 
-from ...cloud import engine_spending, stages
+from ...cloud import spending
 from ...cloud.instances import capacity_of
 from ...cloud.prices import Prices
-from ...cloud.spending import CostRow
-from ...cloud.stages import Times
 from ...cloud.template_inputs import LONGEST_WITH_DATABASE, cluster_name, own_tags, pairs
 from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config
@@ -69,16 +67,11 @@ def queue_of(config: Config) -> Queue:
     return next((queue for queue in queues if queue.name in asked), queues[0])
 
 
-def costs(config: Config, prices: Prices) -> Iterator[CostRow]:
-    """What an hour of the cluster costs, with a job on it."""
+def costs(config: Config, prices: Prices) -> spending.Spending:
+    """What the cluster costs, with a job on it."""
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
-    return engine_spending.of_cluster(config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK))
-
-
-def times(config: Config) -> Times:
-    """The stages before and after a job for which machines are paid."""
-    return stages.of_cluster(config, static=queue_of(config).min > 0)
+    return spending.of_cluster(config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK))
 
 
 def subnet_of(config: Config) -> str:

@@ -34,7 +34,6 @@ from ..base import Machines, Prospect
 from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
 from ..managed_machines import priced
 from . import cluster_file, cluster_network, cluster_storage
-from .cluster_file import costs, times
 
 EVERY = 15.0  # seconds between two looks at what CloudFormation does
 PATIENCE = 3600.0  # seconds that it gets
@@ -129,8 +128,7 @@ class Cluster(Machines):
             changes = self.changes()
         except BackendError:
             changes = self._all(None, self._wanted(None))
-        rows, nodes = list(costs(self.config, prices)), self.config.fleet.nodes
-        told = priced(rows, times(self.config), nodes, prices, hours)
+        told = priced(cluster_file.costs(self.config, prices), self.config.fleet.nodes, prices, hours)
         return Prospect(("", *told, "", *plan_text.account(self.config, self.calls, *self._asked)), changes)
 
     def apply(self) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...config.tables import read_table
 from ..base import Phase
 
 FILE = Path(__file__).with_name("reasons.yaml")
@@ -33,7 +32,7 @@ class SbatchRefusal:
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    return dict(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return dict(read_table(FILE))
 
 
 def is_for_nodes(reason: str) -> bool:

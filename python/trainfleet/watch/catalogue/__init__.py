@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...config.tables import read_table
 from ..causes import Weight
 
 FOLDERS = [Path(__file__).parent]  # of the .yaml files
@@ -58,7 +57,7 @@ def signs() -> dict[str, tuple[Sign, ...]]:
     """The signs by who may say them."""
     found: dict[str, list[Sign]] = {}
     for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))["entries"]:
+        for entry in read_table(path)["entries"]:
             found.setdefault(entry["by"], []).extend(_signs(entry))
     return {by: tuple(sorted(group, key=lambda sign: sign.rank, reverse=True)) for by, group in found.items()}
 
