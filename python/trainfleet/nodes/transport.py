@@ -283,7 +283,7 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """Returns the command as it is sent: run by sh whatever the login shell is, and ended on the node itself when its time is over.
+    """Returns the command as it is sent: run by sh whatever the login shell is, and ended on the node when its time is over.
 
     A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads backslashes there. So it is
     given one quoted line of plain words, and sh decodes what they are.
