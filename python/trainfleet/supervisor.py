@@ -14,6 +14,7 @@ supervisor, and FILE.exit the exit code. The same token again starts nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -33,7 +34,7 @@ from .health import fence
 from .health.heartbeat_format import replace_file
 from .health.kernel_log import Kernel
 from .health.watchdog import Alarm, Sentry
-from .host import temporary_folders
+from .host import file_systems, temporary_folders
 from .host.host_marker import announce
 from .host.node_log import Log, say, stamp
 from .host.processes import SUPERVISOR, die_with_parent, identity, signal_group
@@ -143,7 +144,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
     os.setsid()
     untrusted_input.seal(file.parent.parent)
     said_by_script = untrusted_input.opener(str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.fchmod(said_by_script, 0o600)
+    file_systems.offered(lambda: os.fchmod(said_by_script, 0o600), errno.EPERM)
     for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from ..host import file_systems
+
 THREADS = 8  # blocks that are fetched at a time
 
 
@@ -33,7 +35,7 @@ class BlockCache:
         path = self.folder / name
         try:
             content = path.read_bytes()
-            os.utime(path)  # used now: to be kept
+            file_systems.offered(lambda: os.utime(path))  # used now: to be kept
         except FileNotFoundError:
             content = fetch()
             partial = path.with_name(f"{name}.{os.getpid()}.partial")

@@ -1,7 +1,7 @@
 """Folders on a node's own disk, or in its memory, that last as long as a process uses them.
 
 A process holds a lock on the folder, which the kernel releases however the process ends. The folders of killed processes are
-removed by the next process that makes such a folder, in any container of the node.
+removed by the next process that makes such a folder, in any container of the node; on a disk without locks they stay.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from . import file_systems
+
 
 def hold(folder: Path) -> int:
     """Makes and locks the folder; it stays as long as the returned descriptor is open."""
@@ -20,7 +22,7 @@ def hold(folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # another process swept it
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            file_systems.lock(descriptor, fcntl.LOCK_SH)
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), folder.lstat()):
                     return descriptor

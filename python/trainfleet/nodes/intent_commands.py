@@ -18,7 +18,7 @@ cat {file}"""
 LEAVE = """mkdir -p {folder} && cd {folder} || exit
 cat > {part} && rm -f stop || exit
 [ -z {stale} ] || ! grep -qsF -- {stale} {file} || rm -f {file}
-ln {part} {file} 2> /dev/null
+ln {part} {file} 2> /dev/null || (set -C && cat {part} > {file}) 2> /dev/null  # where files can't have two names
 rm -f {part}
 """
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
+import re
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.types import SshConfig
 from ..trust.errors import BackendError
@@ -14,7 +18,10 @@ from .ssh_config import expanded
 from .state_dir import STATE
 
 if TYPE_CHECKING:
-    from paramiko import HostKeys, PKey, SSHClient
+    from paramiko import PKey, SSHClient
+
+TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")  # of keys that paramiko can check
+LINE = re.compile(r"(@revoked\s+)?([^#@\s]\S*)\s+(\S+)\s+([A-Za-z0-9+/]+={0,2})(?:\s.*)?")
 
 
 class UnknownKey(Exception):
@@ -27,6 +34,56 @@ class UnknownKey(Exception):
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.key)
+
+
+class RevokedKey(UnknownKey):
+    """A host shows a key that a list marks as @revoked."""
+
+
+class Line(NamedTuple):
+    """A line of a known_hosts file (sshd(8)): whether it is marked @revoked, its hosts, and the key by type and as it is sent."""
+
+    revoked: bool
+    hosts: str
+    kind: str
+    key: bytes
+
+    def names(self, host: str) -> bool:
+        """Whether it is about this host: by patterns, of which one with `!` decides, or by the hash of its name."""
+        with suppress(ValueError):  # a malformed hash is nobody's
+            if self.hosts.startswith("|"):
+                salt, digest = map(base64.b64decode, self.hosts.split("|")[2:])
+                return hmac.digest(salt, host.lower().encode(), "sha1") == digest
+        found = [one for one in self.hosts.split(",") if fits(one.removeprefix("!"), host)]
+        return bool(found) and not any(one.startswith("!") for one in found)
+
+
+def fits(pattern: str, host: str) -> bool:
+    """Whether a pattern of ssh's is about a host: `*` and `?` alone are special in it (ssh_config(5), PATTERNS)."""
+    return bool(re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), host, re.IGNORECASE))
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yields the lines of a list. Malformed ones are passed over, as ssh does it, and authorities, as paramiko has no certificates."""
+    for text in path.read_bytes().decode(errors="replace").split("\n"):
+        with suppress(ValueError):  # it is no base64
+            if match := LINE.fullmatch(text.strip()):
+                line = Line(bool(match[1]), match[2], match[3], base64.b64decode(match[4]))
+                if line.key[4:].startswith(line.kind.encode()):
+                    yield line
+
+
+class Expected(tuple[Line, ...]):
+    """The keys that a host may show, as paramiko asks for them."""
+
+    def keys(self) -> list[str]:
+        return [line.kind for line in self]
+
+    def get(self, kind: str) -> Expected:
+        return Expected(line for line in self if line.kind == kind)
+
+    def __ne__(self, key: Any) -> bool:
+        return key.asbytes() not in [line.key for line in self]
 
 
 def fingerprint(key: PKey) -> str:
@@ -51,7 +108,7 @@ class KnownHosts:
         self.own, self.read_only, self.fingerprints = own, read_only, fingerprints
         self.seen: dict[str, PKey] = {}  # name → key, of hosts that showed one nobody vouches for
         self._lock = threading.Lock()
-        self._keys: HostKeys | None = None
+        self._lines: list[Line] | None = None
 
     @classmethod
     def of(cls, ssh: SshConfig) -> KnownHosts:
@@ -62,11 +119,22 @@ class KnownHosts:
 
     def guard(self, client: SSHClient) -> None:
         """From now on the client connects only to a host with the right key."""
-        client._host_keys = self._load()
+        client._host_keys = self
         client.set_missing_host_key_policy(Policy(self))
 
+    def get(self, name: str) -> Expected | None:
+        """Returns the keys that a host may show, None where no list has any: paramiko then asks `meet`."""
+        revoked = self._revoked(name)
+        lines = [line for line in self._load() if line.key not in revoked and TYPES.fullmatch(line.kind) and line.names(name)]
+        return Expected(lines) if lines else None
+
+    def _revoked(self, name: str) -> list[bytes]:
+        return [line.key for line in self._load() if line.revoked and line.names(name)]
+
     def meet(self, name: str, key: PKey) -> None:
-        """Takes a key that the config names by its fingerprint; UnknownKey for any other."""
+        """Takes a key that the config names by its fingerprint; RevokedKey or UnknownKey for any other."""
+        if key.asbytes() in self._revoked(name):
+            raise RevokedKey(name, key)
         if fingerprint(key) in self.fingerprints:
             self.trust({name: key})
             return
@@ -75,10 +143,8 @@ class KnownHosts:
 
     def files_with(self, name: str) -> list[Path]:
         """The lists in which a host has a key."""
-        from paramiko import HostKeys
-
         paths = [path for path in (self.own, *self.read_only) if path.is_file()]
-        return [path for path in paths if HostKeys(str(path)).lookup(name)]
+        return [path for path in paths if any(line.names(name) for line in read_lines(path))]
 
     def trust(self, keys: dict[str, PKey]) -> None:
         """Keeps these keys in the fleet's own file."""
@@ -87,22 +153,19 @@ class KnownHosts:
             with open(self.own, "a", encoding="utf-8") as file:
                 file.writelines(f"{name} {key.get_name()} {key.get_base64()}\n" for name, key in keys.items())
             for name, key in keys.items():
-                self._load().add(name, key.get_name(), key)
+                self._load().append(Line(False, name, key.get_name(), key.asbytes()))
                 self.seen.pop(name, None)
 
-    def _load(self) -> HostKeys:
-        """The known keys, read once."""
-        from paramiko import HostKeys
-
-        if self._keys is None:
-            keys = HostKeys()
+    def _load(self) -> list[Line]:
+        """The lines of all lists, read once."""
+        if self._lines is None:
+            self._lines = []
             for path in (self.own, *self.read_only):
                 try:
-                    keys.load(str(path))
+                    self._lines += read_lines(path)
                 except FileNotFoundError:
                     continue
-                except Exception as error:
-                    what, then = "can't read the known host keys", f"ssh-keygen -l -f {path}"
+                except OSError as error:
+                    what, then = "can't read the known host keys", f"ls -l {path}"
                     raise BackendError(what, where=str(path), why=str(error), next=then) from error
-            self._keys = keys
-        return self._keys
+        return self._lines

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config.types import SshConfig
 from .host_results import Host, HostFailure
-from .known_hosts import KnownHosts, UnknownKey
+from .known_hosts import KnownHosts, RevokedKey, UnknownKey
 
 MOST_SAID = 24 << 20  # bytes of one answer: what says more never ends
 
@@ -42,6 +42,8 @@ def explain(host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, sec
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
             return replace(failure, message=f"the jump host {jump}, on the way to it: {failure.message}")
+        case RevokedKey():
+            return HostFailure("host-key", f"its host key {error.fingerprint} is marked @revoked", forget(host, known))
         case UnknownKey():
             then = "make setup asks once, or put it in fleet.ssh.fingerprints"
             return HostFailure("unknown-key", f"its host key {error.fingerprint} is not known yet", then)

@@ -11,6 +11,7 @@ What is guaranteed
 
 from __future__ import annotations
 
+import base64
 import logging
 import select
 import shlex
@@ -282,10 +283,16 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """The command as it is sent: run by sh whatever the login shell is, and ended on the node itself when its time is over."""
+    """Returns the command as it is sent: run by sh whatever the login shell is, and ended on the node when its time is over.
+
+    A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads backslashes there. So it is
+    given one quoted line of plain words, and sh decodes what they are.
+    """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
     marked = f"{mark}\n{mark} >&2\n{command}"  # behind what a login shell says to whoever enters
-    return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c {shlex.quote(marked)}"
+    encoded = base64.b64encode(marked.encode()).decode()
+    decoded = f"echo {encoded} | base64 -d || echo exit 127"  # a node without base64 must not seem to have run it
+    return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c 'eval \"$({decoded})\"'"
 
 
 def end_when_dead(link: socket.socket) -> None:

@@ -18,6 +18,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from ..host import file_systems
 from ..trust import untrusted_input
 from .run_folder import make_folder, unwritable
 
@@ -43,7 +44,7 @@ def claim(path: Path, text: str) -> bool:
     try:
         _write(part, text)
         with suppress(FileExistsError):
-            os.link(part, path)
+            file_systems.name_once(part, path)
             return True
         return part.stat().st_nlink == 2
     except OSError as error:

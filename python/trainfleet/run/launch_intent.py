@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from ..host import host_marker
+from ..host import file_systems, host_marker
 from ..host.processes import identity
 from ..trust import untrusted_input
 from ..trust.errors import InputError
@@ -121,7 +121,7 @@ def leave(run: Run, intent: Intent) -> DeclaredIntent | None:
             file.write(intent.text)
         if found:
             path.unlink(missing_ok=True)
-        os.link(part, path)  # of two at once one succeeds
+        file_systems.name_once(part, path)
     except FileExistsError:
         return read(run)
     except OSError as error:

@@ -19,7 +19,6 @@ runs/<name>/
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -28,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from ..host import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
 from ..trust.redaction import hide_all
@@ -179,7 +179,7 @@ def sync_folder(folder: Path) -> None:
     """Makes the renames in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        file_systems.offered(lambda: os.fsync(descriptor))
     finally:
         os.close(descriptor)
 
@@ -367,27 +367,16 @@ class Feed:
 
 
 def take_lock(folder: Path) -> TextIO | None:
-    """The lock of a run's or dataset's folder for as long as the returned file is open; None when another launcher has it."""
+    """Returns the lock of a run's or dataset's folder, held while that file is open; None when another launcher has it."""
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / LOCK, "a+", encoding="utf-8", opener=untrusted_input.opener)  # noqa: SIM115 - it stays open: it is the lock
+        return file_systems.take_lock(folder / LOCK)
+    except BlockingIOError:
+        return None
     except OSError as error:
         raise unwritable(folder / LOCK, error) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a launcher of this machine is at work in this folder now."""
-    try:
-        with untrusted_input.open_regular(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return file_systems.is_locked(folder / LOCK)

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..host import file_systems
 from ..run.run_folder import unwritable
 from ..trust import untrusted_input
 from ..trust.errors import RunError
@@ -94,7 +95,7 @@ def _fill(descriptor: int, offset: int, data: bytes, stamp: float | None) -> Non
         file.truncate()
         file.flush()
         if stamp is not None:
-            os.utime(descriptor, (stamp, stamp))
+            file_systems.offered(lambda: os.utime(descriptor, (stamp, stamp)))
 
 
 def _refused(path: Path, error: OSError) -> RunError:

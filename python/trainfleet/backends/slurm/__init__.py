@@ -55,16 +55,15 @@ from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect,
 from ..head import HEAD, Head, hours_alone
 from ..node_script import secrets_of
 from ..run_storage import Place
-from . import cluster_checks, cluster_file, options, pulse, resources, sbatch
+from . import cluster_checks, cluster_file, options, pulse, resources, sbatch, site_defaults
 from .beside import Beside
-from .client import COMMENT, GONE, TIMEOUT, Said, SlurmClient, ask_here, how_it_ended, refused
+from .client import COMMENT, GIVEN, GONE, TIMEOUT, Said, SlurmClient, as_asked, ask_here, how_it_ended, refused
 from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .partitions import Partitions
 from .reasons import PHASES, is_for_nodes, why_waiting
 from .shared_folder import Shared
 
-GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
 TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
 NAMED = 8  # nodes of which a line tells
 USERS = {"ubuntu2204": "ubuntu", "ubuntu2404": "ubuntu", "rocky9": "rocky", "alinux2023": "ec2-user", "rhel9": "ec2-user"}
@@ -119,6 +118,7 @@ class Slurm(Backend):
         self.quarantine = self._head.quarantine if self._head else Quarantine()
         self.engine = SlurmClient(self._ask_head if self.hands_over else ask_here)
         self._asked: set[str] = set()  # tokens of jobs that were asked to stop
+        self._known: tuple[Config, list[str]] | None = None
 
     def head(self) -> Head | None:
         return self._head
@@ -145,7 +145,8 @@ class Slurm(Backend):
             what = f"there is no cluster {cluster_name(self.config)} yet"
             raise BackendError(what, where="fleet.slurm.create", next="make setup makes it")
         host = head.transport.hosts[0]
-        answer = head.transport.ask(host, f"bash -lc {shlex.quote(shlex.join(words))}", stdin=stdin, timeout=TIMEOUT)
+        command = f"bash -lc {shlex.quote(as_asked(words, shlex.join(words)))}"
+        answer = head.transport.ask(host, command, stdin=stdin, timeout=TIMEOUT)
         if isinstance(answer, HostFailure):
             raise BackendError(answer.message, where=host.name, next=answer.next or "look at fleet.hosts and fleet.ssh")
         return Said(answer.exit_code, answer.stdout, answer.stderr)
@@ -179,10 +180,18 @@ class Slurm(Backend):
         # An image has the code that it was built with; it says itself whether its versions are these.
         own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else python_path(code)
         environment = self._fabric(job) | own | dict(job.environment)
-        script = sbatch.script(self.config, job, ground, environment)
+        config, notes = self._sited()
+        script = sbatch.script(config, job, ground, environment, notes)
         if job.launch:
-            cluster_checks.require(self.engine, self.fleet.slurm, job.nodes, script.text, without)
+            cluster_checks.require(self.engine, config.fleet.slurm, job.nodes, script.text, without)
         return Request(job, (script,))
+
+    def _sited(self) -> tuple[Config, list[str]]:
+        """The config with what the site sets where sbatch is, and a line for each variable that does."""
+        if self._known is None:
+            with suppress(BackendError):  # a launch fails at its next question, with the reason
+                self._known = site_defaults.apply(self.config, site_defaults.read(self.engine))
+        return self._known or (self.config, ["what the environment of sbatch sets (SBATCH_ACCOUNT ...) is not known yet"])
 
     def _fabric(self, job: Job) -> dict[str, str]:
         """What is known of the fabric before a node is; its card and its ports are found there (entrypoint.py)."""
@@ -204,11 +213,10 @@ class Slurm(Backend):
             cluster_checks.require_private(self.engine)
         for file in (job_starts.claim(job.folder, request.token), run_folder.job_log(job.folder)):
             run_folder.make_folder(file.parent)
-        given = {name: os.environ[name] for name in GIVEN if name in os.environ}
-        environment = {**given, **request.environment, **secrets, sbatch.TOKEN: request.token}
+        environment = {**request.environment, **secrets, sbatch.TOKEN: request.token}
         comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, run_folder.RUNS, self.config.name)}"
-        words = ["sbatch", "--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
-        said = self.engine.ask(words, request.artifacts[0].text, environment)
+        words = ["--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
+        said = self.engine.sbatch(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not untrusted_input.whole(number):
             raise cluster_checks.explained(self.engine, refused("sbatch", said.error or said.out))
@@ -250,7 +258,7 @@ class Slurm(Backend):
 
     def _why_waiting(self, job: Known) -> str:
         words = self._with_leader(why_waiting(job.reason), job)
-        nodes = self.engine.unavailable(self.fleet.slurm.partition or "") if is_for_nodes(job.reason) else {}
+        nodes = self.engine.unavailable(self._sited()[0].fleet.slurm.partition or "") if is_for_nodes(job.reason) else {}
         return "; ".join([words, *(f"{node} is {why}" for node, why in list(nodes.items())[:NAMED])])
 
     def _with_leader(self, words: str, job: Known) -> str:
@@ -332,7 +340,7 @@ class Slurm(Backend):
         """What sinfo says of the nodes, and one of them itself; None of a cluster that is made, whose types are known."""
         if self.fleet.slurm.create:
             return None
-        lines, facts = resources.report(self.engine, self.fleet.slurm)
+        lines, facts = resources.report(self.engine, self._sited()[0].fleet.slurm)
         return Probe(tuple(lines), {facts.hostname: facts} if facts else {})
 
 

@@ -41,26 +41,39 @@ class Said:
     error: str
 
 
+# What a site's or a user's environment says to these commands, beside what they are asked: a filter of squeue's, a question of
+# scancel's, another job than was planned (site_defaults.py reads what is said to sbatch).
+SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
+GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
+CLUSTERS = "SLURM_CLUSTERS"  # all of Slurm's commands go by it
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
 def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
-    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given.
+    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given, and without what is SAID.
 
     Raises:
         BackendError: there is no such command, or it gives no answer.
     """
     if HEAD in os.environ:  # no login shell has started this: profiles say where Slurm is
-        words = ["bash", "-lc", 'exec "$@"', "bash", *words]
+        words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
         why = "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that has them"
         raise BackendError(f"there is no {words[0]} here", why=why, next="module load slurm; or fleet.hosts: [your login node]")
+    elif words[0] != "env":
+        given = os.environ if environment is None else environment
+        environment = {name: value for name, value in given.items() if not name.startswith(SAID)}
     try:
         done = subprocess.run(words, input=stdin, capture_output=True, text=True, errors="replace", env=environment,
                               timeout=TIMEOUT, check=False)  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise BackendError(f"{words[0]} gives no answer", why=f"none in {TIMEOUT:.0f} s", next="scontrol ping; sinfo") from error
     return Said(done.returncode, done.stdout, done.stderr)
+
+
+def as_asked(words: Sequence[str], command: str) -> str:
+    """Returns bash's command for these words, without what is SAID; `env` alone tells it."""
+    return command if words[0] == "env" else f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,11 @@ class SlurmClient:
         if said.code:
             raise refused(words[0], said.error or said.out)
         return said.out
+
+    def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
+        """What sbatch says of a script: in one environment, whether it is to submit it or only to look."""
+        given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
+        return self.ask(["sbatch", *words], script, {**given, **environment})
 
     def look(self, number: str) -> SlurmJob:
         """The job as it was seen last, at the pace at which jobs change; BackendError while slurmctld has never answered."""

@@ -23,10 +23,10 @@ def require(engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, wi
     _require_time(slurm, chosen)
     names = ",".join(row.name for row in chosen)
     _require_nodes(engine, nodes, names, without)
-    said, until = engine.ask(["sbatch", "--test-only"], script, None), time.monotonic() + REGISTERS
+    said, until = engine.sbatch(["--test-only"], script, {}), time.monotonic() + REGISTERS
     while said.code and time.monotonic() < until and _nodes(engine, names, "--states=unknown"):
         time.sleep(1)
-        said = engine.ask(["sbatch", "--test-only"], script, None)
+        said = engine.sbatch(["--test-only"], script, {})
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)

@@ -20,11 +20,16 @@ OURS = {  # option → the key that says it, or "" where a job needs it as it is
 WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")  # all of a node's memory is a job's while fleet.exclusive is true
 
 
+def taken(config: Config) -> dict[str, str]:
+    """Returns OURS with what the config adds to it."""
+    return OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
+
+
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """Options that are set here already. sbatch takes a beginning of an option for the whole (getopt_long), so that too."""
-    ours = OURS | (dict.fromkeys(WHOLE_NODES, "fleet.exclusive") if config.fleet.exclusive else {})
+    ours = taken(config)
     for option in config.fleet.slurm.options:
         name = option.removeprefix("--").partition("=")[0]
-        if taken := next((other for other in sorted(ours) if other.startswith(name)), ""):
-            says = f"{ours[taken]} says that" if ours[taken] else "leave it out"
-            yield "fleet.slurm.options", f"{option}: the program sets --{taken} itself; {says}"
+        if known := next((other for other in sorted(ours) if other.startswith(name)), ""):
+            says = f"{ours[known]} says that" if ours[known] else "leave it out"
+            yield "fleet.slurm.options", f"{option}: the program sets --{known} itself; {says}"

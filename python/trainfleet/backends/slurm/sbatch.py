@@ -70,14 +70,14 @@ class Ground:
     without: tuple[str, ...] = ()
 
 
-def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, str]) -> Artifact:
-    """job.sbatch."""
+def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, str], notes: Iterable[str] = ()) -> Artifact:
+    """job.sbatch; `notes` stand in its head."""
     words = ["-m", *entrypoint_words(job, SEATING)]
     settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     lines = [
         "#!/bin/sh",
         *(f"#SBATCH {option}" for option in options(config, job, ground)),
-        *(f"# {line}" for line in _heading(job, ground)),
+        *(f"# {line}" for line in (*_heading(job, ground), *notes)),
         f"cd {shlex.quote(ground.folder)} || exit",
         *settings,
         *_threads(job),

@@ -1,0 +1,89 @@
+"""Decides what happens where a file system lacks an operation, e.g. locks on a Lustre that is mounted without `flock`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from ..trust import untrusted_input
+
+# What the kernel says of an operation that a file system does not have (flock(2), fsync(2)); ENOLCK: NFS without a lock daemon.
+LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
+MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # of this machine alone
+
+
+def offered(operation: Callable[[], object], *lacks: int) -> bool:
+    """Returns whether the file system has this operation, which is then done. OSError where it has it and it fails.
+
+    `lacks`: other errors that say so of this one.
+    """
+    try:
+        operation()
+    except OSError as error:
+        if error.errno not in LACKS | {*lacks}:
+            raise
+        return False
+    return True
+
+
+def name_once(part: Path, path: Path) -> None:
+    """Gives a whole file a second name. FileExistsError where that is taken: of several who try at once one succeeds."""
+    if offered(lambda: os.link(part, path), errno.EPERM):  # FAT and some of FUSE have no second names
+        return
+    with untrusted_input.open_regular(part) as whole, open(path, "xb", opener=untrusted_input.opener) as file:
+        file.write(whole.read())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def lock(file: int | IO[Any], how: int) -> bool:
+    """Returns whether the file system has locks; then this one is held. BlockingIOError where another process has it."""
+    return offered(lambda: fcntl.flock(file, how))
+
+
+def take_lock(path: Path) -> TextIO:
+    """Returns the lock file, open and held; BlockingIOError where another process has it.
+
+    Where its file system has no locks, a file of this machine stands in. Between machines a lease decides (health/lease.py).
+    """
+    file, has_locks = _locked(path)
+    if not has_locks:
+        with suppress(PermissionError):  # behind a wall (sandbox.py) there is none
+            other, _ = _locked(_stand_in(path))
+            file.close()
+            return other
+    return file
+
+
+def _locked(path: Path) -> tuple[TextIO, bool]:
+    file = open(path, "a+", encoding="utf-8", opener=untrusted_input.opener)  # noqa: SIM115 - it stays open: it is the lock
+    try:
+        return file, lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether a process of this machine holds the lock."""
+    for one in (path, _stand_in(path)):
+        try:
+            with untrusted_input.open_regular(one) as file:
+                if lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                    return False
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _stand_in(path: Path) -> Path:
+    key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    return (MEMORY if MEMORY.is_dir() else TEMPORARY) / f"trainfleet-lock-{os.getuid()}-{key}"

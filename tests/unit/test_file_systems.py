@@ -1,0 +1,136 @@
+"""File systems that lack an operation: what is done without it, and what still fails as it should."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_walls import FILES, PACKAGE
+
+from trainfleet.data.dataset_lock import only_job
+from trainfleet.data.dataset_store import open_store
+from trainfleet.host import file_systems, temporary_folders
+from trainfleet.nodes import intent_commands
+from trainfleet.run import launch_intent, run_folder
+from trainfleet.run.claims import claim
+from trainfleet.run.run_folder import Run, is_locked, take_lock
+from trainfleet.trust.errors import DataError, RunError
+
+LOCKLESS = [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK]
+
+
+def lacks(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, code: int, below: Path) -> None:
+    """From now on this operation fails with `code` for what is in a folder."""
+    real = getattr(module, name)
+
+    def fails(where: Any, *arguments: Any, **more: Any) -> Any:
+        number = where if isinstance(where, int | Path) else where.fileno()
+        path = number if isinstance(number, Path) else Path(f"/proc/self/fd/{number}").readlink()
+        if path.is_relative_to(below):
+            raise OSError(code, os.strerror(code))
+        return real(where, *arguments, **more)
+
+    monkeypatch.setattr(module, name, fails)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the file system that lacks something, beside the machine's own."""
+    for name in ("shared", "memory"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(file_systems, "MEMORY", tmp_path / "memory")
+    return tmp_path / "shared"
+
+
+@pytest.mark.parametrize("code", LOCKLESS)
+def test_without_locks_one_of_this_machine_stands_in(shared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    lacks(monkeypatch, fcntl, "flock", code, shared)
+    assert not is_locked(shared / "run")
+    first = take_lock(shared / "run")
+    assert first and take_lock(shared / "run") is None and is_locked(shared / "run") and not is_locked(shared / "other")
+    first.close()
+    assert not is_locked(shared / "run")
+    store = open_store(shared / "data", None)
+    with only_job(store), pytest.raises(DataError, match="another job"), only_job(store):
+        pass
+
+
+@pytest.mark.parametrize("code", LOCKLESS)
+def test_where_no_folder_has_locks_work_goes_on_without(shared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    lacks(monkeypatch, fcntl, "flock", code, shared.parent)
+    with take_lock(shared / "run") or pytest.fail("locked"):
+        assert not is_locked(shared / "run")
+    os.close(temporary_folders.hold(shared / "folder"))
+    temporary_folders.sweep([shared / "folder"])
+    assert (shared / "folder").is_dir(), "it may be another process's"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EDQUOT])
+def test_an_operation_that_fails_is_not_one_that_lacks(shared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    for operation in (lambda: take_lock(shared / "run"), lambda: claim(shared / "a", ""), lambda: run_folder.sync_folder(shared)):
+        with monkeypatch.context() as patched:
+            for module, name in ((fcntl, "flock"), (os, "link"), (os, "fsync")):
+                lacks(patched, module, name, code, shared)
+            with pytest.raises((OSError, RunError)):
+                operation()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_without_second_names_one_still_gets_a_claim_and_an_intent(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """FAT and some of FUSE."""
+    lacks(monkeypatch, os, "link", code, shared)
+    assert [claim(shared / "terms" / "1", text) for text in "ab"] == [True, False]
+    assert (shared / "terms" / "1").read_text() == "a"
+    run, mine, other = Run(shared / "run"), launch_intent.mine("make train"), launch_intent.mine("make eval")
+    assert launch_intent.leave(run, mine) is None
+    assert (found := launch_intent.leave(run, other)) and found.intent == mine
+    assert [path.name for path in run.folder.iterdir()] == [launch_intent.FILE]
+
+
+def test_a_host_leaves_an_intent_where_files_have_no_second_names(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shared / "ln").write_text("#!/bin/sh\necho 'ln: Operation not permitted' >&2\nexit 1\n")
+    (shared / "ln").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shared}:{os.environ['PATH']}")
+    mine, other = launch_intent.mine("make train"), launch_intent.mine("make eval")
+    for intent in (mine, other):
+        done = subprocess.run(["sh", "-c", intent_commands.leave(str(shared), "x", intent, "")], input=intent.text,
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        found = intent_commands.read_found(done.stdout)
+        assert found and found.intent == mine, done.stderr
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_folder_that_can_not_be_synced_holds_files_all_the_same(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """CIFS, 9p and what virtual machines share with their host."""
+    real: Callable[[int], None] = os.fsync
+
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run_folder.write_atomic(shared / "run" / "config.yaml", "a")
+    assert (shared / "run" / "config.yaml").read_text() == "a"
+
+
+def test_one_place_decides_what_a_file_system_lacks() -> None:
+    """A call of its own would not know: `file_systems` has these, and whoever may not go on without a lock."""
+    found = {
+        f"{path.relative_to(PACKAGE)}:{name}"
+        for path in FILES
+        for name in re.findall(r"\b(fcntl\.(?:flock|lockf)|os\.link|\.hardlink_to)\(", path.read_text())
+    }
+    assert found == {"host/file_systems.py:fcntl.flock", "host/file_systems.py:os.link", "host/temporary_folders.py:fcntl.flock"}
