@@ -261,7 +261,6 @@ UNFORMATTED = {  # statements beside tables that ruff leaves as they are: `fmt: 
     "node/barrier.py": 1,
     "node/placements/batch.py": 1,
     "node/placements/sagemaker.py": 1,
-    "node/relay.py": 1,
     "nodes/facts.py": 3,
     "nodes/gate.py": 1,
     "nodes/gpus.py": 1,
