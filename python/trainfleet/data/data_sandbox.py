@@ -17,7 +17,6 @@ from ..config.types import Data
 from ..config.vocabulary import TRAINED, folder_named
 from ..host import sandbox
 from ..run import run_folder
-from . import fetching
 from .source_files import is_remote, is_stdlib
 from .sources import require_there
 
@@ -27,17 +26,13 @@ HUB_CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME") 
 def enclose(data: Data, reads: Iterable[Path], writes: Iterable[Path]) -> list[str]:
     """Puts up the wall, with the sources and the tokenizer to read; what of it this machine lacks.
 
-    Sources in S3 another process fetches for it (fetching.py). What else lies in S3 or on the Hub this process reads from there
-    as it goes: then it keeps the network, and its other walls.
+    What lies in S3 or on the Hub this process reads from there as it goes: then it keeps the network, and its other walls.
     """
     require_there(data)
     tokenizer = [] if data.tokenizer == TRAINED else [folder_named(data)]  # is fetched now, if it is on the Hub
     places = [place for source in data.mixture for place in _places(source.path)]
     written = [*writes, *_caches(data, next(iter(writes), None))]
-    network, remote = needs_network(data), [source.path for source in data.mixture if is_remote(source.path)]
-    if remote and not network:
-        fetching.start(remote)
-    return sandbox.confine([*reads, *map(_whole, tokenizer), *places], written, network)
+    return sandbox.confine([*reads, *map(_whole, tokenizer), *places], written, needs_network(data))
 
 
 def enclose_dataset(data: Data) -> list[str]:
@@ -47,8 +42,8 @@ def enclose_dataset(data: Data) -> list[str]:
 
 
 def needs_network(data: Data) -> bool:
-    """Whether what reads sources does so from the Hub, or writes the dataset to S3."""
-    return bool(data.store) or any(_is_on_the_hub(source.path) for source in data.mixture)
+    """Whether what reads sources does so from S3 or the Hub, or writes the dataset to S3."""
+    return bool(data.store) or any(is_remote(source.path) or _is_on_the_hub(source.path) for source in data.mixture)
 
 
 def _is_on_the_hub(source: str) -> bool:
