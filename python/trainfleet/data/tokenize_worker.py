@@ -186,7 +186,7 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left.
 
-    Each asks for its next unit by a pipe. A lock or a queue that all share would be a file in /dev/shm, outside of the wall.
+    Each asks for its next unit by a pipe.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()
