@@ -13,8 +13,7 @@
 The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (storage/s3_sync_agent.py), TRAINFLEET_SECRETS
 (trust/safe_output.py), TRAINFLEET_ATTEMPT (health/fence.py), TRAINFLEET_WATCH (the number of ranks to watch from here, where no
 launcher can), TRAINFLEET_GRACE (seconds from SIGTERM to SIGKILL, where machines were set up to give more than the engine's
-default), TRAINFLEET_KEYED (node/shared_key.py), TRAINFLEET_LOCK (the versions that the job was planned for: an image with others
-refuses it).
+default), TRAINFLEET_LOCK (the versions that the job was planned for: an image with others refuses it).
 
 The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
 kills what is left before the engine would. Batch and SageMaker also get the node's output, and SageMaker the reason of a failure,
@@ -44,14 +43,13 @@ from .node.exit_codes import ExitCodes, code_of
 from .node.placement import Seat, Seating, Terms, card, require_numbers, torchrun
 from .node.placements import fleet
 from .node.precompile import ahead
-from .node.shared_key import WANTED, SharedKey
 from .run import events
 from .run.run_folder import COPY, MOUNTED, Run, make_folder, node_log, scratch
 from .storage.cloudwatch import forwarding
 from .storage.s3_sync_agent import BUCKET, uplink_for
 from .trust import secrets
-from .trust.errors import BackendError, InputError, RunError, S3Error, TrainfleetError, tell, telling
-from .trust.redaction import hide, keep_secret
+from .trust.errors import BackendError, InputError, RunError, TrainfleetError, tell, telling
+from .trust.redaction import hide
 from .trust.safe_output import visible
 
 CARDS = "TRAINFLEET_CARDS"  # settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
@@ -134,8 +132,6 @@ def run_node(options: Options) -> int:
         await_nodes(options, seat, log)
         began = time.time()
         outcome.code = supervisor.run(log, command, float(os.environ.get(GRACE, options.terms.grace)))
-        if seat.node == 0 and (key := shared_key(options, seat)):
-            key.remove()
         if options.terms.decides and options.ranks and seat.node == 0 and BUCKET in os.environ and 0 < outcome.code < 128:
             outcome.code = exit_code_of(options, seat, log, outcome.code, began)
     if options.terms.decides and seat.nodes > 1 and BUCKET in os.environ:
@@ -157,11 +153,6 @@ def in_s3(options: Options, seat: Seat) -> tuple[str, str]:
     """The address of the run's or dataset's folder, and a name for this attempt of the job."""
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
     return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
-
-
-def shared_key(options: Options, seat: Seat) -> SharedKey | None:
-    """The key by which this job's nodes know each other; None where they get none, or got theirs from their launcher."""
-    return SharedKey(*in_s3(options, seat)) if WANTED in os.environ and options.ranks and seat.nodes > 1 else None
 
 
 def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float) -> int:
@@ -233,22 +224,15 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
 
     Raises:
         BackendError: they did not come, can't connect, or this node's image does not fit.
-        S3Error: the key by which they know each other can't be written or read.
     """
     attempt = int(os.environ.get(fence.VARIABLE, "0"))
     try:
         require_lock()
         if options.ranks and options.wait:
             from .node.barrier import muster  # loads asyncio
-            from .node.relay import KEY  # so does this
 
-            key = shared_key(options, seat)
-            made = key.make() if key and seat.node == 0 else ""
             muster(seat, str(options.folder), options.wait, lambda words: log.note("node", words))
-            if key:
-                os.environ[KEY] = made or key.read()
-                keep_secret([KEY])
-    except (BackendError, S3Error) as error:
+    except BackendError as error:
         log.note("node", " ".join(str(error).split()))
         if options.ranks:
             run = Run(options.folder, events.node(seat.node, attempt))

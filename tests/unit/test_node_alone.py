@@ -16,7 +16,6 @@ from trainfleet.entrypoint import AGAIN
 from trainfleet.host.node_log import stamp
 from trainfleet.node import exit_codes
 from trainfleet.node.exit_codes import ELSEWHERE, ExitCodes, code_of
-from trainfleet.node.shared_key import BYTES, SharedKey
 from trainfleet.storage import s3
 from trainfleet.storage.s3_sync_agent import BUCKET
 from trainfleet.trust import secrets
@@ -170,21 +169,3 @@ def test_what_earlier_attempts_have_said_has_no_part_in_it(tmp_path: Path) -> No
 
 def test_without_the_launcher_s_request_there_is_one_of_as_many_nodes(tmp_path: Path) -> None:
     assert node_verdict.request_of(tmp_path, 3).job.nodes == 3
-
-
-# node/shared_key.py
-
-
-def test_the_first_node_makes_a_key_that_the_others_read_and_takes_it_away(bucket: None) -> None:
-    first, other, earlier = SharedKey(ROOT, "job-1"), SharedKey(ROOT, "job-1"), SharedKey(ROOT, "job-0")
-    assert (key := first.make()) == other.read() and len(key) == 2 * BYTES and key != earlier.make()
-    first.remove()
-    with pytest.raises(BackendError, match="holds no key of this job's node 0"):
-        other.read()
-
-
-@pytest.mark.parametrize("text", [b"", b"0" * 63, b"0" * 65, b"\xff" * 64, b"g" * 64])
-def test_what_is_no_key_is_none(text: bytes, bucket: None) -> None:
-    s3.write(f"{ROOT}/meeting/j", text)
-    with pytest.raises(BackendError, match="holds no key"):
-        SharedKey(ROOT, "j").read()

@@ -14,7 +14,7 @@ from trainfleet.hardware.node_types import instance
 from trainfleet.nodes.facts import Facts, Space
 from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.nodes.install_steps import Wanted
-from trainfleet.nodes.node_checks import clock, flaws, unfit
+from trainfleet.nodes.node_checks import clock, exposed, flaws, unfit
 from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.fabric_environment import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
 from trainfleet.run.run_folder import Run
@@ -122,6 +122,18 @@ def test_a_shared_folder_without_room_for_a_checkpoint_is_told() -> None:
     full = {"shared": Space(1_000, "lustre", "x@tcp:/y", "/fsx")}
     assert any("space: /fsx/trainfleet has 0.0 GB free, and a checkpoint takes 0.0 GB" in line for line in said(full))
     assert not any("space:" in line for line in said({"shared": Space(10_000_000, "lustre", "x@tcp:/y", "/fsx")}))
+
+
+@pytest.mark.parametrize(
+    ("address", "is_told"),
+    [("8.8.8.8", True), ("10.0.0.1", False), ("127.0.0.1", False), ("169.254.1.1", False), ("100.64.0.1", False), ("n0", False)],
+)
+def test_ranks_that_would_meet_at_a_public_address_are_a_warning(address: str, is_told: bool) -> None:
+    (_, head), *others = fleet(3, READY).items()
+    nodes = {Host("n0", address): replace(head, addresses={address: "ens5"} if address != "n0" else {}), **dict(others)}
+    said = list(exposed(nodes))
+    assert len(said) == is_told and all(f"meet at {address}, a public address" in words for words in said)
+    assert not list(exposed(dict(list(nodes.items())[:1]))), "a rank of one node meets nobody"
 
 
 def test_setup_touches_no_host_that_is_not_fit() -> None:

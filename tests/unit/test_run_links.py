@@ -168,7 +168,7 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
-    "host/rdma_adapters.py:ports_here", "host/host_marker.py:others", "host/sandbox.py:_allow", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "health/hw_counters.py:_counts", "health/hw_counters.py:_is_broken", "health/hw_counters.py:_states", "health/hw_counters.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
+    "host/rdma_adapters.py:ports_here", "host/host_marker.py:others", "backends/slurm/resources.py:look", "nodes/facts.py:read_here", "health/hw_counters.py:_counts", "health/hw_counters.py:_is_broken", "health/hw_counters.py:_states", "health/hw_counters.py:_without_driver", "hardware/cpu_speed.py:cpu", "devices/meeting.py:_is_visited",
     "devices/cpu.py:_cpuinfo", "devices/cuda.py:_check_torch", "hardware/node_types.py:local_accelerator", "hardware/node_types.py:local_chip",
     "hardware/node_types.py:local_cores", "hardware/node_types.py:memory_limits", "hardware/node_types.py:spare_memory", "health/kernel_log.py:_count", "health/kernel_log.py:_kmsg",
     "health/kernel_log.py:oom_kills", "host/processes.py:_is_below", "host/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",

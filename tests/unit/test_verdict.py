@@ -20,6 +20,7 @@ from trainfleet.run import events
 from trainfleet.run.run_folder import Run
 from trainfleet.supervisor import SEVERED, UNLOGGED
 from trainfleet.watch import lines
+from trainfleet.watch.blame import Book
 from trainfleet.watch.causes import CAUSES, Then
 from trainfleet.watch.lines import read_lines
 from trainfleet.watch.monitor import AttemptOutcome
@@ -268,3 +269,11 @@ def test_where_a_node_left_no_log_what_the_engine_kept_is_read(run: Run) -> None
     (run.logs / "engine-1.log").touch()
     os.utime(run.logs / "engine-1.log", (1, 1))
     assert "exec format error" not in str(verdict(run, status=Status(Phase.ENDED, exits={1: 1}))), "it is an earlier attempt's"
+
+
+def test_a_name_that_every_node_has_blames_none() -> None:
+    """Ranks of one machine say of their own loopback that it is theirs, and of the store's that it broke."""
+    book = Book()
+    book.note(1, 2, "recvValue failed on SocketImpl(fd=7, addr=[localhost]:4, remote=[localhost]:5): Connection reset by peer")
+    book.note(1, 2, "recvValue failed on SocketImpl(fd=7, addr=[10.0.0.2]:4, remote=[10.0.0.1]:5): Connection reset by peer")
+    assert [book.node_of(name) for name in ("localhost", "127.0.0.1", "10.0.0.2")] == [None, None, 1]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..hardware.node_types import device_of
 from ..health import fence
 from ..host.host_marker import JOB
-from ..node import relay
 from ..node.placement import Seat, Seating, torchrun
 from ..node.placements.fleet import SEATING
 from ..node.precompile import ahead
@@ -22,8 +19,7 @@ from ..supervisor import EXIT, WATCH
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-PASSED = (JOB, EXIT, WATCH, NAMES, relay.KEY, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script
-GUARDED = ("cpu", "cuda")  # devices whose ranks find each other by torch's store alone
+PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)  # what a node gets beside its script
 
 
 def node_script(
@@ -62,17 +58,6 @@ def entrypoint_words(job: Job, engine: Seating) -> list[str]:
         job.module,
         *job.arguments,
     ]
-
-
-def secrets_of(job: Job, stack: str) -> dict[str, str]:
-    """The values of a job's secrets, and the key by which its nodes know each other, made anew for each time it is submitted.
-
-    Neuron's runtime takes its own meeting point from torchrun's address, so that stays the nodes' there, without a key.
-    """
-    found = values_of(job.secrets)
-    if job.torchrun and job.nodes > 1 and device_of(stack) in GUARDED:
-        found |= {relay.KEY: secrets.token_hex(32), NAMES: ",".join(filter(None, (found.get(NAMES), relay.KEY)))}
-    return found
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from typing import Any
 from ..config import Config
 from ..entrypoint import LOCK
 from ..hardware import node_types
-from ..node.shared_key import WANTED
 from ..nodes.install_steps import lock_name
 from ..nodes.stack import load_stack
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
@@ -23,7 +22,6 @@ from ..run.records import require_object
 from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input
 from ..trust.redaction import NAMES
-from .node_script import GUARDED
 
 CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
 TOKEN = r"[0-9a-f]{16}"
@@ -47,7 +45,6 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     if job.torchrun:
         own |= NCCL_LOGS if row.efa and job.nodes > 1 and row.kind == "cuda" else {}
         own |= fabric_environment(row, CARD, alone=job.nodes == 1)
-        own |= {WANTED: "1"} if job.nodes > 1 and row.kind in GUARDED else {}
         own |= {"OMP_NUM_THREADS": str(max(1, row.vcpus // 2 // job.ranks_per_node))}
     else:
         own["WORKERS"] = str(row.vcpus)

@@ -40,7 +40,7 @@ from . import supported_keys
 from .base import Backend, Can, Handle, Harm, Machines, Phase, Status
 from .head import FENCE_TIMEOUT, Head, hours_alone
 from .image_pull import fetch
-from .node_script import node_script, secrets_of
+from .node_script import node_script, values_of
 from .own_hosts import OwnHosts
 from .run_storage import OnHead, Place
 
@@ -143,7 +143,7 @@ class Ssh(Backend):
     def submit(self, request: Request) -> Handle:
         """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""
         handle = Handle(self.name, f"{self.config.name}-{request.job.kind}", request.token, request.job.nodes, request.hosts)
-        secrets, hosts = secrets_of(request.job, self.fleet.stack), self._hosts(handle)
+        secrets, hosts = values_of(request.job.secrets), self._hosts(handle)
         said = self.transport.run(job_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
         if len(said) == len(hosts) and not any(answer.stdout.startswith("absent") for answer in said.values()):
             return handle

@@ -1,12 +1,11 @@
 """What train.init_from names: a Hugging Face folder, a checkpoint of NxD Core's or one of ours; seen before anything starts.
 
 Ranks find the same by the same functions. Here files are listed, their headers and indexes are read, and no weight is: torch is
-not loaded. A folder of this machine is a stranger's: a child reads it, behind a wall (host/sandbox.py).
+not loaded.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -18,8 +17,6 @@ from ..config.hub_addresses import HUB, folder_of, meant
 from ..config.presets import Preset
 from ..config.sizes import count_parameters
 from ..config.types import Model
-from ..host import sandbox
-from ..host.sandboxed_reader import ask
 from ..run.run_folder import Run, run_of
 from ..storage.s3 import SCHEME
 from ..trust.errors import InputError, RunError, TrainfleetError
@@ -41,7 +38,7 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
         return
     try:
         if Path(address).is_dir():
-            ask(lambda: _require_apart(address, config), bool, address)
+            require(address, config)
         else:
             what = "is no folder" if Path(address).exists() else f"is not there; it names a folder: {MODELS}"
             yield KEY, f"{address!r} {what}{meant(address)}"
@@ -49,17 +46,6 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
         yield KEY, "; ".join(filter(None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)))
     except (OSError, ValueError) as error:  # a folder that may not be read; a text that no path can be
         yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
-
-
-def _require_apart(address: str, config: Config) -> bool:
-    folder = Path(address)
-    named = (Path(at, name) for at, folders, names in os.walk(folder) for name in (*folders, *names))
-    links = [
-        path.resolve() for path in named if path.is_symlink()
-    ]  # a model's weights may be on another disk, or in the Hub's cache
-    sandbox.confine([folder, folder.absolute().parent / shapes.CONFIG, *links], [])
-    require(address, config)
-    return True
 
 
 def require_distant(config: Config) -> None:

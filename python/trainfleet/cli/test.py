@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tempfile import gettempdir
-
 from ..host.processes import run_module
 from .variables import Variables
 
@@ -11,4 +9,4 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     # Two files at once, each with one thread, as most tests have: threads of two processes on two cores wait for each other.
     at_once = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
-    return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1", TMPDIR=gettempdir())
+    return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")

@@ -1,6 +1,6 @@
 """`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with WORKERS processes.
 
-All of it, its processes too, happens behind a wall (host/sandbox.py) that is put up before the first byte of a source is read.
+It and its processes have a limit of memory, so that a file that needs more ends in a message and not in the machine's end.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 # Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
 os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-from ..config import Config, load_resolved
+from ..config import load_resolved
 from ..health import fence
+from ..host.processes import limit_memory
 from ..node.placement import require_numbers
-from ..run import events, run_folder
+from ..run import events
 from ..run.run_folder import Run
 from ..trust.errors import DataError, TrainfleetError, tell
 from ..trust.safe_output import install
-from .data_sandbox import enclose
-from .manifest import store_of
+from .sources import MEMORY
 from .tokenize_worker import Share, exit_on, tokenize
 
 
-def main(arguments: list[str], walled: bool = False) -> int:
-    """Tokenizes; the exit code. `walled`: behind the wall, which this process can't leave again."""
+def main(arguments: list[str]) -> int:
+    """Tokenizes; the exit code."""
     exit_on(signal.SIGTERM)
     exit_on(signal.SIGINT)
     try:
@@ -39,8 +39,6 @@ def main(arguments: list[str], walled: bool = False) -> int:
     path = Path(arguments[0])
     try:
         config = load_resolved(path)
-        if walled:
-            _enclose(config, path)
         finished = tokenize(config.data, share)
     except TrainfleetError as error:
         print(error, file=sys.stderr, flush=True)
@@ -53,15 +51,6 @@ def main(arguments: list[str], walled: bool = False) -> int:
     return 0
 
 
-def _enclose(config: Config, path: Path) -> None:
-    """Puts up the wall: what is written are the dataset and the run's events."""
-    dataset, run = store_of(config.data, run_folder.DATA).folder, Run(path.parent)
-    for folder in (dataset, run.events):
-        run_folder.make_folder(folder)
-    for lack in enclose(config.data, [path], [dataset, run.events]):
-        print(f"warning: {lack}", flush=True)
-
-
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Leaves an event from which the verdict has its words (watch/verdict.py)."""
     kind = DataError if isinstance(error, DataError) else type(error)  # of the tree that causes.py knows
@@ -71,4 +60,5 @@ def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:], walled=True))
+    limit_memory(MEMORY)
+    sys.exit(main(sys.argv[1:]))

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..config.hub_addresses import HUB
 from ..config.named import named
-from ..host.sandbox import MEMORY
 from ..storage.s3 import SCHEME
 from ..trust.errors import DataError
 from . import formats
 from .bad_records import Skipped, alone
 from .formats import Document, Item
 from .source_files import check_unchanged, is_stdlib
-from .sources import FORMATS, SourcePiece, Unit, format_of, is_long_text
+from .sources import FORMATS, MEMORY, SourcePiece, Unit, format_of, is_long_text
 
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # how a line of a table begins
 TABLE = 0.6  # of a file's lines
@@ -110,5 +109,5 @@ def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
     return (f"unit {unit.index}: {len(unit.pieces) - documents} of {len(unit.pieces)} files left out: {why}",)
 
 
-# By the format's name. Loaded now: who reads what others wrote may soon read nothing else (data_sandbox.py).
+# By the format's name.
 READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {row.name: named(row.read) for row in FORMATS.values()}

@@ -6,6 +6,7 @@ refused before anything is asked of it, and what the library has found is looked
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,6 +42,7 @@ def list_shards(source: str) -> list[SourceFile]:
 
 def open_dataset(source: str) -> Any:
     """The split of a source, streamed. DataError when the library is missing, or whatever else keeps it from being opened."""
+    os.environ["USE_TORCH"] = "0"  # read by the library, which would load torch, also for `make plan`
     try:
         import datasets
     except ImportError as error:

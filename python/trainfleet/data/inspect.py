@@ -12,7 +12,6 @@ from ..config.types import Config
 from ..run import run_folder
 from ..trust.errors import telling
 from ..trust.safe_output import install
-from .data_sandbox import enclose_dataset
 from .dataset import Dataset
 from .dataset_check import verify
 from .description import table
@@ -44,10 +43,8 @@ def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str
 
 
 @telling
-def main(arguments: list[str], walled: bool = False) -> int:
+def main(arguments: list[str]) -> int:
     config = load_resolved(Path(arguments[0]))
-    if walled:
-        enclose_dataset(config.data)
     for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
         print(line)
     return 0
@@ -55,4 +52,4 @@ def main(arguments: list[str], walled: bool = False) -> int:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:], walled=True))
+    sys.exit(main(sys.argv[1:]))

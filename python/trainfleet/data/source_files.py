@@ -16,11 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from ..storage import s3
+from ..storage import s3, s3_streams
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import shortened
-from . import fetching
 
 STDLIB = "stdlib"
 BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
@@ -76,7 +75,7 @@ def left_out(source: str, suffixes: tuple[str, ...]) -> dict[str, int]:
 def stat(path: str) -> SourceFile:
     """Size and version of one file now. DataError when it is gone or may not be read."""
     if is_remote(path):
-        if (found := fetching.stat(path)) is None:
+        if (found := s3.stat(path)) is None:
             raise unreadable(path, "there is no such object")
         return SourceFile(found.address, found.size, found.version)
     try:
@@ -89,7 +88,7 @@ def stat(path: str) -> SourceFile:
 def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
     """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the file's beginning."""
     if is_remote(file.path):
-        return fetching.open_object(s3.Object(file.path, file.size, file.version), start)
+        return s3_streams.open_object(s3.Object(file.path, file.size, file.version), start)
     try:
         stream = open(_local(file.path), "rb", buffering=BUFFER)  # noqa: SIM115  the caller closes it
     except OSError as error:
@@ -117,7 +116,7 @@ def _local(path: str) -> Path:
 
 def _objects(source: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     """The objects below a prefix that have a known suffix, or the one object of that name."""
-    listed = [SourceFile(found.address, found.size, found.version) for found in fetching.list_objects(source)]
+    listed = [SourceFile(found.address, found.size, found.version) for found in s3.list_objects(source)]
     found = [file for file in listed if file.path.endswith(suffixes)]
     return [file for file in found if file.path == source] or [
         file for file in found if file.path.startswith(f"{source.rstrip('/')}/")

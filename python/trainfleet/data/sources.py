@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from ..config.hub_addresses import HUB
@@ -21,11 +20,14 @@ from ..config.types import Data, Source
 from ..trust.errors import DataError, NoSource
 from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE
 from .hub_datasets import list_shards
-from .source_files import SourceFile, is_remote, is_stdlib, left_out, list_files, open_file, unreadable
+from .source_files import SourceFile, is_remote, left_out, list_files, open_file, unreadable
 
 TEXT, JSON = (".txt", ".md", ".py"), (".json",)  # a tar's members too
 POINTER = b"version https://git-lfs"
 POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
+# Bytes of private memory of a process that reads sources. A record has 64 MiB at most, its JSON ten times that as objects,
+# an encoder's caches 200 MB, a page of Parquet 1 GiB.
+MEMORY = 6144 * MEBIBYTE
 GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut into documents of about this size
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
@@ -153,14 +155,6 @@ def plan_units(data: Data) -> UnitPlan:
         units += _cut(files, aim, source, len(units))
     identity = hashlib.sha256(json.dumps([asdict(unit) for unit in units]).encode()).hexdigest()
     return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings))
-
-
-def require_there(data: Data) -> None:
-    """NoSource where a path of this machine names nothing: from behind the wall (data_sandbox.py) all others look alike."""
-    sources = {source.path: (number, source) for number, source in enumerate(data.mixture)}  # each path once
-    for number, source in sources.values():
-        if not (is_stdlib(source.path) or is_remote(source.path) or source.path.startswith(HUB) or Path(source.path).exists()):
-            _entry(number, source)
 
 
 def have_changed(data: Data, identity: str) -> bool:

@@ -27,7 +27,7 @@ from ..config.vocabulary import FILE, TRAINED, folder_named
 from ..host.processes import die_with_parent
 from ..run import run_folder
 from ..trust.errors import DataError, TrainfleetError
-from . import bpe, fetching, manifest, progress
+from . import bpe, manifest, progress
 from .dataset_lock import only_job
 from .dataset_store import DatasetStore
 from .manifest import Manifest, Preparation
@@ -186,14 +186,14 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
     """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left.
 
-    Each asks for its next unit by a pipe. A lock or a queue that all share would be a file in /dev/shm, outside of the wall.
+    Each asks for its next unit by a pipe.
     """
     context = multiprocessing.get_context("spawn")
     links = dict[Connection, SpawnProcess]()
     try:
         for number in range(workers):
             ours, theirs = context.Pipe()
-            links[ours] = context.Process(target=_worker, args=(task, number + 1, theirs, fetching.another()))
+            links[ours] = context.Process(target=_worker, args=(task, number + 1, theirs))
             links[ours].start()
             theirs.close()
         _serve(links, iter(units))
@@ -228,9 +228,8 @@ def _require_well(process: SpawnProcess, number: int) -> None:
         sys.exit(process.exitcode if process.exitcode > 0 else 128 - process.exitcode)
 
 
-def _worker(task: _Task, number: int, link: Connection, fetcher: Connection | None) -> None:
+def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
-    fetching.use(fetcher)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
     from .work_units import UnitWork  # loads numpy and the tokenizer libraries, which the parent of such processes does without

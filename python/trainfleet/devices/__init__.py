@@ -16,7 +16,7 @@ from .cpu import Cpu
 from .cuda import Cuda
 from .neuron import Neuron
 
-__all__ = ["Device", "confinable", "nearest", "planned"]
+__all__ = ["Device", "nearest", "planned"]
 
 KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (Cpu, Cuda, Neuron)}
 
@@ -42,12 +42,6 @@ def nearest() -> Device:
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()
     return device
-
-
-def confinable() -> bool:
-    """Starts the nearest device; whether it computes behind the wall of host/sandbox.py. A GPU's driver opens devices and
-    sockets."""
-    return isinstance(nearest(), Cpu)
 
 
 def index() -> int:

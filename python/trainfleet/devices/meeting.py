@@ -4,29 +4,20 @@ torch's TCPStore has no password: who reaches it can list, write and delete its 
 on every interface, whatever --master-addr says. So node 0 gives it a socket of this module's, which
 listens at the address where the nodes meet and nowhere else: on the loopback, for a job of one machine.
 torchrun then finds that store in its own process (multi_tenant), and takes it for its own.
-
-Where the nodes were given a key, the store listens on node 0's loopback, and who does not know the key does not reach it from
-another machine (node/relay.py): on each node torchrun and its ranks then find the store on their own loopback.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import runpy
 import socket
 import sys
 import time
 from contextlib import suppress
-from errno import EADDRNOTAVAIL
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ..node import relay
-from ..node.relay import LOOPBACK, WAITING
-
-EVERYWHERE = "0.0.0.0"
-ENDED = 1
+WAITING = 4096  # connections that wait to be taken: all ranks of a fleet come at once
 ESTABLISHED = "01"  # as /proc/net/tcp has it (proc(5))
 LINGER = 5.0  # seconds at most
 
@@ -51,42 +42,6 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
         # It owns the descriptor from here on.
         return TCPStore(meet, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=waiting.detach())
     return None
-
-
-def guard(key: str, meet: str, port: int, ranks: int) -> tuple[TCPStore, int]:
-    """The store of a job, on this machine's loopback, and its port there; whoever knows the key reaches it at `meet`:`port`.
-
-    The key alone lets in, so the gate listens on all interfaces where none here has that address.
-    """
-    try:
-        place = _gate_at(meet, port)
-    except OSError as error:
-        relay.say(f"error: EADDRINUSE: port {port} at {meet}, where the nodes meet: {error}")
-        raise SystemExit(ENDED) from error
-    waiting = relay.listening(LOOPBACK, 0)
-    own = int(waiting.getsockname()[1])
-    store = TCPStore(LOOPBACK, own, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=waiting.detach())
-    relay.gate(key, place, own, ranks)
-    return store, own
-
-
-def _gate_at(meet: str, port: int) -> socket.socket:
-    """Raises OSError: the port is taken."""
-    for *_, place in _places(meet, port):
-        if ipaddress.ip_address(place[0]).is_loopback and meet not in (place[0], "localhost"):
-            continue
-        try:
-            return relay.listening(place[0], port)
-        except OSError as error:
-            if error.errno != EADDRNOTAVAIL:
-                raise
-    return relay.listening(EVERYWHERE, port)
-
-
-def replaced(word: str, meet: str, port: int) -> str:
-    """A word of torchrun's command line, with this address and port for those at which the nodes meet."""
-    name = word.partition("=")[0]
-    return {"--master-addr": f"{name}={meet}", "--master-port": f"{name}={port}"}.get(name, word)
 
 
 def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, int]]]:
@@ -122,14 +77,7 @@ def main(words: list[str]) -> None:
     """Runs the module that the first word names, as `python -m` does, with the others; on node 0 its store is there before."""
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])
-    key, first = os.environ.pop(relay.KEY, ""), given["node-rank"] == "0"
-    store = None
-    if key and nodes > 1 and port:
-        ranks = nodes * int(given["nproc-per-node"])
-        store, own = guard(key, meet, port, ranks) if first else (None, relay.way(key, meet, port))
-        words = [replaced(word, meet=LOOPBACK, port=own) for word in words]
-    elif first and port:
-        store = listen(meet, port, nodes)
+    store = listen(meet, port, nodes) if given["node-rank"] == "0" and port else None
     sys.argv = words
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     if store:

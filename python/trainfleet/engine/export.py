@@ -27,24 +27,21 @@ from ..trust.redaction import hide
 from ..trust.safe_output import install
 from .generate import load
 from .model_card import CARD, card
-from .run_sandbox import apart
 
 Json = dict[str, Any]
 Save = Callable[[Network, str, Path], list[str]]  # model, family, folder → the files' names
 
 
 @telling
-def main(arguments: list[str], walled: bool = False) -> int:
+def main(arguments: list[str]) -> int:
     folder, out, form = arguments
-    files = export(Run(Path(folder)), Path(out), form, walled)
+    files = export(Run(Path(folder)), Path(out), form)
     print(f"{out}: {', '.join(files)}\nnext: {export_formats.opening(form, Path(out))}")
     return 0
 
 
-def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE, walled: bool = False) -> list[str]:
+def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[str]:
     """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at all; its files.
-
-    `walled`: what reads the checkpoint is a child behind the wall, which writes that folder alone.
 
     Raises:
         RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
@@ -57,7 +54,7 @@ def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE, walled: 
     save = saving(config, form, run)
     try:
         partial.mkdir(parents=True)
-        files = apart(run, lambda: fill(run, partial, save), list[str], [partial]) if walled else fill(run, partial, save)
+        files = fill(run, partial, save)
         if form == export_formats.HUGGINGFACE:
             (partial / CARD).write_text(hide(card(run, config)), encoding="utf-8")
             files.append(CARD)
@@ -133,4 +130,4 @@ def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     install()
-    sys.exit(main(sys.argv[1:], walled=True))
+    sys.exit(main(sys.argv[1:]))

@@ -27,7 +27,6 @@ from ..run.run_folder import Run
 from ..trust.errors import RunError, telling
 from ..trust.safe_output import install
 from .checkpoint import load_model, newest
-from .run_sandbox import enclose
 from .token_healing import Healing
 
 TEMPERATURE = 0.7
@@ -130,7 +129,7 @@ def unseen_text(dataset: Dataset) -> list[int]:
 
 
 @telling
-def main(arguments: list[str], walled: bool = False) -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("trainfleet.engine.generate")
     parser.add_argument("run", type=Path)
     parser.add_argument("prompt", nargs="?", default="The ")
@@ -141,8 +140,6 @@ def main(arguments: list[str], walled: bool = False) -> int:
     parser.add_argument("--as-typed", action="store_true", help="no token of the prompt is taken back")
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     options = parser.parse_args(arguments)
-    if walled and devices.confinable():
-        enclose(Run(options.run))
     for text in stream(options):
         print(text, end="", flush=True)
     print()
@@ -200,6 +197,6 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
 if __name__ == "__main__":
     install()
     try:
-        sys.exit(main(sys.argv[1:], walled=True))
+        sys.exit(main(sys.argv[1:]))
     except BrokenPipeError:  # the reader has read enough, as `head` does
         os._exit(0)

@@ -1,1 +1,1 @@
-"""The machine that a process runs on: its processes, folders, adapters and sandbox, and the program's own files there."""
+"""The machine that a process runs on: its processes, folders and adapters, and the program's own files there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ..trust.errors import RunError
 
@@ -53,11 +53,18 @@ def _watch_parent(parent: int) -> None:
     os._exit(1)
 
 
+def limit_memory(size: int) -> None:
+    """Gives this process, and each that it starts, `size` bytes of private memory; files that are only mapped do not count."""
+    if sys.platform == "linux":
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
 def run_module(module: str, *words: str, **environment: str) -> int:
     """Runs `python -m module words` in a process that dies with this one; its exit code.
 
-    Verbs run code that needs torch this way: the control plane itself never loads it. Its temporary files lie in a folder of
-    its own (TMPDIR), where it may write from behind a wall (engine/run_sandbox.py).
+    Verbs run code that needs torch this way: the control plane itself never loads it.
 
     Raises:
         RunError: there is no torch.
@@ -65,9 +72,7 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     if find_spec("torch") is None:
         raise RunError("this Python has no torch", where=sys.executable, next="make setup")
     command = [sys.executable, "-m", module, *words]
-    with TemporaryDirectory(prefix="trainfleet-") as scratch:
-        variables = os.environ | {"TMPDIR": scratch} | environment
-        return subprocess.run(command, env=variables, preexec_fn=die_with_parent, check=False).returncode
+    return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
 
 
 def identity(pid: int) -> str:

@@ -16,7 +16,6 @@ from ..data.manifest import MANIFEST, skippable
 from ..data.source_survey import look
 from ..data.sources import have_changed
 from ..hardware import node_types
-from ..host.sandbox import lacks
 from ..plan.job import tokenize_job, train_job
 from ..plan.measurement import counts_of
 from ..plan.plan import Plan, make_plan
@@ -155,7 +154,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     notes = [f"{folder} will be made: {size}, about {seconds:.0f} s", f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly"]
     if share := skippable(config.data):
         notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
-    return [*notes, *(f"warning: {warning}" for warning in (*found.warnings, *lacks()))], False
+    return [*notes, *(f"warning: {warning}" for warning in found.warnings)], False
 
 
 def seen(config: Config, tokens: int) -> str:

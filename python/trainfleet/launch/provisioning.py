@@ -10,7 +10,6 @@ from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospect
 from ..config import Config
 from ..host.rdma_adapters import fastest, listed
-from ..host.sandbox import lacks
 from ..nodes.quarantine import Quarantine
 from ..plan.bill import Bill
 from ..plan.estimate import Estimate
@@ -102,8 +101,6 @@ def shares_one_machine(config: Config) -> bool:
 
 def examine(config: Config, lift: Sequence[str]) -> int:
     """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
-    for lack in lacks():
-        print(f"warning: on this machine {lack}; docs/explanation/security.md")
     quarantine = Quarantine()
     for name in lift:
         print(f"let out of quarantine: {quarantine.lift(name)}")

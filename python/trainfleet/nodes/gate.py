@@ -26,7 +26,7 @@ from .finding import Finding
 from .fleet import wanted_of
 from .host_results import Answers, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
 from .install_steps import Wanted
-from .node_checks import flaws, heard, sound
+from .node_checks import exposed, flaws, heard, sound
 from .run_in_parallel import run_together
 from .tar import code_files, content_hash
 from .transport import Transport
@@ -70,6 +70,7 @@ class GateReport:
         if self.bandwidth:
             expected = f", at least {least:.1f} expected" if least else ""
             yield f"all-reduce over {self.bandwidth.nodes} nodes: {self.bandwidth.gbs:.2f} GB/s on the bus{expected}"
+        yield from exposed(self.facts)
         yield from (f"fleet: {finding}" for finding in self.findings if finding.host is None)
         yield f"examined {len(self.facts)} hosts in {self.seconds:.1f} s"
 

@@ -9,6 +9,8 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 
 from ..config.memory_fit import Room, checkpoint_bytes, lack
 from ..config.owned_machines import gpus_of
@@ -88,6 +90,17 @@ def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if twins := [other.name for other, theirs in addresses.items() if theirs == address and other != host]:
             message = f"says that its address among the nodes is {address}, as {', '.join(twins)} does"
             yield Finding(host, "address", message, f"on it: ip -o addr; which of them has {address}?")
+
+
+def exposed(facts: FleetFacts) -> Iterator[str]:
+    """Warns where the ranks of several nodes meet at a public address: torch's store has no password."""
+    head = next(iter(facts), None)
+    with suppress(ValueError):  # a name
+        if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
+            yield (
+                f"warning: the ranks meet at {address}, a public address: whoever reaches its ports can end the run; "
+                "admit only the nodes there (a firewall), or name private addresses in fleet.hosts"
+            )
 
 
 def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:

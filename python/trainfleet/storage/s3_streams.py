@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -14,7 +14,6 @@ from . import s3
 
 RANGE = 2**23  # bytes of a GET: large enough that its latency does not count
 BUFFER = 2**18
-Read = Callable[[str, int, int, str], bytes]  # address, first byte, end, ETag -> the bytes
 
 
 @contextmanager
@@ -29,9 +28,9 @@ def create(address: str) -> Iterator[BinaryIO]:
         raise
 
 
-def open_object(found: s3.Object, start: int = 0, read: Read | None = None) -> BinaryIO:
+def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
     """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer the one that was listed."""
-    stream = io.BufferedReader(Ranges(found, read), BUFFER)
+    stream = io.BufferedReader(Ranges(found), BUFFER)
     stream.seek(start)
     return stream
 
@@ -108,9 +107,9 @@ class Seekable(io.RawIOBase):
 class Ranges(Seekable):
     """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is read."""
 
-    def __init__(self, found: s3.Object, read: Read | None) -> None:
+    def __init__(self, found: s3.Object) -> None:
         super().__init__(found.size)
-        self.found, self.ask = found, read or s3.read_range
+        self.found = found
         self.threads = ThreadPoolExecutor(1)
         self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
 
@@ -132,4 +131,4 @@ class Ranges(Seekable):
 
     def _fetch(self, index: int) -> bytes:
         bounds = index * RANGE, min((index + 1) * RANGE, self.length)
-        return self.ask(self.found.address, *bounds, self.found.version)
+        return s3.read_range(self.found.address, *bounds, self.found.version)

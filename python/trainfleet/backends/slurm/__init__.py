@@ -53,7 +53,7 @@ from ...trust.errors import BackendError
 from .. import job_starts, supported_keys
 from ..base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Prospect, Status
 from ..head import HEAD, Head, hours_alone
-from ..node_script import secrets_of
+from ..node_script import values_of
 from ..run_storage import Place
 from . import cluster_checks, cluster_file, options, pulse, resources, sbatch, site_defaults
 from .beside import Beside
@@ -208,7 +208,7 @@ class Slurm(Backend):
         job = request.job
         if number := self._number(job.folder, request.token):
             return self._handle(job.folder, number, request.token, job.nodes)
-        secrets = secrets_of(job, self.fleet.stack)
+        secrets = values_of(job.secrets)
         if job.secrets:
             cluster_checks.require_private(self.engine)
         for file in (job_starts.claim(job.folder, request.token), run_folder.job_log(job.folder)):

@@ -1,0 +1,88 @@
+"""Verbs that read a run: each reads a checkpoint, a dataset and a tokenizer, of this machine or of a bucket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import verbs
+from s3server import serve
+from trainfleet.checkpoints.marker import MARKER
+from trainfleet.checkpoints.s3_store import BucketStore
+from trainfleet.config import dump_resolved, load_resolved
+
+OLD = Path(__file__).parent / "old_checkpoint"
+VERBS = {
+    "trainfleet.engine.generate": (["--tokens", "3", "runs/old", "word1"], "word1"),
+    "trainfleet.engine.evaluate": (["runs/old"], "perplexity"),
+    "trainfleet.engine.export": (["runs/old", "out", "huggingface"], "model.safetensors"),
+    "trainfleet.engine.checkpoint.verify": (["runs/old/checkpoints/step-00000004"], "every tensor is whole and finite"),
+    "trainfleet.data.inspect": (["runs/old/config.yaml", "1"], "end of document"),
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run and its dataset."""
+    folder = tmp_path_factory.mktemp("home")
+    verbs.write_text(folder / "text")
+    shutil.copytree(OLD / "step-00000004", folder / "runs/old/checkpoints/step-00000004")
+    config = load_resolved(OLD / "config.yaml")
+    config = replace(config, data=replace(config.data, validation_fraction=0.3))
+    (folder / "runs/old/config.yaml").write_text(dump_resolved(config))
+    assert "finished" in enter(folder, "trainfleet.data", "runs/old/config.yaml")
+    return folder
+
+
+def enter(folder: Path, module: str, *words: str, **variables: str) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+    done = subprocess.run([sys.executable, "-m", module, *words], cwd=folder, env=environment, text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", VERBS)
+def test_a_verb_answers_and_leaves_the_run_as_it_was(home: Path, module: str) -> None:
+    words, answer = VERBS[module]
+    shutil.rmtree(home / "out", ignore_errors=True)
+    assert answer in (said := enter(home, module, *words)), said
+    assert {path.name for path in home.iterdir()} - {"out"} == {"text", "runs", "data"}
+
+
+def test_an_export_is_whole_or_not_there(home: Path) -> None:
+    shutil.rmtree(home / "out", ignore_errors=True)
+    enter(home, "trainfleet.engine.export", "runs/old", "out", "huggingface")
+    assert {path.name for path in (home / "out").iterdir()} >= {"config.json", "model.safetensors", "README.md"}
+    assert not list(home.glob(".out*"))
+
+
+def test_a_checkpoint_in_a_bucket_is_read_too(home: Path) -> None:
+    """Nothing of what is fetched is left in the folder for temporary files."""
+    (home / "temporary").mkdir()
+    with serve(lambda application: application):
+        store, step = BucketStore("s3://bucket/kept/far"), OLD / "step-00000004"
+        for path in set(step.iterdir()) - {step / MARKER}:
+            with store.create(4, path.name) as stream:
+                stream.write(path.read_bytes())
+        store.commit(4, (step / MARKER).read_text())
+        config = load_resolved(home / "runs/old/config.yaml")
+        far = replace(config, name="far", checkpoint=replace(config.checkpoint, destination="s3://bucket/kept"))
+        (home / "runs/far").mkdir()
+        (home / "runs/far/config.yaml").write_text(dump_resolved(far))
+        try:
+            wanted = {"verify": ([], "every tensor is whole and finite"), "export": (["OUT=far"], "model.safetensors")}
+            for verb, (words, answer) in wanted.items():
+                said = enter(home, "trainfleet", verb, "RUN=far", *words, TMPDIR=str(home / "temporary"))
+                assert answer in said, said
+                assert not list((home / "temporary").iterdir())
+            assert (home / "far/model.safetensors").exists()
+        finally:
+            for place in ("runs/far", "far", "temporary"):
+                shutil.rmtree(home / place, ignore_errors=True)

@@ -1,0 +1,115 @@
+"""What `make plan` finds out about sources, and the limit of memory of the processes that read them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from s3server import serve
+from trainfleet.config import Settings, dump_resolved, load
+from trainfleet.config.types import Data
+from trainfleet.data.source_survey import SourceSurvey, look
+from trainfleet.data.sources import MEMORY
+from trainfleet.storage import s3
+from trainfleet.trust.errors import NoSource, S3Error
+
+LINES = "".join(json.dumps({"text": f"document {number} " * 30}) + "\n" for number in range(400)).encode()
+BOMB = """
+import sys
+from trainfleet.config.types import Data
+from trainfleet.data.documents import read_unit
+from trainfleet.data.sources import plan_units
+from trainfleet.host.processes import limit_memory
+from trainfleet.trust.errors import DataError
+limit_memory(400 * 2**20)
+try:
+    for unit in plan_units(Data("set", (sys.argv[1],), "text", "bpe", 300, 0.1)).units:
+        for document in read_unit(unit, "text"):
+            pass
+except DataError as error:
+    print(error)
+"""
+# Stands for a library that reads what others wrote: it says how much memory its process may take.
+LIBRARY = """
+import resource
+class Tokenizer:
+    @staticmethod
+    def from_json_str(definition):
+        print("LIMIT", *resource.getrlimit(resource.RLIMIT_DATA), flush=True)
+        raise ValueError("read it with another")
+"""
+SURVEY = """
+import sys
+from trainfleet.config.types import Data
+from trainfleet.data.source_survey import look
+print(look(Data("set", (sys.argv[1],), "text", "bpe", 300, 0.1)).files, "torch" in sys.modules)
+"""
+
+
+@pytest.fixture
+def bucket() -> Iterator[None]:
+    with serve(lambda application: application):
+        for number in range(3):
+            s3.write(f"s3://bucket/text/{number}.jsonl", LINES)
+        yield
+
+
+def enter(*words: str, library: str = "", workers: int = 1) -> str:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*filter(None, [library]), *sys.path]), "WORKERS": str(workers)}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    data = Data("set", (str(tmp_path / "a.txt"),), "text", "bpe", 300, 0.1)
+    assert look(data) == SourceSurvey(1, 9, 1, 9, ())
+    with pytest.raises(NoSource, match="no such file") as missing:
+        look(replace(data, sources=(str(tmp_path / "a.txt"), str(tmp_path / "c.txt"))))
+    assert missing.value.entry == 1
+
+
+def test_plan_looks_at_a_source_in_s3(bucket: None) -> None:
+    data = Data("set", ("s3://bucket/text",), "text", "bpe", 300, 0.1)
+    found = look(data)
+    assert found.files == 3 and found.bytes == 3 * len(LINES)
+    with pytest.raises(S3Error, match="no such bucket"):
+        look(replace(data, sources=("s3://none/text",)))
+
+
+@pytest.mark.parametrize("form", ["{}", "hf://{}"])
+def test_plan_loads_no_torch_for_it(form: str, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/train.jsonl").write_bytes(LINES)
+    assert enter("-c", SURVEY, form.format(tmp_path / "set")) == "1 False\n"
+
+
+def test_a_file_that_takes_too_much_memory_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"[" + b"{}," * 9_000_000 + b"{}]")  # a fortieth of what it takes as objects
+    assert enter("-c", BOMB, str(path)).startswith(f"{path}: takes too much memory")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_process_that_tokenizes_has_the_limit(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("text", "library", "runs/x"):
+        Path(folder).mkdir(parents=True)
+    for number in range(3):
+        Path(f"text/{number}.jsonl").write_bytes(LINES)
+    Path("library/fastokens.py").write_text(LIBRARY)
+    Path("config.yaml").write_text(
+        f"name: x\ndata: {{name: set, sources: ['{tmp_path}/text'], tokenizer: bpe, vocabulary_size: 300}}\ntrain: {{steps: 2}}\n"
+    )
+    Path("runs/x/config.yaml").write_text(dump_resolved(load(Settings(Path("config.yaml")))[0]))
+    said = enter("-m", "trainfleet.data", "runs/x/config.yaml", library=str(tmp_path / "library"), workers=workers)
+    limits = {line for line in said.splitlines() if line.startswith("LIMIT")}
+    assert limits == {f"LIMIT {MEMORY} {MEMORY}"} and "finished:" in said, said
