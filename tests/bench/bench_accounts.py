@@ -80,17 +80,17 @@ UNTOLD = ("baseline", "torchtune-full")  # tokens, and what is on the host, are 
 CAPACITY = {  # GiB that torch or the runtime reports, which is a hundredth less than the name says
     "H100-96GB": 95,
     "V100-16GB": 15.78,
-    "V100": accelerators.V100.memory_gib,
-    "A10G": accelerators.A10G.memory_gib,
-    "L40S": accelerators.L40S.memory_gib,
+    "V100": accelerators.BY_NAME["V100-32GB"].memory_gib,
+    "A10G": accelerators.BY_NAME["A10G-24GB"].memory_gib,
+    "L40S": accelerators.BY_NAME["L40S-48GB"].memory_gib,
     "RTX 6000 Ada": 47.48,
-    "A100-40GB": accelerators.A100_40.memory_gib,
-    "A100": accelerators.A100_80.memory_gib,
-    "H100": accelerators.H100.memory_gib,
-    "H200": accelerators.H200.memory_gib,
+    "A100-40GB": accelerators.BY_NAME["A100-40GB"].memory_gib,
+    "A100": accelerators.BY_NAME["A100-80GB"].memory_gib,
+    "H100": accelerators.BY_NAME["H100-80GB"].memory_gib,
+    "H200": accelerators.BY_NAME["H200-141GB"].memory_gib,
     "GB200": 184,
-    "B200": accelerators.B200.memory_gib,
-    "trn1": accelerators.TRAINIUM1.memory_gib,
+    "B200": accelerators.BY_NAME["B200-180GB"].memory_gib,
+    "trn1": accelerators.BY_NAME["NeuronCore-v2"].memory_gib,
 }
 GATED = ("llama", "mistral", "qwen", "mixtral")
 

@@ -29,7 +29,7 @@ KINDS = {"A100": "ampere", "H100": "hopper", "H200": "hopper", "B200": "blackwel
 
 def published(config: Config, device: node_types.Accelerator) -> Iterator[tuple[bool, int, float, str]]:
     """Whether its layout is another, devices, tokens/s of one, and the source: of runs of this model, length and kind of device."""
-    for row in ROWS if device is accelerators.TRAINIUM1 else ():
+    for row in ROWS if device is accelerators.BY_NAME["NeuronCore-v2"] else ():
         if (row.preset, row.length) == (config.model.preset, config.train.sequence_length):
             yield False, 32 * row.nodes, row.sequences * row.length / 32 / row.nodes, f"Neuron {row.sdk}, {row.layout}"
     kind, shape = KINDS.get(device.name.rpartition("-")[0] or device.name, ""), work_of(config)

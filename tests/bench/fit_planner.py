@@ -41,7 +41,9 @@ def _device(row: node_types.Accelerator, outside: float, node: int, domain: int 
 ROCE, INFINIBAND = 25 * GB, 50 * GB  # bytes/s of a rank's network, as the sources tell
 # Of a B200 in a GB200 NVL72 (1,200 W), as against one of HGX (1,000 W): NVIDIA's data sheet of both
 RACK: dict[str, Any] = {"flops": {"fp8": 5000e12, "bf16": 2500e12, "fp32": 1250e12}, "memory": 8e12}
-EXP = accelerators.B300.attention / accelerators.B200.attention  # of attention, over that of B200
+EXP = (
+    accelerators.BY_NAME["B300-288GB"].attention / accelerators.BY_NAME["B200-180GB"].attention
+)  # of attention, over that of B200
 
 
 def _powered(times: float) -> float:
@@ -50,22 +52,28 @@ def _powered(times: float) -> float:
 
 
 DEVICES = [  # words in a row's hardware, family, device
-    ("A100-40GB", "ampere", _device(accelerators.A100_40, ROCE, 8)),
-    ("A100", "ampere", _device(accelerators.A100_80, ROCE, 8)),
-    ("H100-96GB", "hopper500", replace(_device(accelerators.H100, INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
-    ("H100", "hopper", _device(accelerators.H100, INFINIBAND, 8)),
-    ("H200", "hopper", _device(accelerators.H200, INFINIBAND, 8)),
+    ("A100-40GB", "ampere", _device(accelerators.BY_NAME["A100-40GB"], ROCE, 8)),
+    ("A100", "ampere", _device(accelerators.BY_NAME["A100-80GB"], ROCE, 8)),
+    ("H100-96GB", "hopper500", replace(_device(accelerators.BY_NAME["H100-80GB"], INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
+    ("H100", "hopper", _device(accelerators.BY_NAME["H100-80GB"], INFINIBAND, 8)),
+    ("H200", "hopper", _device(accelerators.BY_NAME["H200-141GB"], INFINIBAND, 8)),
     (
         "GB300",
         "blackwell",
-        replace(_device(accelerators.B300, INFINIBAND, 4, 72), **RACK, efficiency=_powered(1.4 / 1.2), attention=EXP),
+        replace(
+            _device(accelerators.BY_NAME["B300-288GB"], INFINIBAND, 4, 72), **RACK, efficiency=_powered(1.4 / 1.2), attention=EXP
+        ),
     ),
-    ("B300", "blackwell", replace(_device(accelerators.B300, INFINIBAND, 8), efficiency=_powered(1.1), attention=EXP)),
-    ("GB200", "blackwell", replace(_device(accelerators.B200, INFINIBAND, 4, 72), **RACK)),
-    ("B200", "blackwell", _device(accelerators.B200, INFINIBAND, 8)),
-    ("trn1", "neuron", _device(accelerators.TRAINIUM1, 3.1 * GB, 32)),
-    ("trn2", "neuron", _device(accelerators.TRAINIUM2, 6.25 * GB, 64)),
-    ("A10G", "ampere", _device(accelerators.A10G, 1.6 * GB, 8)),
+    (
+        "B300",
+        "blackwell",
+        replace(_device(accelerators.BY_NAME["B300-288GB"], INFINIBAND, 8), efficiency=_powered(1.1), attention=EXP),
+    ),
+    ("GB200", "blackwell", replace(_device(accelerators.BY_NAME["B200-180GB"], INFINIBAND, 4, 72), **RACK)),
+    ("B200", "blackwell", _device(accelerators.BY_NAME["B200-180GB"], INFINIBAND, 8)),
+    ("trn1", "neuron", _device(accelerators.BY_NAME["NeuronCore-v2"], 3.1 * GB, 32)),
+    ("trn2", "neuron", _device(accelerators.BY_NAME["NeuronCore-v3 x2"], 6.25 * GB, 64)),
+    ("A10G", "ampere", _device(accelerators.BY_NAME["A10G-24GB"], 1.6 * GB, 8)),
 ]
 
 
@@ -208,7 +216,13 @@ class Model:
             [log(getattr(Constants(), name)) for name in FREE] + [log(START[kind][place]) for place in (0, 1) for kind in KINDS]
         )
 
-        rows = (accelerators.A100_80, accelerators.H100, accelerators.H100, accelerators.B200, accelerators.TRAINIUM1)
+        rows = (
+            accelerators.BY_NAME["A100-80GB"],
+            accelerators.BY_NAME["H100-80GB"],
+            accelerators.BY_NAME["H100-80GB"],
+            accelerators.BY_NAME["B200-180GB"],
+            accelerators.BY_NAME["NeuronCore-v2"],
+        )
         self.given = self.start.copy()
         self.given[len(FREE) :] = [log(getattr(row, name)) for name in ("efficiency", "attention") for row in rows]
 

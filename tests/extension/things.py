@@ -33,7 +33,7 @@ THINGS = (
     Thing("a key of the config", "a field with its docstring in `config/types*.py`; then `python -m trainfleet.config.reference`"),
     Thing("an instance type",
           "a row of `instance_types.json`, begun by `python -m trainfleet.cloud.instance_types ANSWER.json` from what EC2 answers"),
-    Thing("an accelerator", "a row of `hardware/accelerators.py` with its source"),
+    Thing("an accelerator", "a row of `hardware/accelerators.json` with its source"),
     Thing("an optimizer", "a row of `config/optimizers.py`, and the function that it names in `made_by`",
           ("config/optimizers.py",)),
     Thing("a model family", "an object in `config/families.py`, and the module that it names, if it is not another's",

@@ -240,7 +240,6 @@ UNFORMATTED = {  # statements beside tables that ruff leaves as they are: `fmt: 
     "engine/rounding.py": 1,
     "engine/step_guard.py": 1,
     "entrypoint.py": 1,
-    "hardware/accelerators.py": 5,
     "hardware/cpu_speed.py": 1,
     "hardware/node_types.py": 2,
     "health/heartbeat.py": 1,

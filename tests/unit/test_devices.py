@@ -116,7 +116,12 @@ def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "found", "stack"),
-    [(0, None, "cpu"), (8, None, "cuda"), (1, accelerators.H200, "cuda"), (1, accelerators.V100, "cuda-volta")],
+    [
+        (0, None, "cpu"),
+        (8, None, "cuda"),
+        (1, accelerators.BY_NAME["H200-141GB"], "cuda"),
+        (1, accelerators.BY_NAME["V100-32GB"], "cuda-volta"),
+    ],
 )
 def test_this_machines_accelerators_are_planned(monkeypatch: pytest.MonkeyPatch, count: int, found: Any, stack: str) -> None:
     monkeypatch.setattr(node_types, "local_accelerators", lambda: count)

@@ -40,11 +40,24 @@ def test_an_unknown_device_is_not_taken_for_another() -> None:
 
 
 def test_products_have_the_peak_of_their_format() -> None:
-    assert accelerators.V100.peak("bf16") == accelerators.V100.peak("fp32") == 15.7e12  # it has no bf16
-    assert accelerators.V100.peak("fp16") == 125e12 and accelerators.H100.peak("fp16") == accelerators.H100.peak("bf16")
-    assert [row.half for row in (accelerators.V100, accelerators.H100, accelerators.TRAINIUM2)] == ["fp16", "bf16", "bf16"]
-    assert accelerators.H100.peak("bf16") == 989.4e12 and accelerators.H100.peak("fp32") == 494.7e12  # TF32
-    assert accelerators.H100.peak("fp8") == 1978.9e12 and all(
+    assert (
+        accelerators.BY_NAME["V100-32GB"].peak("bf16") == accelerators.BY_NAME["V100-32GB"].peak("fp32") == 15.7e12
+    )  # it has no bf16
+    assert accelerators.BY_NAME["V100-32GB"].peak("fp16") == 125e12 and accelerators.BY_NAME["H100-80GB"].peak(
+        "fp16"
+    ) == accelerators.BY_NAME["H100-80GB"].peak("bf16")
+    assert [
+        row.half
+        for row in (
+            accelerators.BY_NAME["V100-32GB"],
+            accelerators.BY_NAME["H100-80GB"],
+            accelerators.BY_NAME["NeuronCore-v3 x2"],
+        )
+    ] == ["fp16", "bf16", "bf16"]
+    assert (
+        accelerators.BY_NAME["H100-80GB"].peak("bf16") == 989.4e12 and accelerators.BY_NAME["H100-80GB"].peak("fp32") == 494.7e12
+    )  # TF32
+    assert accelerators.BY_NAME["H100-80GB"].peak("fp8") == 1978.9e12 and all(
         row.fp8 / row.peak("bf16") == pytest.approx(2, rel=0.02) for row in ACCELERATORS if row.fp8
     )
     assert all(row.fp32 <= row.peak("bf16") for row in ACCELERATORS)
@@ -56,7 +69,8 @@ def test_every_stack_has_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "row", "ranks"), [("Trn1\n", accelerators.TRAINIUM1, 32), ("trn2.48xlarge\n", accelerators.TRAINIUM2, 64)]
+    ("said", "row", "ranks"),
+    [("Trn1\n", accelerators.BY_NAME["NeuronCore-v2"], 32), ("trn2.48xlarge\n", accelerators.BY_NAME["NeuronCore-v3 x2"], 64)],
 )
 def test_neuron_cores_of_this_machine_are_counted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, row: accelerators.Accelerator, ranks: int

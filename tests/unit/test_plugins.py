@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from test_support import table
 
 from trainfleet import entrypoint
-from trainfleet.backends import BACKENDS, OURS, backend_of, capability_table, skeleton
+from trainfleet.backends import BACKENDS, OURS, backend_of, skeleton
 from trainfleet.cli import main
 from trainfleet.host import plugins
 from trainfleet.node import placements
@@ -119,7 +120,7 @@ def test_its_bench_is_found_by_the_cases_of_the_contract(package: Path, tmp_path
 
 def test_it_counts_among_the_backends_and_not_in_the_page_of_this_package(package: Path) -> None:
     assert list(BACKENDS) == [*OURS, "dummy"] and len(BACKENDS) == 7
-    assert "dummy" not in capability_table.table()
+    assert "dummy" not in table()
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked()
 
 
 def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.A10G)
+    monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.BY_NAME["A10G-24GB"])
     with pytest.raises(
         ConfigError, match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which"
     ):

@@ -63,7 +63,7 @@ def test_a_rank_gets_slower_with_the_fleet_where_weights_are_gathered_over_it() 
 
 def test_of_a_config_comes_the_work_that_it_says(tmp_path: Path) -> None:
     config, _ = load(Settings(RECIPE, "train.layout.tensor=2 train.layout.shard=32 train.recompute=full"))
-    work, device = work_of(config), as_device(config, accelerators.H100)
+    work, device = work_of(config), as_device(config, accelerators.BY_NAME["H100-80GB"])
     assert (work.world, work.tensor, work.data, work.recompute) == (64, 2, 32, "full")
     assert work.step_tokens == config.train.global_batch * config.train.sequence_length
     assert (device.node, device.outside) == (8, 50e9)
@@ -140,8 +140,8 @@ def test_an_optimizer_moves_half_as_much_where_its_state_takes_half() -> None:
 
 
 def test_more_power_and_faster_exponentials_are_no_whole_new_device() -> None:
-    assert 1 < accelerators.B300.efficiency / accelerators.B200.efficiency < 1.1
-    assert 1 < accelerators.B300.attention / accelerators.B200.attention < 1.25
+    assert 1 < accelerators.BY_NAME["B300-288GB"].efficiency / accelerators.BY_NAME["B200-180GB"].efficiency < 1.1
+    assert 1 < accelerators.BY_NAME["B300-288GB"].attention / accelerators.BY_NAME["B200-180GB"].attention < 1.25
 
 
 def test_gradients_are_exchanged_in_their_own_format() -> None:

@@ -1,4 +1,4 @@
-"""The accelerators that the planner knows: one data row each, with its source, and what people and drivers call them.
+"""The accelerators that the planner knows: a row of accelerators.json each, with its source, and what people call them.
 
 Peaks are dense (no sparsity), with sums in fp32, as training has them. Memory is what torch reports (`total_memory`), which is
 less than the name says where error correction and the driver take their part. Machines that have them: hardware/node_types.py.
@@ -6,9 +6,11 @@ less than the name says where error correction and the driver take their part. M
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class Accelerator:
     attention reaches: fitted to published rows (tests/bench/fit_planner.py) where `fitted`, else taken from a similar device
     (B300: B200's, and 6 % more for 1,100 W instead of 1,000, by what 700 W bring H100 over 500; attention 13 % more for 10.7e12
     exponentials a second instead of 5e12, NVIDIA's figures: a score takes two beside 1,800 FLOPs, forward and backward).
+    V100's are of six runs of 52B in fp16 (tests/bench/LOG.md). Cards of 300 to 400 W are held back as H100 of 500 W are against
+    those of 700 (0.56, fitted), T4 of 70 W more so (Jia et al. 2019, arXiv:1903.07486, 5: clocks fall under load); GB200 has
+    B200's, and 12 % more for 1,200 W instead of 1,000, by the same runs of H100. A logical NeuronCore-v3 is two physical ones.
     `side`: ranks along one side of the torus of chips, 4 x 4 (AWS Neuron, Trn1 and Trn2 Architecture); 0 where there is none.
     `domain`: devices that the links join, where these are more than a node's; 0: a node's.
 
@@ -77,90 +82,23 @@ class Accelerator:
         return {"fp8": self.fp8, "bf16": self.bf16, "fp16": self.fp16 or self.bf16}.get(format_) or self.fp32
 
 
-def _gpu(
-    name: str, memory: float, half: float, fp32: float, fp8: float, bandwidth: float, links: str, source: str,
-    like: tuple[float, float, bool] = (0.75, 0.4, False), bf16: bool = True, **more: Any,
-) -> Accelerator:  # fmt: skip
-    """A row of NVIDIA's: memory in GiB, peaks in TFLOP/s (0: no such instructions), bandwidth in TB/s, links both ways."""
-    each_way = re.search(r"([0-9]+) GB/s", links)
-    return Accelerator(
-        name, "cuda", memory, half * 1e12 if bf16 else None, fp32 * 1e12, links, fp8 * 1e12 if fp8 else None,
-        bandwidth * 1e12, int(each_way[1]) / 2 * 1e9 if each_way else 16e9, *like,
-        fp16=None if bf16 else half * 1e12, source=source, **more,
-    )  # fmt: skip
+def _rows() -> Iterator[Accelerator]:
+    for name, row in json.loads(FILE.read_text(encoding="utf-8")).items():
+        for key, unit in UNITS.items():
+            if row.get(key) is not None:
+                row[key] *= unit
+        yield Accelerator(name, **row)
 
 
-# Efficiency and attention, and whether they were fitted. V100: of six runs of 52B in fp16 (tests/bench/LOG.md)
-VOLTA, AMPERE, HOPPER, BLACKWELL = (0.57, 0.4, False), (0.77, 0.43, True), (0.69, 0.31, True), (0.50, 0.40, True)
-NEURON = (0.76, 0.50, True)
-# Not fitted, as nobody has published enough runs. Cards of 300 to 400 W are held back as H100 of 500 W are against those of 700
-# (0.56, fitted: tests/bench/fit_planner.py), T4 of 70 W more so (Jia et al. 2019, arXiv:1903.07486, 5: clocks fall under load);
-# GB200 has B200's, and 12 % more for 1,200 W instead of 1,000, by the same runs of H100
-HOPPER_CARD, TURING, RACK = (0.56, 0.31, False), (0.45, 0.4, False), (0.56, 0.40, False)
-B300_LIKE = (0.53, 0.45, False)
-OLD: dict[str, Any] = {"stack": "cuda-volta"}  # the newest CUDA no longer supports them
-BOARD: dict[str, Any] = {"per_node": 8}
-NV2, NV3, NV4, NV5 = (f"NVLink, {rate} GB/s" for rate in (300, 600, 900, 1800))
-SHEET = "NVIDIA data sheet"
-
-V100 = _gpu("V100-32GB", 31.7, 125, 15.7, 0, 0.9, NV2, f"{SHEET} V100, 2020-01", VOLTA, False, rail=50, **OLD, **BOARD)
-A100_40 = _gpu("A100-40GB", 39.4, 312, 156, 0, 1.555, NV3, f"{SHEET} A100, 2020-11", AMPERE, rail=200, **BOARD)
-A100_80 = _gpu("A100-80GB", 79.2, 312, 156, 0, 2.039, NV3, f"{SHEET} A100, 2021-06", AMPERE, rail=200, **BOARD)
-H100 = _gpu("H100-80GB", 79.2, 989.4, 494.7, 1978.9, 3.35, NV4, f"{SHEET} H100, 2023-04", HOPPER, rail=400, **BOARD)
-H200 = _gpu("H200-141GB", 139.8, 989.4, 494.7, 1978.9, 4.8, NV4, f"{SHEET} H200, 2024-11", HOPPER, rail=400, **BOARD)
-B200 = _gpu("B200-180GB", 178.4, 2250, 1125, 4500, 7.7, NV5, f"{SHEET} HGX B200, 2025-03", BLACKWELL, rail=400, **BOARD)
-B300 = _gpu("B300-288GB", 267.7, 2250, 1125, 4500, 7.7, NV5, f"{SHEET} HGX B300, 2025-09", B300_LIKE, rail=800, **BOARD)
-A10G = _gpu("A10G-24GB", 22.1, 70, 35, 0, 0.6, "", "EC2 guide of G5 and NVIDIA data sheet A10, 2021-11")
-L4 = _gpu("L4-24GB", 22.0, 121, 60, 242, 0.3, "", f"{SHEET} L4, 2023-03")
-L40S = _gpu("L40S-48GB", 44.4, 362, 183, 733, 0.864, "", f"{SHEET} L40S, 2023-08")
-GB200 = _gpu("GB200-186GB", 184.3, 2500, 1250, 5000, 8.0, NV5, f"{SHEET} GB200 NVL72, 2025-03", RACK,
-             domain=72, per_node=4, rail=400, arm=True)  # fmt: skip
-TRAINIUM1 = Accelerator(
-    "NeuronCore-v2", "neuron", 16, 95e12, 23.75e12, "NeuronLink", None, 0.41e12, 48e9, *NEURON, side=8, stack="neuron-xla",
-    source="AWS Neuron, Trn1 Architecture, 2026-02",
-)  # fmt: skip
-TRAINIUM2 = Accelerator(  # a logical core of two physical ones
-    "NeuronCore-v3 x2", "neuron", 24, 166.75e12, 45.25e12, "NeuronLink", None, 0.725e12, 64e9, 0.70, 0.50, side=16,
-    source="AWS Neuron, Trn2 Architecture, 2026-02",
-)  # fmt: skip
-
-ACCELERATORS = (
-    V100,
-    _gpu("V100-16GB", 15.8, 125, 15.7, 0, 0.9, NV2, f"{SHEET} V100, 2020-01", VOLTA, False, rail=50, **OLD, **BOARD),
-    _gpu("V100-PCIe-32GB", 31.7, 112, 14, 0, 0.9, "", f"{SHEET} V100, 2020-01", VOLTA, False, **OLD),
-    _gpu("V100-PCIe-16GB", 15.8, 112, 14, 0, 0.9, "", f"{SHEET} V100, 2020-01", VOLTA, False, **OLD),
-    _gpu("T4-16GB", 14.6, 65, 8.1, 0, 0.32, "", f"{SHEET} T4, 2019-03", TURING, False),
-    A100_40,
-    A100_80,
-    _gpu("A100-PCIe-40GB", 39.4, 312, 156, 0, 1.555, "", f"{SHEET} A100, 2020-11", (0.70, 0.43, False)),
-    _gpu("A100-PCIe-80GB", 79.2, 312, 156, 0, 1.935, "", f"{SHEET} A100, 2021-06", (0.70, 0.43, False)),
-    A10G,
-    _gpu("A10-24GB", 22.1, 125, 62.5, 0, 0.6, "", f"{SHEET} A10, 2021-04", (0.56, 0.4, False)),
-    _gpu("A40-48GB", 44.4, 149.7, 74.8, 0, 0.696, "", f"{SHEET} A40, 2020-10"),
-    _gpu("RTX-A6000-48GB", 47.5, 154.8, 77.4, 0, 0.768, "", "NVIDIA Ampere GA102 white paper, 2021-01"),
-    L4,
-    _gpu("L40-48GB", 44.4, 181, 90.5, 362, 0.864, "", f"{SHEET} L40, 2022-10"),
-    L40S,
-    _gpu("RTX-3090-24GB", 23.7, 71, 35.6, 0, 0.936, "", "NVIDIA Ampere GA102 white paper, 2021-01"),
-    _gpu("RTX-4090-24GB", 23.6, 165.2, 82.6, 330.3, 1.008, "", "NVIDIA Ada white paper, 2022-09"),
-    _gpu("RTX-5090-32GB", 31.4, 209.5, 104.8, 419, 1.792, "", "NVIDIA RTX Blackwell white paper, 2025-01"),
-    _gpu("RTX-6000-Ada-48GB", 47.5, 364.2, 182.1, 728.5, 0.96, "", f"{SHEET} RTX 6000 Ada, 2023-01"),
-    _gpu("RTX-PRO-6000-96GB", 95.0, 503.8, 251.9, 1007.6, 1.792, "", "NVIDIA RTX Blackwell PRO white paper, 2025-03"),
-    H100,
-    _gpu("H100-PCIe-80GB", 79.2, 756, 378, 1513, 2.0, "", f"{SHEET} H100, 2023-04", HOPPER_CARD),
-    _gpu("H100-NVL-94GB", 93.1, 835, 417.5, 1671, 3.9, "", f"{SHEET} H100 NVL, 2024-02", HOPPER_CARD),
-    H200,
-    _gpu("H200-NVL-141GB", 139.8, 835, 417.5, 1671, 4.8, "", f"{SHEET} H200, 2024-11", HOPPER_CARD),
-    _gpu("GH200-96GB", 94.5, 989.4, 494.7, 1978.9, 4.0, "", f"{SHEET} GH200, 2023-08", (*HOPPER[:2], False), rail=400, arm=True),
-    B200,
-    B300,
-    GB200,
-    TRAINIUM1,
-    TRAINIUM2,
-)
+FILE = Path(__file__).with_name("accelerators.json")
+# Of the numbers of a row: peaks are in TFLOP/s there, what memory moves in TB/s, and what goes to neighbours in GB/s
+UNITS = {"bf16": 1e12, "fp16": 1e12, "fp8": 1e12, "fp32": 1e12, "bandwidth": 1e12, "neighbours": 1e9}
+ACCELERATORS = tuple(_rows())
+BY_NAME = {row.name: row for row in ACCELERATORS}
 NVIDIA = tuple(row for row in ACCELERATORS if row.kind == "cuda")
 NAMES = tuple(dict.fromkeys(row.label for row in NVIDIA))  # that fleet.accelerator.name takes
-CHIPS = {"trn1": (TRAINIUM1, 2), "trn2": (TRAINIUM2, 4)}  # by the driver's name of a device: its cores, as ranks see them
+# By the driver's name of a device: its cores, as ranks see them
+CHIPS = {"trn1": (BY_NAME["NeuronCore-v2"], 2), "trn2": (BY_NAME["NeuronCore-v3 x2"], 4)}
 # What drivers, Slurm and people put around a name, and what is no other product. Any other word makes it one: a Laptop GPU, a Ti
 AROUND = re.compile(
     r"nvidia|tesla|geforce|gpu|generation|ada|dgxs|sxm[0-9]?|hbm[0-9]e?|blackwell|server|workstation|edition|ac|nvl72|tensor|core"

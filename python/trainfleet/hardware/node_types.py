@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .accelerators import ACCELERATORS, CHIPS, Accelerator, find_accelerator
+from .accelerators import BY_NAME, CHIPS, Accelerator, find_accelerator
 
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
 RDMA = ("efa", "infiniband", "roce")  # what nodes talk over without their kernels
@@ -78,13 +78,12 @@ class NodeType:
 
 
 def type_of(name: str, row: dict[str, Any]) -> NodeType:
-    """An EC2 type by its row of the file; KeyError for an accelerator that hardware/accelerators.py lacks."""
+    """An EC2 type by its row of the file; KeyError for an accelerator that accelerators.json lacks."""
     chip = row["accelerator"]
-    return NodeType(name, **row | {"accelerator": chip and _CHIPS[chip], "sold": frozenset(row["sold"])})
+    return NodeType(name, **row | {"accelerator": chip and BY_NAME[chip], "sold": frozenset(row["sold"])})
 
 
 TABLE = Path(__file__).with_name("instance_types.json")
-_CHIPS = {row.name: row for row in ACCELERATORS}
 _TABLE = json.loads(TABLE.read_text(encoding="utf-8"))
 INSTANCE_TYPES = {name: type_of(name, row) for name, row in _TABLE["types"].items()}
 HEADS: dict[str, float] = _TABLE["heads"]  # US dollars an hour of types without accelerators: a way in, a head of Slurm's

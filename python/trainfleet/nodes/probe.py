@@ -68,7 +68,7 @@ def describe(facts: Facts) -> Iterator[str]:
         if find_accelerator(name) is None:
             why = (
                 unsupported(name)
-                or "not in the table of accelerators (hardware/accelerators.py), so nothing can be foretold of it"
+                or "not in the table of accelerators (hardware/accelerators.json), so nothing can be foretold of it"
             )
             yield f"{name}: {why}"
     if len(names) > 1:

@@ -114,7 +114,7 @@ class Run:
         return results
 
     def record(self, event: str, **fields: Any) -> None:
-        """Appends an event, one of events.EVENTS, to this writer's file."""
+        """Appends an event, one of events.yaml, to this writer's file."""
         make_folder(self.events)
         append_line(self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields})
 
