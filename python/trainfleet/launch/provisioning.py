@@ -19,6 +19,7 @@ from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
 from ..trust.errors import BackendError
 from . import job_image, node_survey
+from .run_location import say_unheard
 
 if TYPE_CHECKING:
     from ..backends.head import Head
@@ -104,6 +105,7 @@ def examine(config: Config, lift: Sequence[str]) -> int:
     """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
     for lack in lacks():
         print(f"warning: on this machine {lack}; docs/explanation/security.md")
+    say_unheard(config)
     quarantine = Quarantine()
     for name in lift:
         print(f"let out of quarantine: {quarantine.lift(name)}")
