@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,15 @@ def test_the_type_that_paramiko_is_to_ask_for_is_one_that_it_has(tmp_path: Path)
     known(path).guard(client)
     assert client._host_keys.get("h.example").keys() == ["ssh-ed25519"] and client._host_keys.get("x") is None
     assert client._host_keys.get("h.example").get("ssh-rsa") != KEYS[0]
+    assert "ssh-ed25519" in str(paramiko.BadHostKeyException("h", KEYS[1], client._host_keys.get("h.example")))
+
+
+def test_threads_that_ask_at_once_all_see_the_lists(tmp_path: Path) -> None:
+    (path := tmp_path / "known_hosts").write_text(f"h.example {A}\n" * 2000)
+    for _ in range(10):
+        lists = known(path)
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(lambda _, lists=lists: lists.get("h.example") is not None, range(8)))
 
 
 def test_a_key_that_was_trusted_is_known_from_then_on(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -67,7 +69,7 @@ def test_a_proxy_command_runs_only_from_your_own_folder(home: Path, text: str) -
     with pytest.raises(ConfigError, match="ProxyCommand"):
         ssh_config.read(ssh(home / "home/.ssh/config"))
     (home / "home/.ssh/mine").write_text(text.format(program=f"touch {ran}"))
-    assert ssh_config.read(ssh(home / "home/.ssh/mine")).lookup("127.0.0.1") and ssh_config.runs_programs(
+    assert ssh_config.read(ssh(home / "home/.ssh/mine"), HOST).lookup("127.0.0.1") and ssh_config.runs_programs(
         ssh(home / "home/.ssh/mine")
     )
     assert not ran.exists(), "a look ran it"
@@ -97,7 +99,7 @@ def test_a_file_that_can_not_be_read_is_named(home: Path, kind: str) -> None:
 
 def test_make_plan_runs_no_program_and_says_so(home: Path) -> None:
     ran = home / "ran"
-    (home / "home/.ssh/config").write_text(f"Host *\n  ProxyCommand touch {ran}\n")
+    (home / "home/.ssh/config").write_text(f"Host *\n  ProxyCommand touch {ran}\n  CertificateFile x\n")
     fleet = {
         "backend": "ssh",
         "nodes": 1,
@@ -107,7 +109,108 @@ def test_make_plan_runs_no_program_and_says_so(home: Path) -> None:
     }
     (home / "config.yaml").write_text(yaml.safe_dump({"name": "x", "fleet": fleet, "data": {"sources": ["/fsx/text"]}}))
     said = verbs.enter(home, "plan", variables={"HOME": str(home / "home")}, timeout=60, python=sys.executable)
+    assert said.count("not honoured of ~/.ssh/config: certificatefile") == 1
     assert "hosts: not asked" in said and "ProxyCommand" in said and said.endswith("next: make setup\n") and not ran.exists()
     (home / "home/.ssh/config").write_text(f'Match exec "touch {ran}"\n')
     said = verbs.enter(home, "plan", variables={"HOME": str(home / "home")}, timeout=60, code=2)
     assert "Match exec" in said and "config:1" in said and "Traceback" not in said and not ran.exists()
+
+
+def lookup(path: Path, text: str, host: Host = HOST, **more: str) -> dict[str, Any]:
+    path.write_text(text)
+    return dict(ssh_config.read(replace(ssh(path), **more), host).lookup(host.address))
+
+
+def test_the_file_means_what_ssh_makes_of_it(home: Path) -> None:
+    """Included files, tokens, Match, first value wins; only keys that are there, as ssh tries no others."""
+    (home / "conf.d").mkdir()
+    (home / "home/.ssh/id_x").touch()
+    (home / "conf.d/a.conf").write_text("Host gpu-?\n  HostName %h.cluster\n  User first\n")
+    text = f'Include "{home}/conf.d/*.conf"\nHost *\n  User second\nMatch final host *.cluster user first\n  Port 2200\n'
+    text += (
+        f"Host gpu-a\n  IdentityFile {home}/home/.ssh/id_x\n  IdentityFile ~/none\n  IdentitiesOnly yes\n  ProxyJump me@jump:23\n"
+    )
+    found = lookup(home / "config", text, Host("a", "gpu-a"))
+    assert (found["hostname"], found["user"], found["port"], found["proxyjump"]) == (
+        "gpu-a.cluster",
+        "first",
+        "2200",
+        "me@jump:23",
+    )
+    assert found["identityfile"] == [f"{home}/home/.ssh/id_x"] and found["identitiesonly"] == "yes"
+    known = lookup(
+        home / "config", "Match user bob\n  HostName bobs\nMatch user ann\n  HostName anns\n", Host("a", "a"), user="ann"
+    )
+    assert known["hostname"] == "anns", "a user of the config is one that ssh is given"
+
+
+def test_a_connection_goes_where_ssh_would(home: Path) -> None:
+    text = (
+        "Host gpu-a\n  HostName 127.0.0.9\n  Port 2200\n  User ann\n  ProxyJump far,me@jump:23\nHost jump\n  HostName 127.0.0.8\n"
+    )
+    (home / "config").write_text(text)
+    with Transport([], ssh(home / "config")) as transport:
+        made = transport._made(Host("a", "gpu-a"), None)
+        assert (made.host, made.port, made.user) == ("127.0.0.9", 2200, "ann")
+        jump = made.gateway
+        assert (jump.host, jump.port, jump.user, jump.gateway.host, jump.gateway.gateway) == ("127.0.0.8", 23, "me", "far", None)
+        assert all(hop.client._host_keys is transport.known for hop in (made, jump, jump.gateway)), "each must show a known key"
+        given = transport._made(Host("a", "gpu-a", 2300, "bob"), None)
+        assert (given.port, given.user) == (2300, "bob"), "the config's own words count"
+        (home / "config").write_text("Host *\n  ProxyJump jump\n")
+        with pytest.raises(ConfigError, match="jumphost loop via jump"):  # as ssh says it
+            transport._made(Host("a", "gpu-a"), None)
+
+
+def test_a_proxy_command_knows_the_port_that_the_config_names(home: Path) -> None:
+    found = lookup(home / "home/.ssh/config", "Host *\n  ProxyCommand nc %h %p %r\n", Host("a", "gpu-a", 2300, "bob"))
+    assert found["proxycommand"] == "nc gpu-a 2300 bob"
+
+
+@pytest.mark.parametrize(
+    "text", [*EXECS, 'Match host gpu-1 e"xe"c "{program}"\n', '"Match" exec {program}\n', "Match host x,exec={program}\n"]
+)
+def test_match_exec_of_an_included_file_is_never_run(home: Path, text: str) -> None:
+    """However deep; and where ssh's own home is not HOME, the files that ssh would read are looked at."""
+    ran = home / "ran"
+    (home / "outer").write_text(f"Host x\nInclude={home}/in?er\n")
+    (home / "inner").write_text(f"Include {home}/outer\n{text.format(program=f'touch {ran}')}")
+    (home / "config").write_text(f"Host *\n  inCLUDE '{home}/none' \"{home}/outer\" # not /x\n")
+    with pytest.raises(ConfigError, match=r"inner:[23]: .*Match exec"):
+        ssh_config.read(ssh(home / "config"))
+    (home / "config").write_text("Include ${HOME}/outer\n")
+    with pytest.raises(ConfigError, match=r"config:1: .*can't be followed"):
+        ssh_config.runs_programs(ssh(home / "config"))
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["Host *\n  Match host exec-1,*exec\n", "# Match exec x\nHost exec\n", "Match host gpu-1\n  User exec\n"]
+)
+def test_what_only_looks_like_match_exec_is_taken(home: Path, text: str) -> None:
+    assert lookup(home / "config", text)["hostname"]
+
+
+def test_an_included_proxy_command_counts_where_it_lies(home: Path) -> None:
+    (home / "mine").write_text("ProxyCommand nc %h %p\n")
+    (home / "home/.ssh/config").write_text(f"Include {home}/mine\n")
+    assert ssh_config.runs_programs(ssh(home / "home/.ssh/config"))
+    with pytest.raises(ConfigError, match=r"mine:1: .*ProxyCommand"):
+        ssh_config.read(ssh(home / "home/.ssh/config"))
+
+
+def test_what_ssh_would_go_by_and_paramiko_does_not_is_named(home: Path) -> None:
+    (home / "config").write_text(
+        "Host gpu-*\n  CertificateFile a\n  LogLevel ERROR\nHost b\n  GSSAPIAuthentication yes\n  HostKeyAlias c\n"
+    )
+    hosts = [Host("a", "gpu-a"), Host("b", "b"), Host("c", "c")]
+    assert ssh_config.unheard(ssh(home / "config"), hosts) == ["certificatefile", "gssapiauthentication", "hostkeyalias"]
+    assert ssh_config.unheard(ssh(home / "config"), hosts[2:]) == []
+
+
+def test_what_ssh_can_not_read_is_told_in_its_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"can't be read: .*line 2: Bad configuration option: frob"):
+        lookup(home / "config", "Host *\n  Frob 1\n")
+    monkeypatch.setenv("PATH", str(home))
+    with pytest.raises(ConfigError, match="ssh is not installed"):
+        lookup(home / "config", "Host *\n  Port 23\n")

@@ -8,7 +8,7 @@ from ..config.layouts import best
 from ..launch import preflight, provisioning
 from ..launch.calibration import experience_of
 from ..launch.command import config_of, plan_of, settings_of
-from ..launch.run_location import is_nowhere, runs_programs
+from ..launch.run_location import is_nowhere, runs_programs, say_unheard
 from ..plan.estimate import estimate
 from ..plan.neuron_environment import compiles_ahead
 from ..plan.plan import make_plan
@@ -24,14 +24,14 @@ def main(variables: Variables, started: float) -> int:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
     bill = provisioning.bill(config)
-    wish = Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))
-    if wish != Wish():
+    if (wish := Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))) != Wish():
         print("\n".join(sizing_tables.answer(config, wish, bill, out)))
         return 0
     layouts = sizing_tables.describe_layouts(config, best(config, ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
     print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
     preflight.require(config)
+    say_unheard(config)
     prospect = provisioning.prospect(config, needs)
     prospects, changes, awaits = prospect.lines, prospect.changes, prospect.awaited
     print("\n".join(prospects), end="\n" if prospects else "")

@@ -18,6 +18,7 @@ from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
 from ..trust.errors import BackendError
 from . import job_image, node_survey
+from .run_location import say_unheard
 
 if TYPE_CHECKING:
     from ..backends.head import Head
@@ -101,6 +102,7 @@ def shares_one_machine(config: Config) -> bool:
 
 def examine(config: Config, lift: Sequence[str]) -> int:
     """Examines the nodes after letting hosts out of quarantine; the exit code of `make doctor`."""
+    say_unheard(config)
     quarantine = Quarantine()
     for name in lift:
         print(f"let out of quarantine: {quarantine.lift(name)}")

@@ -10,6 +10,7 @@ from ..backends import Backend, backend_of
 from ..backends.base import Handle, Status
 from ..backends.run_storage import Here, Place
 from ..config import Config, export_formats, load_resolved
+from ..config.host_list import parse_hosts
 from ..host.processes import run_module
 from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
@@ -152,3 +153,12 @@ def runs_programs(config: Config) -> bool:
     from ..nodes import ssh_config  # loads SSH
 
     return ssh_config.runs_programs(config.fleet.ssh)
+
+
+def say_unheard(config: Config) -> None:
+    """Names what ssh would go by on the way to the hosts, and this program does not."""
+    if config.fleet.ssh.config:
+        from ..nodes import ssh_config  # loads SSH
+
+        if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
+            print(f"warning: not honoured of {config.fleet.ssh.config}: {', '.join(words)}; try make doctor without them")

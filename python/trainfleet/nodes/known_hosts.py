@@ -40,7 +40,7 @@ class RevokedKey(UnknownKey):
     """A host shows a key that a list marks as @revoked."""
 
 
-class Line(NamedTuple):
+class KnownKey(NamedTuple):
     """A line of a known_hosts file (sshd(8)): whether it is marked @revoked, its hosts, and the key by type and as it is sent."""
 
     revoked: bool
@@ -63,17 +63,17 @@ def fits(pattern: str, host: str) -> bool:
     return bool(re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), host, re.IGNORECASE))
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Yields the lines of a list. Malformed ones are passed over, as ssh does it, and authorities, as paramiko has no certificates."""
+def read_lines(path: Path) -> Iterator[KnownKey]:
+    """Yields the lines of a list. Malformed ones are passed over, as ssh does it, and authorities: paramiko knows none."""
     for text in path.read_bytes().decode(errors="replace").split("\n"):
         with suppress(ValueError):  # it is no base64
             if match := LINE.fullmatch(text.strip()):
-                line = Line(bool(match[1]), match[2], match[3], base64.b64decode(match[4]))
+                line = KnownKey(bool(match[1]), match[2], match[3], base64.b64decode(match[4]))
                 if line.key[4:].startswith(line.kind.encode()):
                     yield line
 
 
-class Expected(tuple[Line, ...]):
+class Expected(tuple[KnownKey, ...]):
     """The keys that a host may show, as paramiko asks for them."""
 
     def keys(self) -> list[str]:
@@ -81,6 +81,10 @@ class Expected(tuple[Line, ...]):
 
     def get(self, kind: str) -> Expected:
         return Expected(line for line in self if line.kind == kind)
+
+    def get_base64(self) -> str:
+        """For the words of paramiko's error."""
+        return ", ".join(self.keys())
 
     def __ne__(self, key: Any) -> bool:
         return key.asbytes() not in [line.key for line in self]
@@ -91,16 +95,6 @@ def fingerprint(key: PKey) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
-class Policy:
-    """What paramiko asks about a key that is in no list."""
-
-    def __init__(self, known: KnownHosts) -> None:
-        self.known = known
-
-    def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
-        self.known.meet(name, key)
-
-
 class KnownHosts:
     """Which key each host must show: the fleet's own file, your ~/.ssh/known_hosts, and the fingerprints in the config."""
 
@@ -108,7 +102,7 @@ class KnownHosts:
         self.own, self.read_only, self.fingerprints = own, read_only, fingerprints
         self.seen: dict[str, PKey] = {}  # name → key, of hosts that showed one nobody vouches for
         self._lock = threading.Lock()
-        self._lines: list[Line] | None = None
+        self._lines: list[KnownKey] | None = None
 
     @classmethod
     def of(cls, ssh: SshConfig) -> KnownHosts:
@@ -120,7 +114,7 @@ class KnownHosts:
     def guard(self, client: SSHClient) -> None:
         """From now on the client connects only to a host with the right key."""
         client._host_keys = self
-        client.set_missing_host_key_policy(Policy(self))
+        client.set_missing_host_key_policy(self)
 
     def get(self, name: str) -> Expected | None:
         """Returns the keys that a host may show, None where no list has any: paramiko then asks `meet`."""
@@ -130,6 +124,10 @@ class KnownHosts:
 
     def _revoked(self, name: str) -> list[bytes]:
         return [line.key for line in self._load() if line.revoked and line.names(name)]
+
+    def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
+        """Answers what paramiko asks about a key that is in no list."""
+        self.meet(name, key)
 
     def meet(self, name: str, key: PKey) -> None:
         """Takes a key that the config names by its fingerprint; RevokedKey or UnknownKey for any other."""
@@ -153,19 +151,20 @@ class KnownHosts:
             with open(self.own, "a", encoding="utf-8") as file:
                 file.writelines(f"{name} {key.get_name()} {key.get_base64()}\n" for name, key in keys.items())
             for name, key in keys.items():
-                self._load().append(Line(False, name, key.get_name(), key.asbytes()))
+                self._load().append(KnownKey(False, name, key.get_name(), key.asbytes()))
                 self.seen.pop(name, None)
 
-    def _load(self) -> list[Line]:
+    def _load(self) -> list[KnownKey]:
         """The lines of all lists, read once."""
         if self._lines is None:
-            self._lines = []
+            lines = list[KnownKey]()
             for path in (self.own, *self.read_only):
                 try:
-                    self._lines += read_lines(path)
+                    lines += read_lines(path)
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     what, then = "can't read the known host keys", f"ls -l {path}"
                     raise BackendError(what, where=str(path), why=str(error), next=then) from error
+            self._lines = lines
         return self._lines

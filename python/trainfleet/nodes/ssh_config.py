@@ -1,19 +1,25 @@
-"""fleet.ssh.config: an ssh_config file, as far as it may decide how hosts are reached.
+"""fleet.ssh.config: an ssh_config file, as far as it may decide how hosts are reached. What it means `ssh -G` says.
 
-Two of its words run programs on this machine. `Match exec` is refused, always: it would run at a mere look at the file.
-`ProxyCommand` runs when hosts are connected to, if the file lies in your ~/.ssh, where only you write; `make plan` then asks no
-host. A file elsewhere may have come with somebody's config, and is refused with it. A jump host that the file names (`ProxyJump`)
-must show a known key like any other host.
+Two of its words run programs on this machine. `Match exec` is refused, always, also in a file that it includes: it would run at a
+mere look, so the files are searched for it before ssh reads them. `ProxyCommand` runs when hosts are connected to, if the file
+lies in your ~/.ssh, where only you write; `make plan` then asks no host. A file elsewhere may have come with somebody's config,
+and is refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any other host.
 """
 
 from __future__ import annotations
 
+import functools
+import glob
 import re
-from collections.abc import Iterator
+import shlex
+import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..config.host_list import Host
 from ..config.types import SshConfig
+from ..host import host_marker
 from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError, Problem
 
@@ -21,16 +27,84 @@ if TYPE_CHECKING:
     from paramiko.config import SSHConfig
 
 LARGEST = 1 << 20  # bytes
+PATIENCE = 10.0  # seconds for ssh to read the file: it may look up names (CanonicalizeHostname)
+HONOURED = ("hostname", "user", "port", "proxyjump", "proxycommand", "identityfile", "identitiesonly")
+# What else changes how a host is reached: ssh goes by it, and paramiko does not.
+UNHEARD = re.compile(
+    "addressfamily|bind.*|casignature.*|certificatefile|ciphers|gssapi.*|host(based|key).*|identityagent|kbdinteractive.*|"
+    "kexalgorithms|.*knownhosts.*|macs|password.*|pkcs11.*|preferred.*|proxyusefdpass|pubkey.*|required.*|revoked.*|securitykey.*|"
+    "stricthost.*|verifyhost.*"
+)
+EXEC = re.compile(r"(?im)^\s*match[\s=].*(?<![\w.*?-])exec(?![\w.*?-])")
 
 
-def read(ssh: SshConfig) -> SSHConfig:
-    """The file's settings, empty without one; ConfigError where it can't be read, or would run what it may not."""
-    config, path = _parsed(ssh)
+class ConfigLine(NamedTuple):
+    """A line of the file, or of one that it includes."""
+
+    path: Path
+    number: int
+    text: str
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The word that it sets, in lower case, and the rest."""
+        found = re.fullmatch(r"[\s\"]*(\w*)\"?[\s=]*(.*)", self.text, re.DOTALL)
+        return (found[1].lower(), found[2]) if found else ("", "")
+
+    @property
+    def is_command(self) -> bool:
+        word, rest = self.words
+        return word == "proxycommand" and rest.strip("\"' \r\t").lower() != "none"
+
+
+@functools.cache
+def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
+    """What `ssh -G` prints, by word. `text` is the file's: another one is another question."""
+    then = f"ssh -G -F {path} {words[-1]}"
+    try:
+        done = subprocess.run(["ssh", "-G", "-F", path, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors="replace", timeout=PATIENCE, check=True)  # fmt: skip
+    except FileNotFoundError as error:
+        raise _unreadable(path, "ssh is not installed, and says what it means", "install OpenSSH's client") from error
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        raise _unreadable(path, untrusted_input.printable(str(error.stderr or "ssh does not end").strip()), then) from error
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        word, _, value = line.partition(" ")
+        found.setdefault(word, []).append(value)
+    return found
+
+
+def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
+    """What paramiko can do of what the file says of a host; ConfigError where it can't be read, or would run what it may not."""
+    from paramiko.config import SSHConfig
+
+    if ssh.config is None:
+        return SSHConfig()
     home = Path("~/.ssh").expanduser().resolve()
-    if _commands(config) and not path.resolve().is_relative_to(home):
-        what = "has a ProxyCommand, which runs on this machine, and only from a file in your ~/.ssh"
-        raise _refusal(path, "proxycommand", what, "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh")
-    return config
+    for line in _lines_of(ssh):
+        if line.is_command and not line.path.resolve().is_relative_to(home):
+            what = "has a ProxyCommand, which runs on this machine, and only from a file in your ~/.ssh"
+            raise _refusal(line, what, "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh")
+    said = _said(ssh, host) if host else {}
+    said["identityfile"] = [path for path in said.get("identityfile", []) if Path(path).expanduser().is_file()]
+    lines = [f"{word} {value}" for word in HONOURED for value in said.get(word, ())]
+    return SSHConfig.from_text("\n".join(["Host *", *lines]))
+
+
+def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
+    """The words of the file that change how ssh reaches these hosts, and are not honoured here."""
+    return sorted({word for host in hosts if ssh.config for word in _said(ssh, host) if UNHEARD.fullmatch(word)})
+
+
+def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
+    """What the file changes for a host that is connected to with a user and a port of the config, by word."""
+    lines, words = _lines_of(ssh), [f"-p{host.port}"] if host.port != 22 else []
+    if user := host.user or ssh.user:
+        words.append(f"-l{user}")
+    found = _asked(str(lines[0].path), "\n".join(line.text for line in lines), *words, host.address)
+    plain = _asked("none", "", host.address)
+    return {word: values for word, values in found.items() if values != plain.get(word)}
 
 
 def expanded(path: str, key: str) -> Path:
@@ -44,36 +118,42 @@ def expanded(path: str, key: str) -> Path:
 
 def runs_programs(ssh: SshConfig) -> bool:
     """Whether connecting would run a program of the file's on this machine. Nothing is run to find out."""
-    return _commands(_parsed(ssh)[0])
+    return ssh.config is not None and any(line.is_command for line in _lines_of(ssh))
 
 
-def _parsed(ssh: SshConfig) -> tuple[SSHConfig, Path]:
-    from paramiko.config import ConfigParseError, SSHConfig
-
-    if ssh.config is None:
-        return SSHConfig(), Path()
-    path = expanded(ssh.config, "fleet.ssh.config")
+def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
+    """All lines that ssh would read; ConfigError where one would run a program at that, or can't be read."""
+    path = expanded(ssh.config or "", "fleet.ssh.config")
     try:
-        config = SSHConfig.from_text(untrusted_input.read_bytes(path, LARGEST).decode())
-    except (InputError, OSError, UnicodeDecodeError, ConfigParseError) as error:
-        raise ConfigError([Problem(0, str(path), "fleet.ssh.config", f"can't be read: {error}")], next=f"ls -l {path}") from error
-    if any(match["type"].lower().startswith("exec") for block in _blocks(config) for match in block.get("matches", ())):
-        what = "has a `Match exec`, which would run a program on this machine"
-        raise _refusal(path, "match.*exec", what, "match by host instead: Host, Match host, Match user")
-    return config, path
+        lines = list(_lines(path, set()))
+    except (InputError, OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(str(path), str(error), f"ls -l {path}") from error
+    for line in lines:
+        if any(EXEC.search(re.sub("[\"'\\\\]", instead, line.text)) for instead in ("", " ")):
+            what = "has a `Match exec`, which would run a program on this machine"
+            raise _refusal(line, what, "match by host instead: Host, Match host, Match user")
+        if line.words[0] == "include" and re.search(r"[$%\\]", line.words[1]):
+            raise _refusal(line, "has an Include that can't be followed before ssh reads it", "write the file's plain path")
+    return lines
 
 
-def _commands(config: SSHConfig) -> bool:
-    return any(block["config"].get("proxycommand") for block in _blocks(config))
+def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
+    """The lines of a file, and of those that it includes: relative to ~/.ssh, as ssh_config(5) has it."""
+    seen.add(path)
+    home = f"~{host_marker.user()}"  # ssh does not ask HOME
+    for number, text in enumerate(untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1):
+        line = ConfigLine(path, number, text)
+        yield line
+        word, rest = line.words
+        for name in shlex.split(rest, comments=True) if word == "include" else ():
+            whole = Path(home, ".ssh", re.sub("^~(?=/)", home, name) if name[:1] == "~" else name).expanduser()
+            for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` is no more than `*`, as for glob(3)
+                yield from _lines(found, seen) if found not in seen else ()
 
 
-def _blocks(config: SSHConfig) -> Iterator[dict[str, Any]]:
-    """What paramiko made of the file, and will go by: lines can be written in many ways."""
-    yield from config._config
+def _unreadable(path: str, why: str, then: str) -> ConfigError:
+    return ConfigError([Problem(0, path, "fleet.ssh.config", f"can't be read: {why}")], next=then)
 
 
-def _refusal(path: Path, word: str, what: str, then: str) -> ConfigError:
-    """The error that names the file's first line that begins with this word."""
-    found = re.search(rf"^\s*{word}", path.read_text(encoding="utf-8"), flags=re.IGNORECASE | re.MULTILINE)
-    line = found.string.count("\n", 0, found.end()) + 1 if found else 1
-    return ConfigError([Problem(line, f"{path}:{line}", "fleet.ssh.config", what)], next=then)
+def _refusal(line: ConfigLine, what: str, then: str) -> ConfigError:
+    return ConfigError([Problem(line.number, f"{line.path}:{line.number}", "fleet.ssh.config", what)], next=then)

@@ -254,15 +254,18 @@ class Transport:
         """A connection that is not open yet; each step of its opening has `patience` seconds."""
         from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
 
-        config = Config(ssh_config=ssh_config.read(self.ssh), lazy=True)
+        config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
+        said = config.base_ssh_config.lookup(host.address)
+        if gateway is None and "proxyjump" in said:
+            for hop in said["proxyjump"].split(","):
+                gateway = self._made(parse_host(hop.removeprefix("ssh://")), gateway, patience)
         connection = Connection(
-            host.address, user=host.user or self.ssh.user, port=host.port, config=config, gateway=gateway,
-            connect_timeout=patience, connect_kwargs=self._login(patience),
+            host.address, user=host.user or self.ssh.user, port=host.port if host.port != 22 else None, config=config,
+            gateway=gateway, connect_timeout=patience, connect_kwargs=self._login(patience),
         )  # fmt: skip
-        hop: Any = connection
-        while isinstance(hop, Connection):  # also the jump hosts that the file names
-            self.known.guard(hop.client)
-            hop = hop.gateway
+        if said.get("identitiesonly") == "yes":
+            connection.connect_kwargs["look_for_keys"] = False
+        self.known.guard(connection.client)
         return connection
 
     def _enter(self, connection: Connection, gateway: Connection | str | None) -> None:
