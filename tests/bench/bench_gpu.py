@@ -32,11 +32,11 @@ from torch.utils.checkpoint import checkpoint
 from trainfleet import devices, models
 from trainfleet.config import Config, Settings, load
 from trainfleet.config.memory import memory_of
+from trainfleet.config.schedule import learning_rate
 from trainfleet.config.sizes import flops_per_token
 from trainfleet.data.dataset import Dataset
 from trainfleet.engine import optimizer
 from trainfleet.engine.batches import split
-from trainfleet.engine.schedule import learning_rate
 from trainfleet.run import run_folder
 
 WARM_UP = 5  # steps of the bare loop that do not count: they compile

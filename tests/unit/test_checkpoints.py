@@ -177,7 +177,7 @@ def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set
     key, value = set.split("=")
     with pytest.raises(RunError) as caught:
         changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
-    assert key in caught.value.what and f"is {value}: " in caught.value.why and "init_from" in caught.value.next
+    assert key in caught.value.what and f"is {value}: " in caught.value.why and "name=again" in caught.value.next
 
 
 @pytest.mark.parametrize(("family", "taken"), [("llama", True), ("gpt2", False)])
@@ -200,6 +200,43 @@ def test_what_changed_is_told(tmp_path: Path, config: Config) -> None:
     now = config_of(tmp_path, "train.learning_rate=1e-4 fleet.nodes=4")
     told = changes.check(commit_of(config, 4), now, "0123456789abcdef", "here")
     assert told["train.learning_rate"] == (config.train.learning_rate, 1e-4) and "fleet.nodes" not in told
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "lamb"])
+def test_another_optimizer_is_refused_with_what_works(tmp_path: Path, config: Config, optimizer: str) -> None:
+    now = config_of(tmp_path, f"train.optimizer={optimizer}")
+    with pytest.raises(RunError, match=r"another train\.optimizer") as caught:
+        changes.check(commit_of(config, 4), now, "0123456789abcdef", "runs/a/checkpoints/step-00000004")
+    assert "SET='name=again train.init_from=runs/a/checkpoints/step-00000004'" in caught.value.next
+
+
+def test_what_takes_no_weights_along_is_not_proposed(tmp_path: Path, config: Config) -> None:
+    with pytest.raises(RunError) as caught:
+        changes.check(commit_of(config, 4), config_of(tmp_path, "model.layers=3"), "0123456789abcdef", "here")
+    assert "SET='name=again'" in caught.value.next and "init_from" not in caught.value.next
+
+
+SCHEDULES = ["cosine", "linear", "polynomial", "wsd"]
+
+
+@pytest.mark.parametrize("more", ["train.steps=200", "train.steps=9000", "train.steps=100 train.learning_rate=1e-4"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_rate_that_jumps_is_told_with_what_avoids_it(tmp_path: Path, schedule: str, more: str) -> None:
+    was = config_of(tmp_path, f"train.steps=100 train.schedule={schedule}")
+    step = 100 if "9" in more or "200" in more else 50
+    told = changes.jump(commit_of(was, step), config_of(tmp_path, f"train.schedule={schedule} {more}"), "here")
+    assert told.startswith("the learning rate jumps from ") and f" at step {step} to " in told
+    held = told.partition("SET='")[2].partition("'")[0]
+    keys = dict(pair.split("=") for pair in f"train.schedule={schedule} {more} {held}".split())
+    holding = config_of(tmp_path, " ".join(f"{key}={value}" for key, value in keys.items()))
+    assert not changes.jump(commit_of(was, step), holding, "here")
+    assert not changes.jump(commit_of(was, 40), config_of(tmp_path, f"train.steps=100 train.schedule={schedule}"), "here")
+
+
+def test_a_rate_that_has_fallen_to_zero_can_only_begin_anew(tmp_path: Path) -> None:
+    was = config_of(tmp_path, "train.steps=100 train.learning_rate_floor=0")
+    told = changes.jump(commit_of(was, 100), config_of(tmp_path, "train.steps=200 train.learning_rate_floor=0"), "here")
+    assert "from 0 at step 100" in told and "SET='name=again train.init_from=here'" in told
 
 
 # the keys

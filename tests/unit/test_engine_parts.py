@@ -14,13 +14,13 @@ from torch import nn
 
 from trainfleet import devices, models
 from trainfleet.config import schema
+from trainfleet.config.schedule import learning_rate
 from trainfleet.config.types import Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import batches, optimizer
 from trainfleet.engine.__main__ import leave_alone
 from trainfleet.engine.batches import Batches
 from trainfleet.engine.checkpoint import rng_state
-from trainfleet.engine.schedule import learning_rate
 from trainfleet.engine.timing import Stopwatch
 from trainfleet.engine.vote import Vote
 from trainfleet.engine.world import World

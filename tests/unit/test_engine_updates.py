@@ -10,11 +10,11 @@ from test_engine_parts import TRAIN
 from torch import Tensor, nn
 
 from trainfleet import models
+from trainfleet.config.schedule import learning_rate
 from trainfleet.config.types import Model, Train
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer, optimizers
 from trainfleet.engine.optimizers import AdamW, Lamb, Muon, orthogonal
-from trainfleet.engine.schedule import learning_rate
 
 GPT2 = Model("test", "gpt2", 2, 16, 2, 2, 32, 40, 24, 10_000.0, 1e-5, True)
 

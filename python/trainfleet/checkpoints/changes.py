@@ -1,29 +1,36 @@
-"""Which keys of the config may change when a run resumes: all but those that would make it another run."""
+"""What a key of the config does when it changes at a resume: one table. It is refused, told, or makes no difference."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..config import Config, flat
 from ..config.families import FAMILIES
+from ..config.schedule import learning_rate
 from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
-_ORDER = "step s trains on samples (s - 1) x global batch onwards: others would come twice or never"
-# key, or the beginning of one → why it stays. docs/how-to/runs.md, "Going on with a run", is this table.
-FIXED = {
-    DATA: "a sample is known by its place among the tokens: in others it is another sample",
-    "model.": "the weights are of that shape, and mean something in that model only",
-    "train.seed": "the order of the samples is drawn from it",
-    "train.global_batch": _ORDER,
-    "train.sequence_length": "samples are cut to it, so that it decides which are which",
-}
 LENGTH = "model.max_sequence_length"  # free where positions are computed; where they are learnt, each has a row
-FREE = ("model.preset", LENGTH)  # a preset is a name for the other keys
-SILENT = ("name", "fleet.", "data.", "budget.")  # what changes here changes nothing that is trained
+_ORDER = "step s trains on samples (s - 1) x global batch onwards: others would come twice or never"
+SAME, TOLD, REFUSED = "same", "told", "refused"
+# A key, or the beginning of one → what its change does, and why; the first that fits counts. docs/how-to/runs.md, "Resume a
+# run", is this table. Any other key is told.
+EFFECTS = {
+    DATA: (REFUSED, "a sample is known by its place among the tokens: in others it is another sample"),
+    "model.preset": (SAME, "it is a name for the other keys"),
+    "model.": (REFUSED, "the weights are of that shape, and mean something in that model only"),
+    "train.seed": (REFUSED, "the order of the samples is drawn from it"),
+    "train.global_batch": (REFUSED, _ORDER),
+    "train.sequence_length": (REFUSED, "samples are cut to it, so that it decides which are which"),
+    "train.optimizer": (REFUSED, "the checkpoint has the state of that one only"),
+    "train.init_from": (TOLD, "a run begins from it, and this one has begun"),
+    **dict.fromkeys(("name", "fleet.", "data.", "budget."), (SAME, "it changes nothing that is trained")),
+}
+RATES = ("learning_rate", "learning_rate_floor", "warmup_steps", "schedule", "schedule_steps", "schedule_power", "decay_steps")
+SEEN = 0.01  # of the rate: a smaller change at a resume is no jump
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -48,17 +55,59 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
     refused = {key: why for key in differences if (why := reason(key, config))}
     if refused:
         reasons = [f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}" for key, why in refused.items()]
+        suits = not any(key.startswith("model.") for key in refused)
         raise RunError(
             f"can't go on with another {' and another '.join(refused)}",
             where=where,
             why="; ".join(reasons),
-            next="put it back in the config, or train under another name, and train.init_from takes the weights along",
+            next=f"put it back in the config; or train anew: {_anew(where) if suits else _ANEW}",
         )
-    return {key: values for key, values in differences.items() if not key.startswith(SILENT)}
+    return {key: values for key, values in differences.items() if effect(key, config)[0] == TOLD}
+
+
+def effect(key: str, config: Config) -> tuple[str, str]:
+    """What the change of a key does, and why."""
+    if key == LENGTH and FAMILIES[config.model.family].rotary:
+        return SAME, "its positions are computed"
+    fits = (found for known, found in EFFECTS.items() if key == known or (known.endswith(".") and key.startswith(known)))
+    return next(fits, (TOLD, ""))
 
 
 def reason(key: str, config: Config) -> str:
     """Why a run can't go on with another value of a key; empty when it can."""
-    if key in FREE and (key != LENGTH or FAMILIES[config.model.family].rotary):
+    kind, why = effect(key, config)
+    return why if kind == REFUSED else ""
+
+
+def notes(commit: Commit, config: Config, where: str) -> list[str]:
+    """What a resume from this checkpoint changes, a line each, before anything starts. RunError as `check`."""
+    differences = check(commit, config, commit.dataset, where)
+    told = [f"{key} was {was}, is {now}{_because(key, config)}" for key, (was, now) in differences.items()]
+    leap = jump(commit, config, where)
+    return [*([f"resumes from {where}; {'; '.join(told)}"] if told else []), *([f"warning: {leap}"] if leap else [])]
+
+
+def _because(key: str, config: Config) -> str:
+    why = effect(key, config)[1]
+    return f" ({why})" if why else ""
+
+
+def jump(commit: Commit, config: Config, where: str) -> str:
+    """How the learning rate jumps from the checkpoint's step to the next, with what avoids it; "" where it does not."""
+    given, new, step = commit.config, config.train, commit.step
+    old = replace(new, **{name: given[f"train.{name}"] for name in RATES if f"train.{name}" in given})
+    was, due, now = learning_rate(old, step), learning_rate(old, step + 1), learning_rate(new, step + 1)
+    if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
-    return next((why for fixed, why in FIXED.items() if key == fixed or (fixed.endswith(".") and key.startswith(fixed))), "")
+    warm = " train.warmup_steps=0" if new.warmup_steps > step else ""
+    keeps = f"SET='train.learning_rate={was:.4g} train.learning_rate_floor=1{warm}' holds it"
+    way = keeps if was else f"a new run warms up: {_anew(where)}"
+    return f"the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at step {step + 1:,}; {way}"
+
+
+_ANEW = "make train SET='name=again'"
+
+
+def _anew(where: str) -> str:
+    """The command that begins another run from a checkpoint's weights."""
+    return f"{_ANEW[:-1]} train.init_from={where}'"

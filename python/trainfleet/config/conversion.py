@@ -35,10 +35,20 @@ class Named(TypedDict):
     content: str
 
 
-class TokenizerSettings(TypedDict, total=False):
-    """tokenizer_config.json, as far as it is read here."""
+Token = str | Named | None
 
-    eos_token: str | Named | None
+
+class TokenizerSettings(TypedDict, total=False):
+    """tokenizer_config.json, as far as it is read here; special_tokens_map.json has its tokens too."""
+
+    bos_token: Token
+    eos_token: Token
+    unk_token: Token
+    sep_token: Token
+    pad_token: Token
+    cls_token: Token
+    mask_token: Token
+    added_tokens_decoder: dict[str, Named]
     do_lower_case: bool
 
 
@@ -68,7 +78,7 @@ def _dump(definition: Definition) -> str:
     )
 
 
-def _added(id_: int, content: str, *, special: bool = True) -> Definition:
+def added(id_: int, content: str, *, special: bool = True) -> Definition:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id_, "content": content, "special": special} | flags
 
@@ -83,7 +93,7 @@ def _from_wordpiece(path: Path) -> Definition:
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
     named = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
     return {
-        "added_tokens": [_added(vocabulary[token], token) for token in named],
+        "added_tokens": [added(vocabulary[token], token) for token in named],
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
@@ -109,7 +119,7 @@ def _from_merges(vocabulary: Path, merges: Path) -> Definition:
     lines = untrusted_input.read_text(merges, LARGEST).splitlines()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
-        "added_tokens": [_added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab],
+        "added_tokens": [added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
@@ -136,8 +146,8 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         ) from error
     unknown = next((id_ for id_, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
     byte_fallback = any(type_ == BYTE for _, _, type_ in pieces)
-    added = [
-        _added(id_, token, special=type_ != USER_DEFINED)
+    listed = [
+        added(id_, token, special=type_ != USER_DEFINED)
         for id_, (token, _, type_) in enumerate(pieces)
         if type_ in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
@@ -153,7 +163,7 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         why, remedy = f"type {kind}; BPE and Unigram are", "set data.tokenizer to another one"
         raise DataError("is a SentencePiece model of a kind that is not read", where=where, why=why, next=remedy)
     return {
-        "added_tokens": added,
+        "added_tokens": listed,
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": None,
         "decoder": _decoder(prefix),

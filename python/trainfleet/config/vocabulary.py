@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Required, Self, TypedDict
+from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
 from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import show
 from ..trust.validation import fit
-from .conversion import LARGEST, SETTINGS, TokenizerSettings, convert
+from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert
 from .families import FAMILIES
 from .hub_addresses import folder_of
 from .types import Data
@@ -32,6 +33,8 @@ SPECIALS = {  # role in the input of a masked model → the names that tokenizer
     "mask": ("[MASK]", "<mask>", MASK),
     "padding": ("[PAD]", "<pad>", PADDING, END_OF_DOCUMENT),
 }
+
+T = TypeVar("T")
 
 
 class Added(TypedDict):
@@ -99,9 +102,11 @@ class Vocabulary:
         """
         try:
             file = path / FILE if path.is_dir() else path
-            if not (file.suffix == ".json" and file.is_file()) and (definition := convert(path)) is not None:
-                return cls(definition, str(path), _end_token(path))
-            return cls(untrusted_input.read_text(file, LARGEST), str(file), _end_token(path))
+            definition = None if file.suffix == ".json" and file.is_file() else convert(path)
+            where = str(file if definition is None else path)
+            roles, more = named_tokens(path)
+            whole = _with_added(untrusted_input.read_text(file, LARGEST) if definition is None else definition, more, where)
+            return cls(whole, where, roles.get("eos_token"))
         except (OSError, ValueError) as error:
             where = (error.where if isinstance(error, InputError) else "") or untrusted_input.shortened(str(path), 255)
             said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
@@ -112,13 +117,36 @@ class Vocabulary:
             raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
 
 
-def _end_token(path: Path) -> str | None:
-    """The end token that a Hugging Face folder's tokenizer_config.json names."""
-    file = (path if path.is_dir() else path.parent) / SETTINGS
-    if not file.exists():
-        return None
-    token = fit(TokenizerSettings, untrusted_input.read_json(file), str(file)).get("eos_token")
-    return token["content"] if isinstance(token, dict) else token
+def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
+    """The tokens that a folder's files name by role (`eos_token`), and those that they add, in the order of their ids.
+
+    As transformers 5 reads them: special_tokens_map.json and added_tokens.json count where tokenizer_config.json lists none.
+    """
+    folder = path if path.is_dir() else path.parent
+    given: dict[str, Any] = {**_read(TokenizerSettings, folder / SETTINGS)}
+    if "added_tokens_decoder" in given:
+        ids = {token["content"]: int(id_) for id_, token in given.pop("added_tokens_decoder").items()}
+    else:
+        given |= _read(TokenizerSettings, folder / "special_tokens_map.json")
+        ids = _read(dict[str, int], folder / "added_tokens.json")
+    tokens = {role: value["content"] if isinstance(value, dict) else value for role, value in given.items()}
+    return {role: token for role, token in tokens.items() if isinstance(token, str)}, sorted(ids, key=lambda token: ids[token])
+
+
+def _read(kind: type[T], file: Path) -> T:
+    return fit(kind, untrusted_input.read_json(file) if file.exists() else {}, str(file))
+
+
+def _with_added(definition: str, tokens: list[str], where: str) -> str:
+    """The definition with the tokens that only other files of its folder have, which `tokenizers` would number alike."""
+    if all(json.dumps(token, ensure_ascii=False) in definition for token in tokens):
+        return definition
+    content = untrusted_input.parse_json(definition, where, DEEPEST)
+    known = _vocabulary(content)
+    lacking = [token for token in tokens if token not in known]
+    numbered = [added(id_, token) for id_, token in enumerate(lacking, max(known.values()) + 1)]
+    content["added_tokens"] = [*content.get("added_tokens", []), *numbered]
+    return json.dumps(content, ensure_ascii=False) if lacking else definition
 
 
 def vocabulary_size_of(data: Data) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..config.schedule import learning_rate
 from ..config.types import Train
 from ..run.loggers import Loggers
 from ..run.run_folder import Record, Run, append_line, write_atomic
 from ..trust.errors import RunError
 from .checkpoint import Saved, TrainingProgress
-from .schedule import learning_rate
 from .straggler import Slowest
 from .timing import Stopwatch
 

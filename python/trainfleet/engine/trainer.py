@@ -9,6 +9,7 @@ import torch
 
 from ..config import Config
 from ..config.families import FAMILIES
+from ..config.schedule import learning_rate
 from ..config.types import Train
 from ..host.install_paths import page
 from ..models.custom_model import module_at
@@ -19,7 +20,6 @@ from .checkpoint import Checkpoints
 from .loss_scale import Scale
 from .parallel import arrange
 from .record import Recorder
-from .schedule import learning_rate
 from .step_guard import StepGuard
 from .timing import Stopwatch
 from .vote import Vote

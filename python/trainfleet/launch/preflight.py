@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..backends import backend_of
 from ..backends.base import Can
-from ..checkpoints import init_from
+from ..checkpoints import changes, init_from, listing
+from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
@@ -21,7 +22,7 @@ from ..data.manifest import MANIFEST
 from ..hardware import node_types
 from ..report.history import size
 from ..run import loggers
-from ..run.run_folder import DATA, run_of
+from ..run.run_folder import DATA, Run, run_of
 from ..storage import s3
 from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, Problem
@@ -58,7 +59,33 @@ def room_of(config: Config) -> Room | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """What may work and is tight: more memory than this machine can spare now."""
+    """What works and should be known: what a resume changes, and more memory than this machine can spare now.
+
+    Raises:
+        RunError: the run can't go on with this config.
+    """
+    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
+    resumed = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
+    return [*resumed, *_tight(config)]
+
+
+def resumption(config: Config, run: Run) -> list[str]:
+    """What changes as the run goes on from its newest checkpoint, a line each.
+
+    Raises:
+        RunError: naming what may not change.
+    """
+    store = store_of(run, config.checkpoint.destination)
+    for step in reversed(store.steps()):
+        try:
+            commit = listing.read(store, step)
+        except Broken:
+            continue  # the ranks set it aside
+        return changes.notes(commit, config, store.address(step))
+    return []
+
+
+def _tight(config: Config) -> list[str]:
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return []
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()

@@ -8,9 +8,7 @@ import time
 
 from ..backends import backend_of
 from ..backends.base import Can, Handle
-from ..checkpoints import changes, listing
-from ..checkpoints.marker import Broken
-from ..checkpoints.store import store_at, store_of
+from ..checkpoints.store import store_at
 from ..config import Config, dump_resolved, export_formats, load_resolved
 from ..health.lease import LEFT, SUCCEEDS, Holder
 from ..host import install_paths
@@ -21,6 +19,7 @@ from ..report import compilation, html, plots
 from ..report.summary import print_summary
 from ..run import run_folder
 from ..run.run_folder import Run
+from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, InputError, JobFailed, RunError, TrainfleetError
 from ..watch.budget import Budget
 from ..watch.monitor import CutOff, Sequel
@@ -81,14 +80,9 @@ def require_same(config: Config, run: Run) -> None:
     Raises:
         RunError: naming what differs.
     """
-    store = store_of(run, config.checkpoint.destination)
-    for step in reversed(store.steps()):
-        try:
-            commit = listing.read(store, step)
-        except Broken:
-            continue  # the ranks set it aside
-        changes.check(commit, config, commit.dataset, store.address(step))
-        return
+    lines = preflight.resumption(config, run)
+    if (config.checkpoint.destination or "").startswith(SCHEME):  # the plan did not ask it
+        print("\n".join(lines), end="\n" if lines else "", flush=True)
 
 
 def mend_finished(plan: Plan, run: Run) -> None:

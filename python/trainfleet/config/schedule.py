@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..config.types import Train
+from .types import Train
 
 
 def learning_rate(train: Train, step: int) -> float:
