@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -53,12 +52,10 @@ def take_lock(path: Path) -> TextIO:
     Where its file system has no locks, a file of this machine stands in. Between machines a lease decides (health/lease.py).
     """
     file, has_locks = _locked(path)
-    if not has_locks:
-        with suppress(PermissionError):  # behind a wall (sandbox.py) there is none
-            other, _ = _locked(_stand_in(path))
-            file.close()
-            return other
-    return file
+    if has_locks:
+        return file
+    file.close()
+    return _locked(_stand_in(path))[0]
 
 
 def _locked(path: Path) -> tuple[TextIO, bool]:
