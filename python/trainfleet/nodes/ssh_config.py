@@ -62,8 +62,10 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
     """What `ssh -G` prints, by word. `text` is the file's: another one is another question."""
     then = f"ssh -G -F {path} {words[-1]}"
     try:
-        done = subprocess.run(["ssh", "-G", "-F", path, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=PATIENCE, check=True)  # fmt: skip
+        command = ["ssh", "-G", "-F", path, *words]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=True
+        )
     except FileNotFoundError as error:
         raise _unreadable(path, "ssh is not installed, and says what it means", "install OpenSSH's client") from error
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
