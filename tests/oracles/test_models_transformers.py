@@ -196,3 +196,28 @@ def test_older_files_come_in_under_their_old_names(tmp_path: Path) -> None:
 
 def old_bert(name: str) -> str:
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
+def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(tmp_path: Path, family: str) -> None:
+    """transformers 5 keeps a tied output layer that has other numbers; the proposed mend gives its logits."""
+    transformers = need("transformers")
+    shape = replace(SHAPES[family], tie_embeddings=True)
+    folder, file = export(make(shape), tmp_path / "out"), tmp_path / "out/model.safetensors"
+    head = {"bert": "cls.predictions.decoder.weight"}.get(family, "lm_head.weight")
+    tensors = load_file(file) | {head: torch.randn(shape.vocabulary_size, shape.hidden_size) / 9}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(RunError, match="not its embedding") as caught:
+        huggingface_weights.load(folder, shape, {})
+    assert "tie_word_embeddings to false" in caught.value.next
+    if family != "llama":
+        return
+    judge = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+    mended = models.build(replace(shape, tie_embeddings=False)).eval()
+    mended.load_state_dict(
+        huggingface_weights.load(folder, mended.shape, huggingface_weights.sizes_of(mended.named_parameters()))
+    )
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(mended(ids), judge(ids).logits, atol=1e-4, rtol=1e-4)

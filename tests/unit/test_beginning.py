@@ -106,9 +106,17 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
     tensors[beside.get(family, "model.layers.0.self_attn.rotary_emb.inv_freq")] = torch.ones(7)
     if shape.tie_embeddings:
         tied = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}.get(family, "lm_head.weight")
-        tensors[tied] = torch.ones(shape.vocabulary_size, shape.hidden_size)
+        source = next(name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight")))
+        tensors[tied] = tensors[source].clone()
     save_file(tensors, file)
     weight_files.require(desk / "model", shape)
+    if shape.tie_embeddings:
+        for row in (0, -1):
+            other = tensors[tied].clone()
+            other[row] += 1
+            save_file(tensors | {tied: other}, file)
+            with pytest.raises(RunError, match="not its embedding"):
+                weight_files.require(desk / "model", shape)
 
 
 HARMS: dict[str, tuple[Harm, str]] = {

@@ -29,7 +29,6 @@ EFFECTS = {
     "train.init_from": (TOLD, "a run begins from it, and this one has begun"),
     **dict.fromkeys(("name", "fleet.", "data.", "budget."), (SAME, "it changes nothing that is trained")),
 }
-RATES = ("learning_rate", "learning_rate_floor", "warmup_steps", "schedule", "schedule_steps", "schedule_power", "decay_steps")
 SEEN = 0.01  # of the rate: a smaller change at a resume is no jump
 
 
@@ -95,7 +94,7 @@ def _because(key: str, config: Config) -> str:
 def jump(commit: Commit, config: Config, where: str) -> str:
     """How the learning rate jumps from the checkpoint's step to the next, with what avoids it; "" where it does not."""
     given, new, step = commit.config, config.train, commit.step
-    old = replace(new, **{name: given[f"train.{name}"] for name in RATES if f"train.{name}" in given})
+    old = replace(new, **{name: given[f"train.{name}"] for name in vars(new) if f"train.{name}" in given})
     was, due, now = learning_rate(old, step), learning_rate(old, step + 1), learning_rate(new, step + 1)
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""

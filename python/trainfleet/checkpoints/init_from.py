@@ -13,6 +13,7 @@ from pathlib import Path
 from .. import stacks
 from ..config import Config, weight_files
 from ..config import huggingface_config as shapes
+from ..config.foreign_formats import told
 from ..config.hub_addresses import HUB, folder_of, meant
 from ..config.presets import Preset
 from ..config.sizes import count_parameters
@@ -26,7 +27,6 @@ from .store import CheckpointStore, store_at, store_of
 
 KEY = "train.init_from"
 FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not part of the weights' shape, or checked by the weights themselves
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")  # what files of others' weights end with
 BYTES = 2  # of a weight, at least: bfloat16's
 MODELS = "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of NxD's model/dp_rank_*.pt"
 
@@ -40,7 +40,8 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
         if Path(address).is_dir():
             require(address, config)
         else:
-            what = "is no folder" if Path(address).exists() else f"is not there; it names a folder: {MODELS}"
+            here = Path(address).exists() and (told(Path(address)) or "is no folder")
+            what = here or f"is not there; it names a folder: {MODELS}"
             yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
         yield KEY, "; ".join(filter(None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)))
@@ -77,8 +78,8 @@ def require(address: str, config: Config) -> None:
     elif (folder / shapes.CONFIG).is_file():
         require_shape(folder, config.model)
         weight_files.require(folder, config.model)
-    elif not NAME.fullmatch(folder.name) and (loose := sorted(at.name for at in folder.iterdir() if at.suffix in WEIGHTS)):
-        why, then = f"it has {loose[0]}, and nothing says of which model that is", "download the folder again"
+    elif not told(folder) and (loose := sorted(folder.glob("*.safetensors"))) and not NAME.fullmatch(folder.name):
+        why, then = f"it has {loose[0].name}, and nothing says of which model that is", "download the folder again"
         raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)
     else:
         require_checkpoint(address, config)
@@ -125,7 +126,8 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     if broken:
         why = f"{broken[-1].address}: {broken[-1].fault}"
         raise RunError("holds no whole checkpoint", where=address, why=why, next="copy it again, or name another")
-    raise RunError("holds no model", where=address, why=MODELS, next=f"ls {address}")
+    what = "" if address.startswith(SCHEME) else told(Path(address))
+    raise RunError(what or "holds no model", where=address, why=MODELS, next=f"ls {address}")
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, TypedDict, TypeVar
 from ..trust import untrusted_input
 from ..trust.errors import DataError
 from ..trust.validation import fit
+from .foreign_formats import LIST, TIKTOKEN
 
 Definition = dict[str, Any]
 LARGEST = 128 * untrusted_input.MEBIBYTE  # of a tokenizer's file: the largest that are published have 35
@@ -61,7 +63,10 @@ def convert(path: Path) -> str | None:
     words = _file(path, "vocab.txt", "vocab.txt")
     merges = path / "merges.txt"
     if model is not None:
-        return _dump(_from_sentencepiece(untrusted_input.read_bytes(model, LARGEST), str(model)))
+        content = untrusted_input.read_bytes(model, LARGEST)
+        if re.match(TIKTOKEN, content):
+            raise DataError("is a list of tiktoken's, as Llama 3's own folder has it", where=str(model), why=LIST, next=LIST)
+        return _dump(_from_sentencepiece(content, str(model)))
     if words is not None:
         return _dump(_from_wordpiece(words))
     return _dump(_from_merges(path / "vocab.json", merges)) if merges.exists() else None

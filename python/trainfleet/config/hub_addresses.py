@@ -29,8 +29,9 @@ SPLIT = re.compile(r"\w[\w.-]*(\+\w[\w.-]*)*", re.ASCII)
 DATASET_FORMS = f"{HUB}owner/name[@revision][/config][:split] or {HUB}/folder[:split]"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
-SMALL = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-         "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "README.md")  # fmt: skip
+SMALL = ("config.json", "adapter_config.json", "model_index.json", "tokenizer.json", "tokenizer_config.json",
+         "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
+         "README.md")  # fmt: skip
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 SECONDS = 5  # that the Hub gets to answer before the cache is asked
 

@@ -11,6 +11,7 @@ from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from . import schema
 from .families import FAMILIES
+from .foreign_formats import told
 from .presets import Preset
 from .types import Model
 
@@ -55,7 +56,7 @@ def read(folder: Path) -> Preset:
         return _read(untrusted_input.parse_json(text, str(path)))
     except FileNotFoundError as error:
         raise InputError(
-            "there is no such file", where=str(path), next="model.preset: a known shape, or another folder"
+            told(folder) or "there is no such file", where=str(path), next="model.preset: a known shape, or another folder"
         ) from error
     except InputError as error:
         where = error.where or f"{path}:{untrusted_input.line_of(text, error.key)}"
@@ -65,6 +66,7 @@ def read(folder: Path) -> Preset:
 def _read(content: Any) -> Preset:
     if not isinstance(content, dict):
         raise InputError(f"must be an object, not {show(content)}")
+    _require_unquantized(content.get("quantization_config"))
     family = content.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{show(family)} is not built; built: {', '.join(FAMILIES)}", key="model_type")
@@ -85,6 +87,13 @@ def _read(content: Any) -> Preset:
         _check(ours, theirs, shape[ours])
     _one_dropout(content, family, shape.get("dropout"))
     return fit(Preset, {"family": family, "kv_heads": shape["heads"]} | shape | _rotary(content, family))
+
+
+def _require_unquantized(how: Any) -> None:
+    if how is not None:
+        method = how.get("quant_method") if isinstance(how, dict) else how
+        what = f"its weights are quantized by {show(method)}, and cannot be trained; name the folder that it was made from"
+        raise InputError(what, key="quantization_config")
 
 
 def _whole(value: Any) -> int:

@@ -14,6 +14,7 @@ from ..trust.untrusted_input import show
 from ..trust.validation import fit
 from .conversion import LARGEST, SETTINGS, TokenizerSettings, added, convert
 from .families import FAMILIES
+from .foreign_formats import told
 from .hub_addresses import folder_of
 from .types import Data
 
@@ -102,6 +103,8 @@ class Vocabulary:
         """
         try:
             file = path / FILE if path.is_dir() else path
+            if file.is_file() and (what := told(file)):
+                raise InputError(what, where=str(file))
             definition = None if file.suffix == ".json" and file.is_file() else convert(path)
             where = str(file if definition is None else path)
             roles, more = named_tokens(path)
@@ -112,7 +115,7 @@ class Vocabulary:
             said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
             why = (error.strerror if isinstance(error, OSError) else None) or said
             if isinstance(error, FileNotFoundError) and path.is_dir():
-                why = f"the folder has no {FILE}, tokenizer.model or vocab.txt"
+                why = told(path) or f"the folder has no {FILE}, tokenizer.model or vocab.txt"
             remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
             raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
 

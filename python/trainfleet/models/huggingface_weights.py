@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..config.families import FAMILIES
 from ..config.types import Model
-from ..config.weight_files import BIASES, FLOATS, INDEX, WEIGHTS, file_names, open_file
+from ..config.weight_files import BIASES, FLOATS, INDEX, WEIGHTS, file_names, open_file, require_tied
 from ..trust.errors import RunError
 from .network import Network
 
@@ -94,6 +94,7 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
     Raises:
         RunError: a file or a weight is missing, of another size, or left over; each by name.
     """
+    require_tied(folder, shape)
     with ExitStack() as stack:
         files = [stack.enter_context(open_file(folder / name, "pt")) for name in file_names(folder)]
         return collect(files, folder, shape, sizes)

@@ -60,6 +60,8 @@ class KnownKey(NamedTuple):
 
 def fits(pattern: str, host: str) -> bool:
     """Whether a pattern of ssh's is about a host: `*` and `?` alone are special in it (ssh_config(5), PATTERNS)."""
+    if not {*"*?"} & {*pattern}:
+        return pattern.lower() == host.lower()
     return bool(re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), host, re.IGNORECASE))
 
 

@@ -35,7 +35,7 @@ UNHEARD = re.compile(
     "kexalgorithms|.*knownhosts.*|macs|password.*|pkcs11.*|preferred.*|proxyusefdpass|pubkey.*|required.*|revoked.*|securitykey.*|"
     "stricthost.*|verifyhost.*"
 )
-EXEC = re.compile(r"(?im)^\s*match[\s=].*(?<![\w.*?-])exec(?![\w.*?-])")
+EXEC = re.compile(r"(?i)(?<![\w.*?-])exec(?![\w.*?-])")
 
 
 class ConfigLine(NamedTuple):
@@ -48,7 +48,7 @@ class ConfigLine(NamedTuple):
     @property
     def words(self) -> tuple[str, str]:
         """The word that it sets, in lower case, and the rest."""
-        found = re.fullmatch(r"[\s\"]*(\w*)\"?[\s=]*(.*)", self.text, re.DOTALL)
+        found = re.fullmatch(r"\s*(\w*)[\s=]*(.*)", self.text, re.DOTALL)
         return (found[1].lower(), found[2]) if found else ("", "")
 
     @property
@@ -89,7 +89,7 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
             what = "has a ProxyCommand, which runs on this machine, and only from a file in your ~/.ssh"
             raise _refusal(line, what, "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh")
     said = _said(ssh, host) if host else {}
-    said["identityfile"] = [path for path in said.get("identityfile", []) if Path(path).expanduser().is_file()]
+    said["identityfile"] = [path for path in said.get("identityfile", []) if "%" in path or Path(path).expanduser().is_file()]
     lines = [f"{word} {value}" for word in HONOURED for value in said.get(word, ())]
     return SSHConfig.from_text("\n".join(["Host *", *lines]))
 
@@ -131,11 +131,13 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
     except (InputError, OSError, ValueError, RuntimeError) as error:
         raise _unreadable(str(path), str(error), f"ls -l {path}") from error
     for line in lines:
-        if any(EXEC.search(re.sub("[\"'\\\\]", instead, line.text)) for instead in ("", " ")):
+        word, rest = line.words
+        if re.match(r"\s*(\w*[\"'\\]|=)", line.text) or (word == "include" and re.search(r"[$%\\]", rest)):
+            what = "has a quoted word or a variable, so it can't be searched before ssh reads it"
+            raise _refusal(line, what, "write plain words, and the plain path of a file to include")
+        if word == "match" and any(EXEC.search(re.sub("[\"'\\\\]", instead, rest)) for instead in ("", " ")):
             what = "has a `Match exec`, which would run a program on this machine"
             raise _refusal(line, what, "match by host instead: Host, Match host, Match user")
-        if line.words[0] == "include" and re.search(r"[$%\\]", line.words[1]):
-            raise _refusal(line, "has an Include that can't be followed before ssh reads it", "write the file's plain path")
     return lines
 
 

@@ -186,16 +186,12 @@ class History:
             return [(f"{logs} FOLLOW=1", "reads along"), (f"make stop{which}", "stops at a step, with a checkpoint")]
         if self.status == "finished":
             write = (f"make sample{which} PROMPT={shlex.quote(opening(self.results))}", "lets the model write")
-            return [(f"{train} SET='train.steps={more}'", f"trains on, to step {more:,}{self._raised()}"), write]
+            why = f"trains on, to step {more:,}; the learning rate may rise again: make plan tells"
+            return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
         quiet = self.status in ("not started", "stopped")  # nothing is wrong
         return ([] if quiet else [(logs, "shows what the ranks said")]) + [(train, again)]
-
-    def _raised(self) -> str:
-        """What a longer run does to the learning rate, where it has fallen; the launch tells the numbers and what avoids it."""
-        rates = self.series("lr")[1]
-        return f"; the learning rate rises again from {rates[-1]:.4g}" if rates and rates[-1] < 0.99 * max(rates) else ""
 
 
 def opening(results: Record) -> str:
