@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import botocore.session
+import instance_types
 import pytest
+from instance_types import renewed, write
 
 from aws.rules import described
-from trainfleet.cloud import instance_types
-from trainfleet.cloud.instance_types import renewed, write
 from trainfleet.hardware import node_types
 
 FILE: dict[str, Any] = json.loads(node_types.TABLE.read_text())
 TRAINED_ON = frozenset(botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)  # type: ignore[attr-defined]
 PRODUCT = {"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"unit": "Hrs", "pricePerUnit": {"USD": "55.5"}}}}}}}
-MADE_BY_THE_SCRIPT = "a change by hand keeps the script's form: python -m trainfleet.cloud.instance_types"
+MADE_BY_THE_SCRIPT = "a change by hand keeps the script's form: scripts/instance_types.py"
 
 
 def product(attributes: dict[str, str]) -> str:

@@ -32,7 +32,7 @@ THINGS = (
     Thing("a verb", "a line in the Makefile, `cli/<verb>.py` of under 60 lines, its variables in `cli/__init__.py`"),
     Thing("a key of the config", "a field with its docstring in `config/types*.py`; then `python -m trainfleet.config.reference`"),
     Thing("an instance type",
-          "a row of `instance_types.json`, begun by `python -m trainfleet.cloud.instance_types ANSWER.json` from what EC2 answers"),
+          "a row of `instance_types.json`, begun by `scripts/instance_types.py ANSWER.json` from what EC2 answers"),
     Thing("an accelerator", "a row of `hardware/accelerators.json` with its source"),
     Thing("an optimizer", "a row of `config/optimizers.py`, and the function that it names in `made_by`",
           ("config/optimizers.py",)),

@@ -24,7 +24,6 @@ DENSE = {  # more than 250 tokens
     "cli/plan.py:main",
     "cli/variables.py:read_variables",
     "cloud/engine_template.py:_queue",
-    "cloud/instance_types.py:described",
     "cloud/permissions.py:denied",
     "cloud/plan_text.py:describe",
     "config/conversion.py:_from_sentencepiece",

@@ -179,7 +179,7 @@ OPENS = {
     "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:load_stack", "nodes/tar.py:code_files",
     "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write", "watch/catalogue/__init__.py:signs",
     # what a user has named: sources, keys, where a model goes
-    "cloud/discovery.py:public_key", "cloud/instance_types.py:main", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
+    "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
     "../trainfleet_nxd/files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
     "nodes/fetch.py:bring_all", "nodes/known_hosts.py:trust", "nodes/known_hosts.py:read_lines",
     # in folders that this process has made, on this machine's own disk

@@ -1,4 +1,4 @@
-"""Renews instance_types.json by AWS's own answers: `python -m trainfleet.cloud.instance_types
+"""Renews instance_types.json by AWS's own answers: `PYTHONPATH=python python scripts/instance_types.py
 ANSWER.json ...`.
 
 An answer is a file that the AWS CLI wrote: `aws ec2 describe-instance-types`, or `aws pricing
@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..hardware.node_types import TABLE
-from ..trust.untrusted_input import parse_json
-from .prices import dollars
+from trainfleet.cloud.prices import dollars
+from trainfleet.hardware.node_types import TABLE
+from trainfleet.trust.untrusted_input import parse_json
 
 Row = dict[str, Any]
 CARD = 4  # interfaces of card 0 that a node needs at most
