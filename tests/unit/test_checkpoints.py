@@ -225,7 +225,7 @@ def test_a_rate_that_jumps_is_told_with_what_avoids_it(tmp_path: Path, schedule:
     was = config_of(tmp_path, f"train.steps=100 train.schedule={schedule}")
     step = 100 if "9" in more or "200" in more else 50
     told = changes.jump(commit_of(was, step), config_of(tmp_path, f"train.schedule={schedule} {more}"), "here")
-    assert told.startswith("the learning rate jumps from ") and f" at step {step} to " in told
+    assert told.startswith("warning: the learning rate jumps from ") and f" at step {step} to " in told
     held = told.partition("SET='")[2].partition("'")[0]
     keys = dict(pair.split("=") for pair in f"train.schedule={schedule} {more} {held}".split())
     holding = config_of(tmp_path, " ".join(f"{key}={value}" for key, value in keys.items()))

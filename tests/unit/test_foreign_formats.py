@@ -49,7 +49,7 @@ def test_quantized_weights_are_named(desk: Path, method: str) -> None:
     folder = hugging_face(desk / "model")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": method}}))
-    assert f'quantized by "{method}"' in told(folder)
+    assert "quantized (" in told(folder) and method in told(folder)
 
 
 @pytest.mark.parametrize(

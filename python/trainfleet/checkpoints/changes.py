@@ -15,20 +15,20 @@ from .marker import Commit
 DATA = "data (the dataset's tokens)"
 LENGTH = "model.max_sequence_length"  # free where positions are computed; where they are learnt, each has a row
 _ORDER = "step s trains on samples (s - 1) x global batch onwards: others would come twice or never"
-SAME, TOLD, REFUSED = "same", "told", "refused"
 # A key, or the beginning of one → what its change does, and why; the first that fits counts. docs/how-to/runs.md, "Resume a
 # run", is this table. Any other key is told.
 EFFECTS = {
-    DATA: (REFUSED, "a sample is known by its place among the tokens: in others it is another sample"),
-    "model.preset": (SAME, "it is a name for the other keys"),
-    "model.": (REFUSED, "the weights are of that shape, and mean something in that model only"),
-    "train.seed": (REFUSED, "the order of the samples is drawn from it"),
-    "train.global_batch": (REFUSED, _ORDER),
-    "train.sequence_length": (REFUSED, "samples are cut to it, so that it decides which are which"),
-    "train.optimizer": (REFUSED, "the checkpoint has the state of that one only"),
-    "train.init_from": (TOLD, "a run begins from it, and this one has begun"),
-    **dict.fromkeys(("name", "fleet.", "data.", "budget."), (SAME, "it changes nothing that is trained")),
+    DATA: ("refused", "a sample is known by its place among the tokens: in others it is another sample"),
+    "model.preset": ("same", "it is a name for the other keys"),
+    "model.": ("refused", "the weights are of that shape, and mean something in that model only"),
+    "train.seed": ("refused", "the order of the samples is drawn from it"),
+    "train.global_batch": ("refused", _ORDER),
+    "train.sequence_length": ("refused", "samples are cut to it, so that it decides which are which"),
+    "train.optimizer": ("refused", "the checkpoint has the state of that one only"),
+    "train.init_from": ("told", "(a run begins from it, and this one has begun)"),
+    **dict.fromkeys(("name", "fleet.", "data.", "budget."), ("same", "it changes nothing that is trained")),
 }
+ANEW = "make train SET='name=again"
 SEEN = 0.01  # of the rate: a smaller change at a resume is no jump
 
 
@@ -54,41 +54,35 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
     refused = {key: why for key in differences if (why := reason(key, config))}
     if refused:
         reasons = [f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}" for key, why in refused.items()]
-        suits = not any(key.startswith("model.") for key in refused)
+        taking = "" if any(key.startswith("model.") for key in refused) else f" train.init_from={where}"
         raise RunError(
             f"can't go on with another {' and another '.join(refused)}",
             where=where,
             why="; ".join(reasons),
-            next=f"put it back in the config; or train anew: {_anew(where) if suits else _ANEW}",
+            next=f"put it back in the config; or train anew: {ANEW}{taking}'",
         )
-    return {key: values for key, values in differences.items() if effect(key, config)[0] == TOLD}
+    return {key: values for key, values in differences.items() if effect(key, config)[0] == "told"}
 
 
 def effect(key: str, config: Config) -> tuple[str, str]:
     """What the change of a key does, and why."""
     if key == LENGTH and FAMILIES[config.model.family].rotary:
-        return SAME, "its positions are computed"
+        return "same", "its positions are computed"
     fits = (found for known, found in EFFECTS.items() if key == known or (known.endswith(".") and key.startswith(known)))
-    return next(fits, (TOLD, ""))
+    return next(fits, ("told", ""))
 
 
 def reason(key: str, config: Config) -> str:
     """Why a run can't go on with another value of a key; empty when it can."""
     kind, why = effect(key, config)
-    return why if kind == REFUSED else ""
+    return why if kind == "refused" else ""
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
     """What a resume from this checkpoint changes, a line each, before anything starts. RunError as `check`."""
     differences = check(commit, config, commit.dataset, where)
-    told = [f"{key} was {was}, is {now}{_because(key, config)}" for key, (was, now) in differences.items()]
-    leap = jump(commit, config, where)
-    return [*([f"resumes from {where}; {'; '.join(told)}"] if told else []), *([f"warning: {leap}"] if leap else [])]
-
-
-def _because(key: str, config: Config) -> str:
-    why = effect(key, config)[1]
-    return f" ({why})" if why else ""
+    told = [f"{key} was {was}, is {now} {effect(key, config)[1]}".rstrip() for key, (was, now) in differences.items()]
+    return [*filter(None, (f"resumes from {where}; {'; '.join(told)}" * bool(told), jump(commit, config, where)))]
 
 
 def jump(commit: Commit, config: Config, where: str) -> str:
@@ -98,15 +92,7 @@ def jump(commit: Commit, config: Config, where: str) -> str:
     was, due, now = learning_rate(old, step), learning_rate(old, step + 1), learning_rate(new, step + 1)
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
-    warm = " train.warmup_steps=0" if new.warmup_steps > step else ""
-    keeps = f"SET='train.learning_rate={was:.4g} train.learning_rate_floor=1{warm}' holds it"
-    way = keeps if was else f"a new run warms up: {_anew(where)}"
-    return f"the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at step {step + 1:,}; {way}"
-
-
-_ANEW = "make train SET='name=again'"
-
-
-def _anew(where: str) -> str:
-    """The command that begins another run from a checkpoint's weights."""
-    return f"{_ANEW[:-1]} train.init_from={where}'"
+    warm = " train.warmup_steps=0" * (new.warmup_steps > step)
+    holds = f"SET='train.learning_rate={was:.4g} train.learning_rate_floor=1{warm}' holds it"
+    way = holds if was else f"a new run warms up: {ANEW} train.init_from={where}'"
+    return f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at step {step + 1:,}; {way}"

@@ -126,8 +126,7 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     if broken:
         why = f"{broken[-1].address}: {broken[-1].fault}"
         raise RunError("holds no whole checkpoint", where=address, why=why, next="copy it again, or name another")
-    what = "" if address.startswith(SCHEME) else told(Path(address))
-    raise RunError(what or "holds no model", where=address, why=MODELS, next=f"ls {address}")
+    raise RunError(told(Path(address)) or "holds no model", where=address, why=MODELS, next=f"ls {address}")
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:

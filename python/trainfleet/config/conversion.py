@@ -65,7 +65,7 @@ def convert(path: Path) -> str | None:
     if model is not None:
         content = untrusted_input.read_bytes(model, LARGEST)
         if re.match(TIKTOKEN, content):
-            raise DataError("is a list of tiktoken's, as Llama 3's own folder has it", where=str(model), why=LIST, next=LIST)
+            raise DataError(f"is a list of tiktoken's, as Llama 3's own folder has it; {LIST}", where=str(model), next=LIST)
         return _dump(_from_sentencepiece(content, str(model)))
     if words is not None:
         return _dump(_from_wordpiece(words))

@@ -9,15 +9,14 @@ from pathlib import Path
 MOST = 4096  # names of a folder that are looked at
 SAVE = "save it with transformers' save_pretrained, which writes safetensors"
 OTHER = "name the same model in Hugging Face's format, with config.json and safetensors"
-OLDER = "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or from_flax=True, then save_pretrained(OUT)"
-MERGE = "merge it with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT)"
 LIST = "name the tokenizer.json of the same model"
 TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"  # a line of its lists: a token in base64, and its rank
 
 
 # Patterns of file names, of which one identifies a format; its name; what to do. The first that fits counts.
 FORMATS = (
-    (("adapter_config.json",), "a LoRA adapter of PEFT, without the weights of its base", MERGE),
+    (("adapter_config.json",), "a LoRA adapter of PEFT, without the weights of its base",
+     "merge it with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT)"),
     (("model_index.json",), "a diffusers pipeline", "name the folder of a language model"),
     (("*.gguf",), "llama.cpp's GGUF", OTHER),
     (("lit_model.pth",), "litgpt's", f"litgpt convert_from_litgpt FOLDER OUT; then {SAVE}"),
@@ -25,7 +24,8 @@ FORMATS = (
     ((".metadata", "*.distcp"), "a checkpoint of torch.distributed.checkpoint",
             f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT; then {SAVE}"),
     (("mp_rank_*", "latest_checkpointed_iteration.txt"), "Megatron-LM's or DeepSpeed's", f"convert it there; then {SAVE}"),
-    (("*.h5", "*.keras", "saved_model.pb", "*.msgpack"), "TensorFlow's, Keras's or Flax's", OLDER),
+    (("*.h5", "*.keras", "saved_model.pb", "*.msgpack"), "TensorFlow's, Keras's or Flax's",
+     "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or from_flax=True, then save_pretrained(OUT)"),
     (("*.onnx",), "ONNX, which is not trained", OTHER),
     (("*.bin", "*.pt", "*.pth"), "a pickle of PyTorch, which may hold code", SAVE),
     (("tekken.json",), "Mistral's Tekken", LIST),

@@ -91,8 +91,7 @@ def _read(content: Any) -> Preset:
 
 def _require_unquantized(how: Any) -> None:
     if how is not None:
-        method = how.get("quant_method") if isinstance(how, dict) else how
-        what = f"its weights are quantized by {show(method)}, and cannot be trained; name the folder that it was made from"
+        what = f"its weights are quantized ({show(how)}), and cannot be trained; name the folder that it was made from"
         raise InputError(what, key="quantization_config")
 
 

@@ -102,14 +102,9 @@ class Vocabulary:
         DataError when it is missing or broken.
         """
         try:
-            file = path / FILE if path.is_dir() else path
-            if file.is_file() and (what := told(file)):
-                raise InputError(what, where=str(file))
-            definition = None if file.suffix == ".json" and file.is_file() else convert(path)
-            where = str(file if definition is None else path)
+            definition, where = _found(path)
             roles, more = named_tokens(path)
-            whole = _with_added(untrusted_input.read_text(file, LARGEST) if definition is None else definition, more, where)
-            return cls(whole, where, roles.get("eos_token"))
+            return cls(_with_added(definition, more, where), where, roles.get("eos_token"))
         except (OSError, ValueError) as error:
             where = (error.where if isinstance(error, InputError) else "") or untrusted_input.shortened(str(path), 255)
             said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
@@ -118,6 +113,16 @@ class Vocabulary:
                 why = told(path) or f"the folder has no {FILE}, tokenizer.model or vocab.txt"
             remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
             raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
+
+
+def _found(path: Path) -> tuple[str, str]:
+    """The definition, as it is or converted, and where it stands."""
+    file = path / FILE if path.is_dir() else path
+    if file.is_file() and (what := told(file)):
+        raise InputError(what, where=str(file))
+    if (file.suffix == ".json" and file.is_file()) or (definition := convert(path)) is None:
+        return untrusted_input.read_text(file, LARGEST), str(file)
+    return definition, str(path)
 
 
 def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:

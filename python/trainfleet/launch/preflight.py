@@ -66,7 +66,12 @@ def warnings(config: Config) -> list[str]:
     """
     in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
     resumed = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
-    return [*resumed, *_tight(config)]
+    if not backend_of(config).is_here or config.fleet.device != "cpu":
+        return resumed
+    wanted, spare = this_machine().wanted(config), node_types.spare_memory()
+    if spare is None or wanted <= spare:
+        return resumed
+    return [*resumed, f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
 
 
 def resumption(config: Config, run: Run) -> list[str]:
@@ -83,15 +88,6 @@ def resumption(config: Config, run: Run) -> list[str]:
             continue  # the ranks set it aside
         return changes.notes(commit, config, store.address(step))
     return []
-
-
-def _tight(config: Config) -> list[str]:
-    if not backend_of(config).is_here or config.fleet.device != "cpu":
-        return []
-    wanted, spare = this_machine().wanted(config), node_types.spare_memory()
-    if spare is None or wanted <= spare:
-        return []
-    return [f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
 
 
 def try_addresses(config: Config) -> None:

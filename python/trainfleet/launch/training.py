@@ -80,9 +80,9 @@ def require_same(config: Config, run: Run) -> None:
     Raises:
         RunError: naming what differs.
     """
-    lines = preflight.resumption(config, run)
-    if (config.checkpoint.destination or "").startswith(SCHEME):  # the plan did not ask it
-        print("\n".join(lines), end="\n" if lines else "", flush=True)
+    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # the plan did not ask it
+    for line in preflight.resumption(config, run):
+        print(f"{line}\n" * in_bucket, end="", flush=True)
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
