@@ -136,7 +136,6 @@ BRANCHED = {  # more than 12 decisions
     "config/schema.py:_meant",
     "config/schema.py:_nearly",
     "config/schema.py:explain",
-    "config/vocabulary.py:Vocabulary.read",
     "config/yaml_lines.py:_behind_another",
     "data/manifest.py:assemble",
     "data/sources.py:plan_units",
