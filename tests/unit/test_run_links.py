@@ -174,10 +174,10 @@ OPENS = {
     "health/kernel_log.py:oom_kills", "host/processes.py:_is_below", "host/processes.py:identity", "node/placement.py:card", "node/placements/sagemaker.py:read",
     "trust/safe_output.py:_ended", "trust/safe_output.py:discard", "trust/safe_output.py:install", "data/encoders.py:muted", "entrypoint.py:write_reason",
     # the program's own
-    "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "backends/slurm/reasons.py:_table", "cli/__init__.py:described",
-    "cloud/instances.py:user_data", "config/schema.py:synonyms", "launch/compiling.py:_code",
+    "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described",
+    "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
     "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:load_stack", "nodes/tar.py:code_files",
-    "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write", "watch/catalogue/__init__.py:signs",
+    "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes
     "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",
     "../trainfleet_nxd/files.py:save", "engine/export.py:export", "engine/export.py:write", "models/huggingface_weights.py:save",
