@@ -239,6 +239,14 @@ def test_a_rate_that_has_fallen_to_zero_can_only_begin_anew(tmp_path: Path) -> N
     assert "from 0 at step 100" in told and "SET='name=again train.init_from=here'" in told
 
 
+@pytest.mark.parametrize("value", ["fast", None, [], 0, -1, 1e999])
+@pytest.mark.parametrize("key", ["train.learning_rate", "train.warmup_steps", "train.schedule_steps", "train.schedule"])
+def test_a_marker_whose_values_are_no_schedule_has_no_rate(key: str, value: object, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "train.steps=200")
+    commit = commit_of(config, 100)
+    assert isinstance(changes.jump(dataclasses.replace(commit, config={**commit.config, key: value}), config, "here"), str)
+
+
 # the keys
 
 

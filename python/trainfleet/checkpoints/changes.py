@@ -89,7 +89,10 @@ def jump(commit: Commit, config: Config, where: str) -> str:
     """How the learning rate jumps from the checkpoint's step to the next, with what avoids it; "" where it does not."""
     given, new, step = commit.config, config.train, commit.step
     old = replace(new, **{name: given[f"train.{name}"] for name in vars(new) if f"train.{name}" in given})
-    was, due, now = learning_rate(old, step), learning_rate(old, step + 1), learning_rate(new, step + 1)
+    try:
+        was, due, now = learning_rate(old, step), learning_rate(old, step + 1), learning_rate(new, step + 1)
+    except (TypeError, LookupError, ArithmeticError):  # the marker was written elsewhere, and its values are no schedule
+        return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
     warm = " train.warmup_steps=0" * (new.warmup_steps > step)
