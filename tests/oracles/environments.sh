@@ -16,6 +16,7 @@ for name in "$@"; do
       [ -d .venv-transformers4/transformers ] ||
         .venv/bin/python -m pip install -q --no-deps --target .venv-transformers4 -r tests/oracles/transformers4.txt ;;
     iam) # an evaluator of IAM that is not ours
+      command -v npm > /dev/null || { echo "npm is not installed; apt-get install nodejs npm" >&2 && exit 1; }
       [ -d tests/oracles/iam/node_modules ] ||
         (cd tests/oracles/iam && npm ci --silent --ignore-scripts --no-audit --no-fund) ;;
     *) echo "usage: environments.sh pcluster|loggers|site|transformers4|iam ..." >&2 && exit 2 ;;
