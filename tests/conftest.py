@@ -25,6 +25,11 @@ with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="trial-", delete=Fa
 os.environ["TRAINFLEET_TRIAL"] = _file.name
 atexit.register(os.unlink, _file.name)
 
+# What tests start listens on the loopback, which no proxy of this machine reaches; what libraries keep at home goes with the tests.
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"
+_home = tempfile.TemporaryDirectory(prefix="trainfleet-tests-")
+os.environ["HF_HOME"] = _home.name
+
 # `make test` leaves these in the environment; the make of a user that a test plays starts without them.
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS", "PYTHONSAFEPATH"):
     os.environ.pop(name, None)

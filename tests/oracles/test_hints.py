@@ -13,17 +13,24 @@ import pytest
 
 from trainfleet.host import install_paths
 from trainfleet.run.loggers import SERVICES
+from wheels import make_wheel
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("package", ["boto3", "pyarrow", "zstandard", *SERVICES])
-def test_a_hint_installs_the_package(package: str) -> None:
+def test_a_hint_installs_the_package(package: str, tmp_path: Path) -> None:
+    """Real pip takes the command, from a folder of wheels; the name is one that the locks and the judges' environments install."""
+    make_wheel(tmp_path, package)
+    assert re.search(
+        rf"^{package}==", (ROOT / "requirements.lock").read_text() + (ROOT / "tests/oracles/loggers.txt").read_text(), re.M
+    )
     command = install_paths.installing_package(package)
     assert command == f"{sys.executable} -m pip install {package}"
-    done = subprocess.run(
-        f"{command} --dry-run --no-deps --quiet", shell=True, capture_output=True, text=True, check=False, timeout=120
-    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    given = kept | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    words = f"{command} --dry-run --no-deps --quiet"
+    done = subprocess.run(words, shell=True, env=given, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

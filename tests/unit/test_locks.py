@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+
+from wheels import make_wheel
 
 ROOT = Path(__file__).parents[2]
 LOCKS = ("requirements.lock", "requirements-test.lock", "requirements-extras.lock", "requirements-cuda.lock")
@@ -66,17 +67,6 @@ def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
         assert set(torch["cpu_wheels"].values()) < hashes and len(hashes) > 10
     cuda = {package.partition("==")[0] for package in locked("requirements-cuda.lock")}
     assert "nvidia-nccl-cu13" in cuda and not cuda & {package.partition("==")[0] for package in locked("requirements.lock")}
-
-
-def make_wheel(folder: Path, name: str, version: str = "1.0") -> Path:
-    """An empty package."""
-    wheel, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{name}.py", "")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
-    return wheel
 
 
 def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_locks import make_wheel
+
+from wheels import make_wheel
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "pip_sources.py"
 PIP = [sys.executable, "-m", "pip"]
