@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainfleet.trust.errors import ConfigError, InputError, TrainfleetError
 
-LIMIT = 2.0  # seconds of CPU for one input
+LIMIT = 4.0  # seconds of CPU for one input; a report with all its plots takes one on quiet cores
 ASLEEP = 30.0  # seconds on the clock: what waits for ever uses none
 
 
