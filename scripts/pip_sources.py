@@ -140,10 +140,10 @@ def _pip_files(environment: Mapping[str, str]) -> Iterator[Path]:
 def _parse_ini(file: Path) -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser()
     try:
-        parser.read(file, encoding="utf-8")
+        parser.read(str(file), encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
         line = getattr(error, "lineno", None) or next((number for number, _ in getattr(error, "errors", ())), None)
-        why = str(error).splitlines()[0].removeprefix("Source contains ").replace(f"'{file}'", "it")
+        why = str(error).splitlines()[0].removeprefix("Source contains ").replace(f"'{file}'", "it").removesuffix(": it")
         raise Refused("pip's configuration can't be read", f"{file}:{line}" if line else str(file),
                       "correct that line; python3 -m pip config debug shows which files pip reads", why) from None  # fmt: skip
     return parser

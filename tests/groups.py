@@ -91,7 +91,7 @@ def main(words: list[str]) -> int:
         variables = read_variables("drills", ("ONLY", "CHANGED"), words)
         names = chosen(variables)
     except TrainfleetError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     if not names:
         asked = variables.get("CHANGED")

@@ -57,5 +57,5 @@ def test_a_changed_file_calls_the_groups_that_guard_it(monkeypatch: pytest.Monke
 
 def test_a_group_that_does_not_exist_is_told_with_the_one_that_was_meant() -> None:
     done = subprocess.run(["make", "drills", "ONLY=head"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "drills have no group head; did you mean heads?" in done.stderr
+    assert done.returncode == 2 and "error: drills have no group head; did you mean heads?" in done.stderr
     assert "Traceback" not in done.stderr

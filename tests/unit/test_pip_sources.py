@@ -124,7 +124,7 @@ def test_an_error_in_the_configuration_is_one_message_with_its_file(
     for command in (["check"], ["run", *PIP, "--version"]):
         done = subprocess.run([sys.executable, str(SCRIPT), *command], env=environment, capture_output=True, text=True)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {words}\n  where: {tmp_path}/{place}\n"), done.stderr
-        assert "\n  next: " in done.stderr and "Traceback" not in done.stderr and not done.stdout
+        assert "\n  next: " in done.stderr and "Traceback" not in done.stderr and "Path(" not in done.stderr and not done.stdout
 
 
 class WantsPassword(http.server.BaseHTTPRequestHandler):
