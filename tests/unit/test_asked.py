@@ -80,6 +80,16 @@ def test_each_way_to_go_on_begins_with_what_was_asked_for(run: Run) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("last", ["name: *i", "name: &z [*z]", "name: !!python/object/apply:os.system [x]"])
+def test_a_received_config_that_expands_without_end_leaves_the_report(last: str, run: Run) -> None:
+    lines = [
+        "a: &a [x,x,x,x,x,x,x,x,x]",
+        *(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    ]
+    run.given.write_text("\n".join([*lines, last]))
+    assert dict(provenance.given(run)) == {}
+
+
 def test_a_run_of_an_older_version_is_still_gone_on_with(run: Run) -> None:
     config = load(Settings(run.given))[0]
     run.given.write_text(dump_resolved(config))

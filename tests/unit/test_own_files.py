@@ -94,6 +94,21 @@ def test_a_folder_that_names_other_files_is_refused_and_nobody_is_asked(
     assert "README.md" in str(refusal.value) and source in str(refusal.value)
 
 
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize("named", ["data_files: *i", "data_files: &z [*z]", f"data_files: {'[' * 500}{']' * 500}"])
+@pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
+def test_a_description_that_expands_without_end_is_refused(named: str, name: str, folder: Path) -> None:
+    content = f"{LAUGHS}configs:\n- config_name: default\n  {named}\n"
+    (folder / name).write_text(f"---\n{content}---\n" if name == "README.md" else content)
+    with pytest.raises(DataError, match=r"has more than 1,000,000 values with its aliases, or is nested") as refusal:
+        texts(f"hf://{folder}")
+    assert refusal.value.where == str(folder / name) and refusal.value.next
+
+
 def test_a_link_out_of_the_folder_is_refused(folder: Path) -> None:
     (folder / "data/train-2.jsonl").symlink_to(folder.parent / "secret.jsonl")
     with pytest.raises(DataError, match="not its own"):

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from ..config.hub_addresses import HubDataset, dataset_of
+from ..config.yaml_lines import require_bounded
 from ..host.install_paths import installing
 from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
@@ -26,6 +27,7 @@ from .source_files import SourceFile
 
 DESCRIPTIONS = ("README.md", ".huggingface.yaml")  # of a dataset; the second counts, where both say something
 LARGEST = 16 * untrusted_input.MEBIBYTE  # of a description
+MOST = 10**6  # values in a description: one of 2,000 languages has 50,000
 NAMING = ("data_files", "data_dir")  # what a configuration in them names files with
 OFFLINE = "type it again where there is a network; or name a folder with the dataset's files: hf:///folder"
 
@@ -50,15 +52,14 @@ def open_dataset(source: str) -> Any:
         raise DataError(what, where=source, why=str(error), next=installing("data")) from error
     try:
         found = dataset_of(source)
-    except InputError as error:
-        raise DataError(error.what, where=source, next="correct data.sources") from error
-    try:
         _require_own_names(found, source)
         builder = datasets.load_dataset_builder(found.name, found.config, revision=found.revision)
         _require_own(builder, found, source)
         return builder.as_streaming_dataset(split=found.split)
     except DataError:
         raise
+    except InputError as error:
+        raise DataError(error.what, where=error.where or source, next="correct data.sources") from error
     except Exception as error:  # whatever the hub, the network or the dataset's own code raises
         why = f"{type(error).__name__}: {error}"
         remedy = OFFLINE if isinstance(error, ConnectionError) else "correct data.sources"
@@ -75,11 +76,18 @@ def _require_own_names(found: HubDataset, source: str) -> None:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """What the configurations in a description name files with; read as the library reads it, with the same parsers."""
-    from huggingface_hub import DatasetCard
+    """What the configurations in a description name files with; read as the library reads it, with the same parser.
+
+    InputError when its aliases expand to so much that the library would never end.
+    """
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     text = untrusted_input.read_text(path, LARGEST)
-    content = DatasetCard(text).data.get("configs") if path.suffix == ".md" else (yaml.safe_load(text) or {}).get("configs")
+    if path.suffix == ".md":
+        block = REGEX_YAML_BLOCK.search(text)
+        text = block[2] if block else ""
+    require_bounded(text, str(path), MOST)
+    content = (yaml.safe_load(text) or {}).get("configs")
     for config in content if isinstance(content, list) else ():
         yield from _texts([config.get(key) for key in NAMING])
 

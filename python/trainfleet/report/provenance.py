@@ -51,15 +51,14 @@ def ranks(history: History) -> Iterator[tuple[str, ...]]:
 
 def given(run: Run) -> Iterator[tuple[str, str]]:
     """The keys that were given other values than their defaults."""
-    import yaml
-
+    from ..config import yaml_lines
     from ..config.schema import load_schema
 
     if not run.given.exists():
         return
-    with suppress(InputError, ConfigError, yaml.YAMLError):
-        values = yaml.safe_load(untrusted_input.read_text(run.given, untrusted_input.RECORD))
-        yield from islice(_changed(values, load_schema()), SHOWN_KEYS)
+    with suppress(InputError, ConfigError):
+        found = yaml_lines.read(untrusted_input.read_text(run.given, untrusted_input.RECORD), str(run.given))
+        yield from islice(_changed(found.value, load_schema()), SHOWN_KEYS)
 
 
 def _changed(values: Any, schema: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
