@@ -58,7 +58,7 @@ def make(folder: Path) -> None:
                 writer.add(draw.integers(1, 32000, 5_000_000, np.uint32), np.arange(0, 5_000_001, 1000))
             shard = writer.commit(0)
         records.append(UnitRecord(index, 0, preparation.identity, 1, 1, 1, "none", 0, (), shard, None))
-    manifest.write(store, manifest.MANIFEST, manifest.assemble(preparation, records))
+    manifest.write(store, manifest.MANIFEST, manifest.assemble(preparation, records, ()))
 
 
 def main(folder: Path) -> None:

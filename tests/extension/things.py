@@ -39,7 +39,7 @@ THINGS = (
     Thing("a model family", "an object in `config/families.py`, and the module that it names, if it is not another's",
           ("config/families.py", "config/presets.py")),
     Thing("a preset", "a row of `config/presets.yaml`, with its source"),
-    Thing("a data format", "a row of `data/sources.py` (`FORMATS`), and the function that it names in `read`",
+    Thing("a data format", "a row of `data/format_table.py` (`FORMATS`), and the function that it names in `read`",
           ("data/sources.py",)),
     Thing("a verdict's cause", "a row of `watch/causes.yaml`, and its words as below"),
     Thing("a failure's words", "a line in `watch/catalogue/*.yaml` with its source, and a log in `tests/unit/verdict_corpus`"),

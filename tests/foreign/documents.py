@@ -53,9 +53,9 @@ def records() -> Iterator[Case]:
     good = b'{"text": "a"}'
     for label, record in RECORDS.items():
         lines = good + b"\n" + record + b"\n"
-        yield Case("record", f"line: {label}", read("a.jsonl", lines))
-        yield Case("record", f"line, gzip: {label}", read("a.jsonl.gz", gzip.compress(lines, 1)))
-        yield Case("record", f"line, zstd: {label}", read("a.jsonl.zst", zstandard.compress(lines)))
+        yield Case("record", f"line: {label}", read("a.jsonl", lines), refused=label != "null text")
+        yield Case("record", f"line, gzip: {label}", read("a.jsonl.gz", gzip.compress(lines, 1)), refused=label != "null text")
+        yield Case("record", f"line, zstd: {label}", read("a.jsonl.zst", zstandard.compress(lines)), refused=label != "null text")
         yield Case("record", f"line of a .json: {label}", read("a.json", lines), refused=label != "null text")
         yield Case("record", f"entry: {label}", read("a.json", b"[" + good + b", " + record + b"]"), refused=label != "null text")
         yield Case(

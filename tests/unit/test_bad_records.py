@@ -65,7 +65,7 @@ ONE_BAD = {
         "a.json: entry 99: `text` is []",
     ),
     "table": ("a.csv", table(), "a.csv:52: has 1 cells of 2"),
-    "tar": ("a.tar", tar(), "a.tar: 99.txt: is not UTF-8"),
+    "tar": ("a.tar", tar(), "a.tar: 99.txt:1: is not UTF-8"),
 }
 
 

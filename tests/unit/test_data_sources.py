@@ -62,7 +62,7 @@ def test_every_kind_of_file_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "ignored.bin").write_bytes(b"\xff")
     (tmp_path / ".hidden.txt").write_text("no")
-    assert texts_of(data_of(tmp_path)) == [*texts, *texts, "# title\n\0null"]
+    assert texts_of(data_of(tmp_path, tmp_path / "c.md")) == [*texts, *texts, "# title\n\0null"]
     assert texts_of(data_of(f"{tmp_path}/*.md", tmp_path / "a.jsonl")) == ["# title\n\0null", *texts]
 
 
@@ -169,7 +169,7 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         (b"{broken", ["is no JSON"]),
         (b'["text"]', ["is no JSON object"]),
         (b'{"body": "x"}', ["lacks the field `text`", "body"]),
-        (b'{"text": null}', ["`text` is null, not a string"]),
+        (b'{"text": 0}', ["`text` is 0, not a string"]),
         (b'{"text": "\xff"}', ["is not UTF-8", "0xff"]),
         (b'{"text": "\\ud800"}', ["surrogate"]),
     ],

@@ -14,7 +14,7 @@ from trainfleet.config.families import FAMILIES
 from trainfleet.config.named import named
 from trainfleet.config.optimizers import OPTIMIZERS
 from trainfleet.config.schema import load_schema
-from trainfleet.data.sources import FORMATS, by_suffix, format_of
+from trainfleet.data.format_table import FORMATS, by_suffix, format_of
 from trainfleet.hardware import node_types
 from trainfleet.launch.faults import FAULTS
 from trainfleet.watch.causes import CAUSES
@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[set[str], tuple[str, ...], str]] = {
     "optimizer": ({*OPTIMIZERS}, ("config/optimizers.py",), ""),
     "family": ({*FAMILIES}, ("config/families.py",), ""),
     "fault": ({*FAULTS} - {"nan", "notice", "read-only"}, ("launch/faults.py",), ""),  # three words that mean more
-    "format": ({*by_suffix()}, ("data/sources.py",), "data/"),
+    "format": ({*by_suffix()}, ("data/format_table.py",), "data/"),
 }
 ALLOWED = {  # what is no comparison with a row's name, by file and name
     ("hardware/accelerators.py", "trn1"), ("hardware/accelerators.py", "trn2"),  # a device, as its driver calls it

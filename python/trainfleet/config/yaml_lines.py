@@ -11,13 +11,12 @@ from typing import Any
 
 import yaml
 
-from ..trust.errors import InputError, Problem
+from ..trust.errors import Problem
 from ..trust.untrusted_input import shortened, show, unprintable
 
 Key = tuple[str | int, ...]
 MOST = 20_000  # values in a document, those that aliases repeat included: a fleet of 4,096 hosts has half as many
 DEEPEST = 12  # levels; the schema has five
-NESTED = 64  # levels of a text that is not ours
 LARGEST = 2**63
 SMALLEST = 2.0**-126  # of a number that is not 0: ranks compute with 32 bits
 PREFIX = "tag:yaml.org,2002:"
@@ -162,28 +161,6 @@ def read_value(text: str, variable: str, key: Key) -> YamlDocument:
     document = YamlDocument(None, variable)
     document.value = _Reader(document, key, lambda line: (0, variable)).read(text)
     return document
-
-
-def require_bounded(text: str, where: str, most: int) -> None:
-    """Refuses a text that a parser other than this one would expand to more than `most` values, or nest without end.
-
-    Raises:
-        InputError: it has more, those that aliases repeat included, or is nested more than NESTED deep or in itself.
-    """
-    count, begun, sizes = 0, list[tuple[str | None, int]](), dict[str | None, int]()
-    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        if isinstance(event, yaml.AliasEvent):
-            count += sizes.get(event.anchor, most + 1)  # one that is not closed yet holds itself
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = begun.pop()
-            sizes[anchor] = count - before
-        elif isinstance(event, yaml.NodeEvent):
-            count, sizes[event.anchor] = count + 1, 1
-            if isinstance(event, yaml.CollectionStartEvent):
-                begun.append((event.anchor, count - 1))
-                del sizes[event.anchor]
-        if count > most or len(begun) > NESTED:
-            raise InputError(f"has more than {most:,} values with its aliases, or is nested more than {NESTED} deep", where=where)
 
 
 def dotted(key: Key) -> str:

@@ -1,32 +1,54 @@
-"""Reads packed files: one compressed text, or the texts in a tar, as in WebDataset shards."""
+"""Reads packed files: one compressed text, or the files in a tar (as in WebDataset shards), each as one in a folder is."""
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import json
-import lzma
+import importlib
+import io
+import shlex
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, cast
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import BinaryIO, cast
 
+from ..config.named import named
+from ..config.types import Data
 from ..trust.errors import DataError
-from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE, printable, shortened
-from .bad_records import ELSE, bad_line, too_long
-from .formats import LONGEST, Document, Item, attempted, cell, damage, decoded, document_of, unpacked
-from .source_files import open_file
-from .sources import JSON, TEXT, SourcePiece
+from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE, printable
+from .bad_records import too_long
+from .format_table import JSON, TAR, TEXT, format_of, is_record, is_sidecar, name_of, why_unread
+from .formats import LONGEST, Document, Item, Unread, attempted, damage, decoded, unpacked
+from .source_files import EMPTY, SourceFile, told
+from .sources import SourcePiece, Unit
 
-PACKED: dict[bytes, Callable[[Any], Any]] = {  # how a compressed tar begins -> what unpacks it
-    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw), b"BZh": bz2.BZ2File, b"\xfd7zXZ": lzma.LZMAFile,
+PACKED = {  # how a compressed tar begins -> the module that unpacks it, which a Python may lack, and the program
+    b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz"),
 }  # fmt: skip
+HELD = 16  # files that may describe records which follow; where none do, the tar is one of texts
+LOOKED = 200  # files of a source's first tar that a plan looks at
+SIDECAR = ".md, README or licence files beside records"
+
+
+@dataclass(frozen=True)
+class Member(SourcePiece):
+    """A file in an archive."""
+
+    content: bytes = field(repr=False, compare=False)
+
+    def open(self, start: int = 0) -> BinaryIO:
+        return io.BytesIO(self.content[start:])
+
+
+Found = Member | Unread | DataError
 
 
 def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The whole of a compressed text as one document."""
     parts, length = list[bytes](), 0
-    with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile):
+    with piece.open() as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile):
         for line in unpacked(raw, piece):
             parts.append(line)
             length += len(line)
@@ -36,23 +58,76 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """Each text file in a tar, and `text_field` of each .json in it, in their order; other members are left out.
+    """What each file in a tar holds, in their order, by the table that files of a folder are read by.
 
     It is read from front to back and nothing of it is written anywhere, so names and links in it lead nowhere.
     """
-    errors = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ArithmeticError, ValueError, RecursionError)
-    with open_file(piece.file) as raw, damage(piece, "tar", *errors):
-        for name, stream in _members(Headers(_unpacked(raw))):
-            if not name.endswith(TEXT + JSON):
-                continue
-            where = f"{piece.path}: {shortened(printable(name), 255)}"
-            content = stream.read(LONGEST + 1)
-            if len(content) > LONGEST:
-                yield too_long(where)
-            elif name.endswith(JSON):
-                yield attempted(_json, content, where, text_field)
-            else:
-                yield attempted(_text, content, where)
+    errors = (tarfile.TarError, EOFError, zlib.error, OSError, ArithmeticError, ValueError, RecursionError)
+    with piece.open() as raw:
+        stream, broken = _unpacked(raw, piece)
+        with damage(piece, "tar", *errors, broken):
+            yield from _records(_described(_members(Headers(stream), piece)), text_field)
+
+
+def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
+    """A warning for each source with a tar in which files are not read, among the first of them."""
+    tars = {unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR}
+    for source, piece in tars.items():
+        kinds = [getattr(item, "kind", "") for item in islice(read_tar(piece, data.text_field_of(source)), LOOKED)]
+        yield from told(f"{piece.path} (of its first {len(kinds):,} files)", Counter(filter(None, kinds)))
+
+
+def _records(members: Iterable[Found], text_field: str) -> Iterator[Item]:
+    """What the members hold, in order. A text and a .json of one name, of which one follows the other, are one record."""
+    held: Member | None = None
+    for member in members:
+        if not isinstance(member, Member):
+            yield member
+        elif held and (_are_one(held, member) or _are_one(member, held)):
+            yield from _either(held, member, text_field)
+            held = None
+        else:
+            yield from _read(held, text_field)
+            held = member
+    yield from _read(held, text_field)
+
+
+def _are_one(text: Member, record: Member) -> bool:
+    return text.path.endswith(TEXT) and record.path == text.path.rpartition(".")[0] + JSON
+
+
+def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
+    """What a text and a .json of one name hold, in any order: the .json has it if it has the field, else the text."""
+    if text.path.endswith(JSON):
+        text, record = record, text
+    items = list(_read(record, text_field))
+    whole = all(isinstance(item, Document) and item.size for item in items)
+    yield from items if items and whole else _read(text, text_field)
+    yield Unread("of a text and a .json of one name")
+
+
+def _read(member: Member | None, text_field: str) -> Iterator[Item]:
+    """What a member holds; damage to it is its own."""
+    try:
+        if member and (row := format_of(member.path)):
+            yield from named(row.read)(member, text_field)
+    except DataError as error:
+        yield error
+
+
+def _described(members: Iterable[Found]) -> Iterator[Found]:
+    """Members without those that describe records among them, as in a folder. They are held back until the first record."""
+    held, records = list[Member](), False
+    for member in members:
+        if isinstance(member, Member) and is_sidecar(member.path):
+            held.append(member)
+        else:
+            records = records or (isinstance(member, Member) and is_record(member.path))
+            yield member
+        if records or len(held) > HELD:
+            yield from (Unread(SIDECAR) for _ in held) if records else held
+            held.clear()
+    yield from held
 
 
 class Headers:
@@ -84,39 +159,45 @@ class Headers:
         return self.stream.tell()
 
 
-def _members(headers: Headers) -> Iterator[tuple[str, BinaryIO]]:
-    """Name and content of each regular file. What tarfile would remember of them, and of headers for all, is bounded."""
+def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
+    """Each regular file that is read. What tarfile would remember of them, and of headers for all, is bounded."""
     with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as archive:
         while (member := archive.next()) is not None:
             if member.isreg() and (stream := archive.extractfile(member)):
                 headers.renew(LONGEST + tarfile.RECORDSIZE)
-                yield member.name, cast(BinaryIO, stream)
+                yield _member(member, cast(BinaryIO, stream), piece)
+            elif not member.isdir():
+                yield Unread("link or device")
             if sum(map(len, archive.pax_headers.values())) > headers.MOST:
                 raise tarfile.TarError(f"its headers are longer than {headers.MOST // KIBIBYTE:,} KiB in all")
             archive.members.clear()  # type: ignore[attr-defined]
             headers.renew()
 
 
-def _unpacked(raw: BinaryIO) -> BinaryIO:
-    """The stream that a compressed one holds, by how it begins; any other as it is."""
+def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
+    """A file in a tar, or why it is not read."""
+    why = why_unread(about.name) or ("tar in a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY)
+    if why:
+        return Unread(why)
+    path = f"{piece.path}: {printable(about.name)[-255:]}"
+    content = stream.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        return too_long(path)
+    return Member(SourceFile(path, len(content), piece.file.version), 0, len(content), content)
+
+
+def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
+    """The stream that a compressed one holds, by how it begins, and what it raises; any other as it is."""
     begin = raw.read(6)
     raw.seek(0)
-    for magic, opened in PACKED.items():
+    for magic, (module, program) in PACKED.items():
         if begin.startswith(magic):
-            return cast(BinaryIO, opened(raw))
-    return raw
-
-
-def _text(content: bytes, where: str) -> Document:
-    try:
-        return cell(content.decode(), where, "text")
-    except UnicodeDecodeError as error:
-        raise DataError("is not UTF-8", where=where, why=error.reason, next=f"leave it out of the tar{ELSE}") from error
-
-
-def _json(content: bytes, where: str, text_field: str) -> Document:
-    try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise bad_line(where, content, text_field, error) from error
-    return document_of(record, where, text_field)
+            try:
+                found = importlib.import_module(module)
+            except ImportError as error:
+                raise DataError(
+                    f"is packed by {program}, and this Python was built without its module {module}", where=piece.path,
+                    why=str(error), next=f"unpack it: {program} -dc {shlex.quote(piece.path)} > a.tar; or use another Python",
+                ) from error  # fmt: skip
+            return cast(BinaryIO, found.open(raw)), getattr(found, "LZMAError", EOFError)
+    return raw, EOFError

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..trust.errors import DataError
 from ..trust.untrusted_input import converting, mistaken, printable, shortened, show
-from .sources import LARGEST_TEXT, format_of
+from .format_table import format_of
+from .sources import LARGEST_TEXT
 
 STOP, SKIP = "stop", "skip"  # data.bad_records, which may also be the largest share that is skipped
 SHARE = 1e-4  # of the records that `skip` skips at most
@@ -41,10 +43,12 @@ def alone(error: DataError) -> DataError:
 
 @dataclass
 class Skipped:
-    """The bad records of one unit: how many, and the first of them by file, line and reason."""
+    """What of one unit is not read: bad records, if they don't `stop` all, the first of them listed; and files in archives."""
 
+    stop: bool = False
     count: int = 0
     listed: list[str] = field(default_factory=list)
+    unread: Counter[str] = field(default_factory=Counter)
 
     def add(self, error: DataError) -> None:
         self.count += 1
@@ -110,7 +114,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    if (row := format_of(file.strip("'"))) is None or not row.by_jq:
+    if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:  # in an archive, where jq can't look
         return f"{NO_SFT}: write what each record says into one field of text"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
@@ -128,17 +132,9 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
             return DataError(other.what, where=where, next="get the file again")
         whole = line.strip() in (b"[", b"{")  # the first line of one JSON text over several
         return DataError("is no JSON", where=where, why=error.args[0], next="call the file .json: it is one" if whole else LINE)
-    try:
-        record = json.loads(line)
-    except RecursionError:
+    if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
-    except ValueError as unread:  # a number of thousands of digits
-        return DataError("can't be read as JSON", where=where, why=str(unread).partition(";")[0], next=LINE)
-    if not isinstance(record, dict):
-        return OtherField("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
-    if text_field in record:
-        return not_text(where, text_field, record)
-    return lacks_field(where, text_field, list(record), texts_in(record))
+    return DataError("can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE)  # thousands of digits
 
 
 def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataError:
@@ -148,7 +144,7 @@ def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataE
 
 def too_long(where: str) -> DataError:
     why = f"it has more than {LARGEST_TEXT / 2**20:.0f} MiB, and a record is read whole"
-    remedy = "cut it into several; or put the text into a .txt file, which is cut at blank lines"
+    remedy = "cut it into several; or put the text into a .txt file outside of an archive, which is cut at blank lines"
     return DataError("is too long for one document", where=where, why=why, next=remedy)
 
 

@@ -45,7 +45,7 @@ def train(data: Data, plan: UnitPlan) -> str:
     )
     texts = sample(data, plan)
     if (first := next(texts, None)) is None:
-        raise DataError("the files hold no text", where="data.sources", next="look into them: an archive or a table may be empty")
+        raise DataError("the files hold no text", where="data.sources", next="see what is not read: make plan")
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
         what = f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}"

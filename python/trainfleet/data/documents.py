@@ -15,9 +15,10 @@ from ..storage.s3 import SCHEME
 from ..trust.errors import DataError
 from . import formats
 from .bad_records import Skipped, alone
-from .formats import Document, Item
+from .format_table import FORMATS, name_of
+from .formats import Document, Item, Unread
 from .source_files import check_unchanged, is_stdlib
-from .sources import FORMATS, MEMORY, SourcePiece, Unit, format_of, is_long_text
+from .sources import MEMORY, SourcePiece, Unit, is_long_text
 
 LITERAL = re.compile(r"""\s*[bru]{0,2}['"0-9\\(\[{\])},-]""")  # how a line of a table begins
 TABLE = 0.6  # of a file's lines
@@ -36,7 +37,7 @@ def read_piece(piece: SourcePiece, text_field: str, skipped: Skipped | None = No
     if on_disk:
         check_unchanged(piece.file)
     try:
-        yield from _kept(_read(piece, text_field), skipped)
+        yield from _kept(_read(piece, text_field), skipped or Skipped(True))
     except MemoryError as error:
         why = f"a process that reads sources gets {MEMORY / 2**30:.0f} GiB"
         raise DataError(
@@ -46,14 +47,16 @@ def read_piece(piece: SourcePiece, text_field: str, skipped: Skipped | None = No
         check_unchanged(piece.file)
 
 
-def _kept(items: Iterable[Item], skipped: Skipped | None) -> Iterator[Document]:
+def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
     """The documents that are not empty; a bad record is raised, or skipped."""
     good = False
     for item in items:
         if isinstance(item, DataError):
-            if skipped is None:
+            if skipped.stop:
                 raise alone(item) if good else item
             skipped.add(item)
+        elif isinstance(item, Unread):
+            skipped.unread[item.kind] += 1
         elif item.size:
             good = True
             yield item
@@ -77,8 +80,7 @@ def _read(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     path = piece.path
     if path.startswith(HUB):
         return formats.read_rows(piece, text_field)
-    found = format_of(path)
-    return READERS[found.name](piece, text_field) if found else read_plain(piece, text_field)
+    return READERS.get(name_of(path), read_plain)(piece, text_field)
 
 
 def read_plain(piece: SourcePiece, text_field: str) -> Iterator[Item]:

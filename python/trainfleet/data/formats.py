@@ -7,11 +7,12 @@ several times its size in memory, and is mostly a file without line ends.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import importlib
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO
 from ..host.install_paths import installing_package
 from ..trust.errors import DataError
 from ..trust.file_signatures import kind_of
-from ..trust.untrusted_input import converting, show
+from ..trust.untrusted_input import converting
 from . import hub_datasets, sources
 from .bad_records import (
     ELSE,
@@ -35,7 +36,6 @@ from .bad_records import (
     texts_in,
     too_long,
 )
-from .source_files import open_file
 from .sources import SourcePiece
 
 SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
@@ -55,12 +55,19 @@ class Document:
     consumed: int
 
 
-Item = Document | DataError  # a record's document, or what is wrong with the record
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file in an archive that is not read, and why: its kind, as a warning counts it."""
+
+    kind: str
+
+
+Item = Document | DataError | Unread  # a record's document, or what is wrong with the record
 
 
 def read_text(piece: SourcePiece) -> Iterator[Item]:
     """The whole file as one text."""
-    with open_file(piece.file) as stream:
+    with piece.open() as stream:
         content = stream.read()
     yield attempted(decoded, content, piece, 0, len(content))
 
@@ -68,7 +75,7 @@ def read_text(piece: SourcePiece) -> Iterator[Item]:
 def read_long_text(piece: SourcePiece) -> Iterator[Item]:
     """The documents of a long text that begin in the piece."""
     grid = sources.GRID
-    with open_file(piece.file) as stream:
+    with piece.open() as stream:
         for start in range(piece.start, piece.end, grid):
             begin, end = _boundary(stream, start), _boundary(stream, start + grid)
             stream.seek(begin)
@@ -77,26 +84,27 @@ def read_long_text(piece: SourcePiece) -> Iterator[Item]:
 
 def read_json_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line is parsed in memory."""
-    return _read_lines(piece, text_field, _lines(piece))
+    return read_lines(piece, text_field, _lines(piece))
 
 
 def read_packed_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """`text_field` of each line of a compressed file."""
-    return _read_lines(piece, text_field, _packed_lines(piece))
+    return read_lines(piece, text_field, _packed_lines(piece))
 
 
-def _read_lines(piece: SourcePiece, text_field: str, lines: Iterator[tuple[bytes, int]]) -> Iterator[Item]:
+def read_lines(piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes, int]]) -> Iterator[Item]:
+    """`text_field` of lines of JSON, which come with the bytes that were read for each; no text (null) is an empty one."""
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
             raise too_long(f"{piece.path}:{_first_line(piece) + number}")
-        if line.isspace():
+        if not line.strip():
             continue
         try:
             text = json.loads(line.decode("utf-8-sig"))[text_field]  # where files were joined, a mark stands in the middle
-            if not isinstance(text, str):
-                raise TypeError(f"is {show(text)}, not a string")
-            document: Item = encoded(text, consumed)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            document: Item = encoded("" if text is None else text, consumed)
+        except (KeyError, TypeError, AttributeError):
+            yield attempted(document_of, json.loads(line), f"{piece.path}:{_first_line(piece) + number}", text_field)
+        except (ValueError, RecursionError) as error:
             yield bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error)
         else:
             yield document
@@ -105,7 +113,7 @@ def _read_lines(piece: SourcePiece, text_field: str, lines: Iterator[tuple[bytes
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
     arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
-    with open_file(piece.file) as stream, damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError):
+    with piece.open() as stream, damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError):
         table = parquet.ParquetFile(stream, pre_buffer=False)
         column(table.schema_arrow.names, text_field, piece.path, texts_of(table.schema_arrow))
         row = 0
@@ -209,7 +217,7 @@ def _boundary(stream: BinaryIO, at: int) -> int:
 
 def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
     """The lines whose first byte is in the piece, each with its length."""
-    with open_file(piece.file, max(piece.start - 1, 0)) as stream:
+    with piece.open(max(piece.start - 1, 0)) as stream:
         if piece.start:
             rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))  # of a line whose first byte is in a piece before
             if not rest.endswith(b"\n"):
@@ -224,7 +232,7 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
     """All lines of a compressed file, each with the compressed bytes that were read for it (mostly none)."""
-    with open_file(piece.file) as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as line_number:
+    with piece.open() as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as line_number:
         at = 0
         for line in unpacked(raw, piece):
             line_number[0] += 1
@@ -305,6 +313,9 @@ def _first_line(piece: SourcePiece) -> int:
 
 
 def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
+    """The document in the bytes of a text from `offset` on, without the mark (BOM) that may begin it."""
+    if offset == 0 and content.startswith(codecs.BOM_UTF8):
+        content, offset = content[3:], 3
     zeros, kind = content.count(0), kind_of(content)
     if zeros > len(content) / 4 or (zeros and kind):
         why = f"{zeros:,} of its {len(content):,} bytes are 0{'' if kind else ', as in UTF-16'}"
@@ -312,9 +323,10 @@ def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> D
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)
     except UnicodeDecodeError as error:
-        raise not_utf8(f"{piece.path}:{_line_at(piece, offset + error.start)}", error, offset) from error
+        line = _line_at(piece, offset) + content.count(b"\n", 0, error.start)
+        raise not_utf8(f"{piece.path}:{line}", error, offset) from error
 
 
 def _line_at(piece: SourcePiece, offset: int) -> int:
-    with open_file(piece.file) as stream:
+    with piece.open() as stream:
         return 1 + sum(stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from ..config.hub_addresses import HubDataset, dataset_of
-from ..config.yaml_lines import require_bounded
 from ..host.install_paths import installing
 from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
@@ -80,14 +79,13 @@ def _names(path: Path) -> Iterator[str]:
 
     InputError when its aliases expand to so much that the library would never end.
     """
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
+    from huggingface_hub import DatasetCard
 
     text = untrusted_input.read_text(path, LARGEST)
-    if path.suffix == ".md":
-        block = REGEX_YAML_BLOCK.search(text)
-        text = block[2] if block else ""
-    require_bounded(text, str(path), MOST)
-    content = (yaml.safe_load(text) or {}).get("configs")
+    found = vars(DatasetCard(text).data) if path.suffix == ".md" else yaml.safe_load(text) or {}
+    if _size(found, {}) > MOST:
+        raise InputError(f"has more than {MOST:,} values with those that its aliases repeat", where=str(path))
+    content = found.get("configs")
     for config in content if isinstance(content, list) else ():
         yield from _texts([config.get(key) for key in NAMING])
 
@@ -111,17 +109,25 @@ def _fetched(repository: str, name: str, revision: str | None) -> Path | None:
     return None
 
 
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values a value of YAML has, each counted as often as aliases repeat it; one in itself has too many."""
+    if id(value) not in known:
+        known[id(value)] = MOST + 1
+        known[id(value)] = 1 + sum(_size(one, known) for one in _inner(value))
+    return known[id(value)]
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Each text in a value of YAML, at any depth."""
-    match value:
-        case str():
-            yield value
-        case dict():
-            for inner in value.values():
-                yield from _texts(inner)
-        case list() | tuple() | set():
-            for inner in value:
-                yield from _texts(inner)
+    if isinstance(value, str):
+        yield value
+    for inner in _inner(value):
+        yield from _texts(inner)
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    """The values in a value of YAML."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
 
 
 def _is_folder(found: HubDataset) -> bool:

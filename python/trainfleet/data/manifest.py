@@ -299,14 +299,15 @@ def shard_path(split: str, index: int) -> str:
     return f"{split}/{index:05d}"
 
 
-def assemble(preparation: Preparation, records: Iterable[UnitRecord]) -> Manifest:
-    """The manifest of all units' records, in order. DataError when no document is left for training."""
+def assemble(preparation: Preparation, records: Iterable[UnitRecord], warnings: Iterable[str]) -> Manifest:
+    """The manifest of all units' records, in order, with warnings on their files. DataError when no document is for training."""
     done = list(records)
+    notes = [*warnings, *(note for record in done for note in record.notes)]
     train = [record.train for record in done if record.train]
     validation = [record.validation for record in done if record.validation]
     shards = (*train, *validation)
     if not train:
-        raise DataError("holds no document for training", where="data.sources", next="add text")
+        raise DataError("holds no document for training", where="data.sources", why="; ".join(notes), next="add text")
     content = {
         "tokenizer_sha256": preparation.tokenizer_sha256,
         "end_of_document": preparation.end_of_document,
@@ -330,7 +331,7 @@ def assemble(preparation: Preparation, records: Iterable[UnitRecord]) -> Manifes
         text_bytes=sum(record.text_bytes for record in done),
         backends=tuple(sorted({record.backend for record in done})),
         checked=sum(record.checked for record in done),
-        notes=tuple(dict.fromkeys(note for record in done for note in record.notes)),
+        notes=tuple(dict.fromkeys(notes)),
         shards=shards,
         skipped=sum(record.skipped for record in done),
         skipped_records=tuple(islice((name for record in done for name in record.skipped_records), LISTED)),

@@ -10,7 +10,7 @@ import glob
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,12 +19,14 @@ from typing import BinaryIO
 from ..storage import s3, s3_streams
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.spelling import suggest
-from ..trust.untrusted_input import shortened
+from ..trust.untrusted_input import printable, shortened
+from .format_table import PYTHON, by_suffix, format_of, is_record, is_sidecar, passed_over, why_unread
 
 STDLIB = "stdlib"
 BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
 BESIDE = 1000  # names in a folder among which one that was misspelt is looked for
-SKIPPED = ("site-packages", "dist-packages", "__pycache__")
+KINDS = 20  # of files that are not read, in a warning
+EMPTY = "empty"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class SourceFile:
     version: str
 
 
+# The files of a source that are read, and how many of the others there are, by why they are not.
+Listing = tuple[list[SourceFile], Counter[str]]
+
+
 def is_stdlib(path: str) -> bool:
     return path == STDLIB or path.startswith(f"{STDLIB}:")
 
@@ -44,32 +50,47 @@ def is_remote(path: str) -> bool:
     return path.startswith(s3.SCHEME)
 
 
-def list_files(source: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """The files of one source, sorted; of a folder those with a known suffix. DataError when there is nothing to read."""
+def list_files(source: str) -> Listing:
+    """The files of one source, sorted. DataError when there is nothing to read."""
     if is_stdlib(source):
-        return [SourceFile(f"{STDLIB}:{path}", size, "") for path, size in _walk(_library(), (".py",))]
+        paths = (file.path for file in _walk(_library()) if isinstance(file, SourceFile) and file.size)
+        modules = sorted(path for path in paths if path.endswith(PYTHON))
+        return [stat(path.replace(f"{_library()}/", f"{STDLIB}:", 1)) for path in modules], Counter()
     try:
-        if is_remote(source):
-            found = _objects(source, suffixes)
-        elif Path(source).is_dir():
-            found = [stat(str(Path(source) / path)) for path, _ in _walk(Path(source), suffixes)]
-        else:
-            return [stat(path) for path in _match(source, suffixes)]
+        found = list(_objects(source) if is_remote(source) else _walk(Path(source)) if Path(source).is_dir() else _match(source))
     except TrainfleetError:
         raise
     except (OSError, ValueError) as error:  # no name that a file can have
-        raise unreadable(shortened(source, 255), getattr(error, "strerror", None) or str(error)) from error
-    if not found:
-        raise unreadable(source, f"it holds no {', '.join(suffixes)} file")
-    return found
+        where = shortened(getattr(error, "filename", None) or source, 255)
+        raise unreadable(where, getattr(error, "strerror", None) or str(error)) from error
+    files, unread = _sorted_out(found)
+    if not files:
+        none = "it is empty" if {*unread} == {EMPTY} else f"it holds no {', '.join(by_suffix())} file"
+        raise unreadable(source, "; ".join([none, *told(source, unread)]))
+    return files, unread
 
 
-def left_out(source: str, suffixes: tuple[str, ...]) -> dict[str, int]:
-    """How many files of a folder are not read, by suffix."""
-    if is_stdlib(source) or is_remote(source) or not Path(source).is_dir():
-        return {}
-    names = [path for path, _ in _walk(Path(source), ("",)) if not path.endswith(suffixes)]
-    return dict(Counter(Path(name).suffix or "without a suffix" for name in names).most_common(4))
+def _sorted_out(found: list[SourceFile | str]) -> Listing:
+    """The files that are read, without empty ones and those that describe records."""
+    files = [file for file in found if isinstance(file, SourceFile)]
+    records = any(is_record(file.path) for file in files)
+    unread, read = Counter(why for why in found if isinstance(why, str)), list[SourceFile]()
+    for file in files:
+        if records and is_sidecar(file.path):
+            unread[f"{printable(Path(file.path).name)} beside records (name it in data.sources to read it)"] += 1
+        elif file.size:
+            read.append(file)
+        else:
+            unread[EMPTY] += 1
+    return sorted(read, key=lambda file: file.path), unread
+
+
+def told(where: str, unread: Counter[str]) -> list[str]:
+    """The warning on files that are not read, counted by why."""
+    kinds = unread.most_common()
+    shown = [f"{count:,} {kind}" for kind, count in kinds[:KINDS]]
+    shown += [f"{len(kinds) - KINDS:,} more kinds"] if kinds[KINDS:] else []
+    return [f"{where}: files that are not read: {', '.join(shown)}"] if shown else []
 
 
 def stat(path: str) -> SourceFile:
@@ -114,29 +135,50 @@ def _local(path: str) -> Path:
     return _library() / path.removeprefix(f"{STDLIB}:") if is_stdlib(path) else Path(path)
 
 
-def _objects(source: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """The objects below a prefix that have a known suffix, or the one object of that name."""
-    listed = [SourceFile(found.address, found.size, found.version) for found in s3.list_objects(source)]
-    found = [file for file in listed if file.path.endswith(suffixes)]
-    return [file for file in found if file.path == source] or [
-        file for file in found if file.path.startswith(f"{source.rstrip('/')}/")
-    ]
+def _objects(source: str) -> Iterator[SourceFile | str]:
+    """The object of that name, or those below a prefix, or why one is not read."""
+    folder = f"{source.rstrip('/')}/"
+    for found in s3.list_objects(source):
+        if found.address.startswith(folder) or (found.address == source and format_of(source)):
+            file = SourceFile(found.address, found.size, found.version)
+            yield (found.address != source and why_unread(found.address.removeprefix(folder))) or file
 
 
 def _library() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Relative path and size of the files below a folder, without hidden ones and installed packages."""
-    found = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in SKIPPED]
-        for name in names:
-            path = Path(root, name)
-            if name.endswith(suffixes) and not name.startswith(".") and path.is_file():
-                found.append((path.relative_to(folder).as_posix(), path.stat().st_size))
-    return sorted(found)
+def _walk(source: Path) -> Iterator[SourceFile | str]:
+    """Each file below a folder, or why one is not read."""
+    tree = Path(os.path.realpath(source))  # which links may lead into
+    tree = tree.parents[1] if tree.parent.name == "snapshots" else tree  # of the Hub's cache, where all is links
+    for here, folders, names in os.walk(source, onerror=_raised):
+        inner = {*folders}
+        for name in (*folders, *names):
+            path = Path(here, name)
+            if path.is_symlink():
+                yield passed_over(name) or _linked(path, Path(os.path.realpath(path)), tree)
+            elif name not in inner:
+                yield why_unread(name) or (stat(str(path)) if path.is_file() else "pipe, socket or device")
+            elif why := passed_over(name):
+                yield why
+        folders[:] = [name for name in folders if not passed_over(name)]
+
+
+def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
+    """The file that a link stands for, if it is in the source's tree and not read at its own place; or why it is not read."""
+    if not real.exists():
+        return "link that leads nowhere"
+    below = real.relative_to(tree).as_posix() if real.is_relative_to(tree) else ""
+    if below and not (passed_over if real.is_dir() else why_unread)(below):
+        return "link to what is read at its own place"
+    if not below or real.is_dir():
+        return f"link to {shortened(printable(str(real)), 255)} (name that in data.sources to read it)"
+    return why_unread(path.name) or stat(str(path))
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _absence(path: Path) -> str:
@@ -151,16 +193,18 @@ def _absence(path: Path) -> str:
     return f"there is no such file or folder{suggest(path.name, [other.name for other in beside])}"
 
 
-def _match(source: str, suffixes: tuple[str, ...]) -> list[str]:
-    """The files that a path or a glob names."""
-    exists: Callable[[str], bool] = lambda path: Path(path).is_file()  # noqa: E731
-    if not glob.has_magic(source) or exists(source):
-        if not exists(source):
-            raise unreadable(source, _absence(Path(source)))
+def _match(source: str) -> Iterator[SourceFile | str]:
+    """The files that a path or a glob names, or why what it matches is not read."""
+    if not glob.has_magic(source) or Path(source).is_file():
         matches = [source]
-    elif not (matches := sorted(filter(exists, glob.glob(source, recursive=True)))):  # noqa: PTH207  absolute patterns too
+    elif not (matches := sorted(glob.glob(source, recursive=True))):  # noqa: PTH207  absolute patterns too
         raise unreadable(source, "no file matches this pattern")
     for path in matches:
-        if not path.endswith(suffixes):
-            raise unreadable(path, f"only {', '.join(suffixes)} files are read")
-    return matches
+        if not Path(path).is_file():
+            if path == source:
+                raise unreadable(source, _absence(Path(source)))
+            yield "folder, pipe or device that the pattern matches"
+        elif not format_of(path):
+            raise unreadable(path, f"only {', '.join(by_suffix())} files are read")
+        else:
+            yield stat(path)

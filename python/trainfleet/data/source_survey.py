@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config.types import Data
+from .archives import look_into
 from .sources import plan_units, seconds_for
 from .tokenizer import require_use
 
@@ -28,4 +29,5 @@ def look(data: Data) -> SourceSurvey:
     """Looks. DataError where a source or the tokenizer can't be used."""
     plan = plan_units(data)
     require_use(data)
-    return SourceSurvey(plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), plan.warnings)
+    warnings = (*plan.warnings, *look_into(plan.units, data))
+    return SourceSurvey(plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), warnings)

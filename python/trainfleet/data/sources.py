@@ -11,18 +11,17 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from itertools import islice
-from typing import NamedTuple
+from typing import BinaryIO
 
 from ..config.hub_addresses import HUB
 from ..config.types import Data, Source
 from ..trust.errors import DataError, NoSource
 from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE
+from .format_table import format_of
 from .hub_datasets import list_shards
-from .source_files import SourceFile, is_remote, left_out, list_files, open_file, unreadable
+from .source_files import Listing, SourceFile, is_remote, list_files, open_file, told, unreadable
 
-TEXT, JSON = (".txt", ".md", ".py"), (".json",)  # a tar's members too
 POINTER = b"version https://git-lfs"
 POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
 # Bytes of private memory of a process that reads sources. A record has 64 MiB at most, its JSON ten times that as objects,
@@ -32,53 +31,6 @@ GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut in
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
 PROCESS_MB_PER_SECOND = 45.0  # of text, measured: tests/bench/LOG.md
-
-
-class Format(NamedTuple):
-    """What files of these endings hold; of several that fit, the longest ending counts.
-
-    `read`, by dotted name, takes a Piece and data.text_field, and gives what each record in it is (formats.Item). `divided`: a
-    file may be cut at any byte, and a record belongs to the piece that holds its first one. `cut`: a long file is one text that
-    is cut into documents. `by_jq`: its records are JSON that jq reads.
-    """
-
-    name: str
-    suffixes: tuple[str, ...]
-    read: str
-    divided: bool = False
-    cut: bool = False
-    by_jq: bool = False
-
-
-_HERE = "trainfleet.data"
-FORMATS = {
-    row.name: row
-    for row in (
-        Format("text", TEXT, f"{_HERE}.documents:read_plain", cut=True),
-        Format("lines", (".jsonl",), f"{_HERE}.formats:read_json_lines", divided=True, by_jq=True),
-        Format("packed lines", (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst"), f"{_HERE}.formats:read_packed_lines",
-               by_jq=True),
-        Format("parquet", (".parquet",), f"{_HERE}.formats:read_parquet", divided=True),
-        Format("json", JSON, f"{_HERE}.tables:read_json", by_jq=True),
-        Format("separated", (".csv", ".tsv", ".tab"), f"{_HERE}.tables:read_separated"),
-        Format("arrow", (".arrow", ".feather"), f"{_HERE}.tables:read_arrow"),
-        Format("tar", (".tar", ".tar.gz", ".tgz"), f"{_HERE}.archives:read_tar"),
-        Format("packed text", tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
-               f"{_HERE}.archives:read_packed_text"),
-    )
-}  # fmt: skip
-
-
-@cache
-def by_suffix() -> dict[str, Format]:
-    """The format of each ending, the longest first."""
-    found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
-    return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
-
-
-def format_of(path: str) -> Format | None:
-    """The format of a file by how its name ends; None for one that is not read."""
-    return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
 
 
 @dataclass(frozen=True)
@@ -96,6 +48,10 @@ class SourcePiece:
     @property
     def bytes(self) -> int:
         return self.end - self.start
+
+    def open(self, start: int = 0) -> BinaryIO:
+        """The bytes of its file from `start` on, as source_files.open_file gives them."""
+        return open_file(self.file, start)
 
 
 @dataclass(frozen=True)
@@ -137,21 +93,18 @@ def plan_units(data: Data) -> UnitPlan:
         raise DataError("some sources have a weight and some have none", where="data.sources", next="give all a weight, or none")
     paths = Counter(source.path for source in data.mixture)
     first = {source.path: number for number, source in reversed([*enumerate(data.mixture)])}
-    listed = [_entry(number, source) if first[source.path] == number else [] for number, source in enumerate(data.mixture)]
-    again, seen = [path for path, times in paths.items() if times > 1], set[str]()
-    for number, files in enumerate(listed):
+    listings = [_entry(number, source) for number, source in enumerate(data.mixture) if first[source.path] == number]
+    again, seen, listed = [path for path, times in paths.items() if times > 1], set[str](), dict[int, list[SourceFile]]()
+    for number, (files, _) in zip(sorted(first.values()), listings, strict=True):
         again += [file.path for file in files if file.path in seen]
         listed[number] = [file for file in files if file.path not in seen]
         seen |= {file.path for file in files}
     warnings = [f"{path} is in data.sources more than once: it is read once" for path in again]
-    warnings += [warning for files in listed for file in files if (warning := _warning(file))]
-    for path in paths:
-        if others := left_out(path, tuple(by_suffix())):
-            unread = ", ".join(f"{count} {suffix}" for suffix, count in others.items())
-            warnings.append(f"{path}: files that are not read: {unread}")
-    total = sum(file.size for files in listed for file in files)
+    warnings += [warning for files in listed.values() for file in files if (warning := _warning(file))]
+    warnings += [warning for path, listing in zip(paths, listings, strict=True) for warning in told(path, listing[1])]
+    total = sum(file.size for files in listed.values() for file in files)
     aim, units = _aim(total), list[Unit]()
-    for source, files in enumerate(listed):
+    for source, files in listed.items():
         units += _cut(files, aim, source, len(units))
     identity = hashlib.sha256(json.dumps([asdict(unit) for unit in units]).encode()).hexdigest()
     return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings))
@@ -172,21 +125,19 @@ def is_long_text(file: SourceFile) -> bool:
     return file.size > LARGEST_TEXT and (row := format_of(file.path)) is not None and row.cut
 
 
-def _entry(number: int, source: Source) -> list[SourceFile]:
+def _entry(number: int, source: Source) -> Listing:
     try:
         return _list(source)
     except DataError as error:
         raise NoSource(error, number) from error
 
 
-def _list(source: Source) -> list[SourceFile]:
+def _list(source: Source) -> Listing:
     if source.path.startswith(HUB):
-        return list_shards(source.path)
-    files = [file for file in list_files(source.path, tuple(by_suffix())) if file.size]
-    if not files:
-        raise unreadable(source.path, "it is empty")
+        return list_shards(source.path), Counter()
+    files, unread = list_files(source.path)
     _refuse_pointers(files)
-    return files
+    return files, unread
 
 
 def _refuse_pointers(files: Iterable[SourceFile]) -> None:

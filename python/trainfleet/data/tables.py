@@ -10,71 +10,79 @@ from typing import TextIO
 
 from ..trust.errors import DataError
 from ..trust.untrusted_input import converting
-from .bad_records import LINE, bad_line, too_long
-from .formats import LONGEST, Item, attempted, cell, column, damage, decoded, document_of, library, texts, texts_of
-from .source_files import open_file
+from .bad_records import LINE, too_long
+from .formats import LONGEST, Item, attempted, cell, column, damage, decoded, document_of, library, read_lines, texts, texts_of
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
+QUOTED = (  # what the module csv, a spreadsheet or pandas wrote with tabs
+    f"{LINE}; or, if its cells have quotes, write it as CSV: "
+    "python3 -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, 'excel-tab'))\" < a.tsv > a.csv"
+)
 
 
 def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """`text_field` of a JSON object, of each in an array, or of each line, whichever the file holds."""
-    with open_file(piece.file) as stream:
+    with piece.open() as stream:
         content = stream.read(LONGEST + 1)
     if len(content) > LONGEST:
         raise DataError(
             "is too large to be read whole", where=piece.path, why=f"it has more than {LONGEST / 2**20:.0f} MiB",
             next=f"write a line for each text: jq -c '.[]' {piece.path} > texts.jsonl",
         )  # fmt: skip
-    text = decoded(content, piece, 0, 0).text.removeprefix("\ufeff")
+    text = decoded(content, piece, 0, 0).text
     try:
         found = json.loads(text)
     except RecursionError as error:
         raise DataError("is nested too deeply", where=piece.path, next="leave it out of data.sources") from error
     except ValueError:
-        yield from _json_lines(piece, text, text_field)
+        yield from read_lines(piece, text_field, ((line, 0) for line in content.split(b"\n")))
         return
     for number, record in enumerate(found if isinstance(found, list) else [found]):
         yield attempted(document_of, record, f"{piece.path}: entry {number}", text_field)
 
 
-def _json_lines(piece: SourcePiece, text: str, text_field: str) -> Iterator[Item]:
-    for number, line in enumerate(text.split("\n"), 1):  # a text may hold U+2028 and other ends of line as they are
-        if not line.strip():
-            continue
-        where = f"{piece.path}:{number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            yield bad_line(where, line.encode(), text_field, error)
-        else:
-            yield attempted(document_of, record, where, text_field)
-
-
 def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The column `text_field` of a table of comma- or tab-separated values, whose first row names the columns."""
-    csv.field_size_limit(LONGEST)
-    with open_file(piece.file) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as stream:
-        rows = csv.reader(_lines(stream, piece), "excel-tab" if piece.path.endswith(TAB) else "excel", strict=True)
+    """The column `text_field` of a table whose first row names the columns, and whose other rows have as many cells.
+
+    Commas separate by RFC 4180, with quotes. Tabs separate without any, and each line is a row:
+    https://www.iana.org/assignments/media-types/text/tab-separated-values
+    """
+    tabs, at = piece.path.endswith(TAB), 0
+    with piece.open() as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="\n" if tabs else "") as stream:
+        rows = _tabbed(_lines(stream, piece)) if tabs else _quoted(_lines(stream, piece), piece.path)
         try:
-            names = next(rows, [])
+            at, names = next(rows, (1, []))
             index = column(names, text_field, piece.path)
-            for row in rows:
-                if row:  # a blank line is none
-                    where = f"{piece.path}:{rows.line_num}"
-                    if index >= len(row) or any(row[len(names) :]):  # more: a text that was cut at its comma
-                        yield DataError(f"has {len(row)} cells of {len(names)}", where=where, next=LINE)
-                    else:
-                        yield attempted(cell, row[index], where, text_field)
+            for at, row in rows:
+                where = f"{piece.path}:{at}"
+                if len(row) < len(names) or any(row[len(names) :]):  # a text that was cut at its comma, tab or end of line
+                    yield DataError(f"has {len(row)} cells of {len(names)}", where=where, next=QUOTED if tabs else LINE)
+                else:
+                    yield attempted(cell, row[index], where, text_field)
         except UnicodeDecodeError as error:
-            why = f"{error.reason}, after line {rows.line_num}"
+            why = f"{error.reason}, after line {at}"
             raise DataError("is not UTF-8", where=piece.path, why=why, next=converting(error.object, error.start)) from error
-        except csv.Error as error:
-            where = f"{piece.path}:{rows.line_num}"
-            if "field larger" in str(error):
-                raise too_long(where) from error
-            raise DataError("is no row of a table", where=where, why=str(error), next="correct or remove it") from error
+
+
+def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line that is not blank, with its number."""
+    for number, line in enumerate(lines, 1):
+        if text := line.removesuffix("\n").removesuffix("\r"):
+            yield number, text.split("\t")
+
+
+def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each row of comma-separated values that is not blank, with the number of its last line."""
+    csv.field_size_limit(LONGEST)
+    rows = csv.reader(lines, "excel", strict=True)
+    try:
+        yield from ((rows.line_num, row) for row in rows if row)
+    except csv.Error as error:
+        where = f"{path}:{rows.line_num}"
+        if "field larger" in str(error):
+            raise too_long(where) from error
+        raise DataError("is no row of a table", where=where, why=str(error), next="correct or remove it") from error
 
 
 def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
@@ -90,7 +98,7 @@ def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
 def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     """The column `text_field` of an Arrow file or stream (also Feather), a batch at a time."""
     arrow, ipc = library("pyarrow", "pyarrow", piece), library("pyarrow.ipc", "pyarrow", piece)
-    with open_file(piece.file) as stream, damage(piece, "Arrow", arrow.ArrowException, OSError, ValueError):
+    with piece.open() as stream, damage(piece, "Arrow", arrow.ArrowException, OSError, ValueError):
         is_file = stream.read(6) == b"ARROW1"
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)

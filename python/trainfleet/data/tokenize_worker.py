@@ -116,7 +116,7 @@ def finish(data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetS
     records = manifest.read_records(store, range(len(plan.units)), preparation)
     if len(records) < len(plan.units):
         return None
-    finished = manifest.assemble(preparation, [records[unit.index] for unit in plan.units])
+    finished = manifest.assemble(preparation, [records[unit.index] for unit in plan.units], plan.warnings)
     manifest.require_few(finished, data, store)
     manifest.write(store, manifest.MANIFEST, finished)
     return finished

@@ -21,6 +21,7 @@ from .formats import Document
 from .manifest import SPLITS, TRAIN, VALIDATION, Preparation, UnitRecord, shard_path
 from .progress import Meter
 from .shards import ShardWriter
+from .source_files import told
 from .sources import Unit
 from .tokenizer import described, load
 
@@ -86,11 +87,10 @@ class UnitWork:
 
     def _encode(self, unit: Unit, encoder: TextEncoder, notes: tuple[str, ...]) -> Draft:
         text_bytes = documents = checked = done = 0
-        text_field, bad = self.data.text_field_of(unit.source), Skipped()
-        skipped = None if self.data.bad_records == STOP else bad
+        text_field, bad = self.data.text_field_of(unit.source), Skipped(self.data.bad_records == STOP)
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
-            for number, batch in enumerate(in_batches(read_unit(unit, text_field, skipped))):
+            for number, batch in enumerate(in_batches(read_unit(unit, text_field, bad))):
                 tokens = 0
                 for split, texts in divide(batch, self.data.validation_fraction).items():
                     long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
@@ -115,7 +115,7 @@ class UnitWork:
             documents=documents,
             backend=described(encoder),
             checked=checked,
-            notes=(*notes, *left_out(unit, documents)),
+            notes=(*notes, *told(f"unit {unit.index}", bad.unread), *left_out(unit, documents)),
             train=None,
             validation=None,
             skipped=bad.count,

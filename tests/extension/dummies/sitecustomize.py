@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.optimizers import OPTIMIZERS, Optimizer
-from trainfleet.data.sources import FORMATS, Format
+from trainfleet.data.format_table import FORMATS, Format
 from trainfleet.hardware import node_types
 from trainfleet.watch import catalogue
 from trainfleet.watch.causes import CAUSES, Cause

@@ -1,0 +1,97 @@
+"""Which files are read, and as what: one row a kind of file, in folders, in buckets and in archives alike."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from ..trust.untrusted_input import printable, shortened
+
+PYTHON, JSON = ".py", ".json"
+TEXT = (".txt", ".md", PYTHON)
+PLAIN, TAR = "text", "tar"  # names of rows
+INSTALLED = ("site-packages", "dist-packages", "__pycache__")  # folders
+SIDECAR = re.compile(  # the name of a file that tells of the records beside it
+    r".*\.md|(readme|licen[cs]e|copying|notice|citation|change(log|s))\b.*\.txt|dataset_(infos?|dict)\.json|state\.json",
+    re.IGNORECASE,
+)
+
+
+class Format(NamedTuple):
+    """What files of these endings hold; of several that fit, the longest ending counts.
+
+    `read`, by dotted name, takes a Piece and data.text_field, and gives what each record in it is (formats.Item). `divided`: a
+    file may be cut at any byte, and a record belongs to the piece that holds its first one. `cut`: a long file is one text that
+    is cut into documents. `by_jq`: its records are JSON that jq reads.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    read: str
+    divided: bool = False
+    cut: bool = False
+    by_jq: bool = False
+
+
+_HERE = "trainfleet.data"
+FORMATS = {
+    row.name: row
+    for row in (
+        Format(PLAIN, TEXT, f"{_HERE}.documents:read_plain", cut=True),
+        Format("lines", (".jsonl",), f"{_HERE}.formats:read_json_lines", divided=True, by_jq=True),
+        Format("packed lines", (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst"), f"{_HERE}.formats:read_packed_lines",
+               by_jq=True),
+        Format("parquet", (".parquet",), f"{_HERE}.formats:read_parquet", divided=True),
+        Format("json", (JSON,), f"{_HERE}.tables:read_json", by_jq=True),
+        Format("separated", (".csv", ".tsv", ".tab"), f"{_HERE}.tables:read_separated"),
+        Format("arrow", (".arrow", ".feather"), f"{_HERE}.tables:read_arrow"),
+        Format(TAR, (".tar", ".tar.gz", ".tgz"), f"{_HERE}.archives:read_tar"),
+        Format("packed text", tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
+               f"{_HERE}.archives:read_packed_text"),
+    )
+}  # fmt: skip
+
+
+@cache
+def by_suffix() -> dict[str, Format]:
+    """The format of each ending, the longest first."""
+    found = {suffix: row for row in FORMATS.values() for suffix in row.suffixes}
+    return dict(sorted(found.items(), key=lambda entry: -len(entry[0])))
+
+
+def format_of(path: str) -> Format | None:
+    """The format of a file by how its name ends; None for one that is not read."""
+    return next((row for suffix, row in by_suffix().items() if path.endswith(suffix)), None)
+
+
+def name_of(path: str) -> str:
+    """The name of a file's format; "" for a file that is not read."""
+    row = format_of(path)
+    return row.name if row else ""
+
+
+def is_sidecar(path: str) -> bool:
+    """Whether a file tells of records, if its source or archive has any."""
+    return SIDECAR.fullmatch(re.split("/|: ", path)[-1]) is not None
+
+
+def is_record(path: str) -> bool:
+    """Whether a file holds records, and is no text or a sidecar."""
+    return name_of(path) not in ("", PLAIN) and not is_sidecar(path)
+
+
+def passed_over(path: str) -> str:
+    """Why a file or folder of that path is not looked at, and nothing below it; "" for another."""
+    parts = path.split("/")
+    if any(part.startswith(".") and part.strip(".") for part in parts):  # also ._name, which macOS puts beside each file
+        return "hidden"
+    return next((part for part in parts if part in INSTALLED), "")
+
+
+def why_unread(path: str) -> str:
+    """Why a file below a folder, or in an archive, is not read; "" for one that is."""
+    if why := passed_over(path):
+        return why
+    return "" if name_of(path) else shortened(printable(PurePosixPath(path).suffix), 20) or "without a suffix"
