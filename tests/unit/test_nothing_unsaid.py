@@ -188,7 +188,7 @@ def test_each_file_of_an_archive_is_read_by_the_table(tmp_path: Path) -> None:
 def test_damage_to_a_file_of_an_archive_is_a_record_of_its_own(tmp_path: Path) -> None:
     path = tar(tmp_path / "a.tar", {"a.json.gz": b"\x1f\x8b\x08 none", "b.jsonl": b'{"body": 1}\n' + LINE, "c.txt": b"text"})
     found = list(archives.read_tar(plan_units(data_of(path)).units[0].pieces[0], "text"))
-    assert [str(item).partition("\n")[0].rpartition(": a")[0] for item in found[:1]] and len(found) == 4
+    assert len(found) == 4
     assert isinstance(found[0], DataError) and "a.tar: a.json.gz" in found[0].where and "damaged" in found[0].what
     assert isinstance(found[1], DataError) and found[1].where.endswith("a.tar: b.jsonl:1")
 
@@ -288,10 +288,7 @@ def test_nothing_is_passed_over_in_silence(
         objects = [s3.Object(*entry) for entry in json.loads((tmp_path / "objects").read_text())]
         monkeypatch.setattr(s3, "list_objects", lambda _: objects)
     said = told(source)
-    kinds = [entry.partition(" ")[2] for entry in said.rpartition("files that are not read: ")[2].split(", ")]
-    expected = sorted({*COMMON, *(word for other in others for word in other.split(", "))})
-    assert {*filter(None, kinds)} >= {word for word in expected if "," not in word} - {"pipe", "socket or device"}, said
-    assert all(other in said for other in others) and "2 hidden" in said, said
+    assert all(f" {kind}" in said for kind in {*COMMON, *others}) and "2 hidden" in said, said
 
 
 def test_a_folder_that_may_not_be_read_or_that_a_pattern_matches_is_named(
