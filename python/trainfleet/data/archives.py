@@ -25,8 +25,10 @@ from .source_files import EMPTY, SourceFile, told
 from .sources import SourcePiece, Unit
 
 PACKED = {  # how a compressed tar begins -> the module that unpacks it, which a Python may lack, and the program
-    b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz"),
-}  # fmt: skip
+    b"\x1f\x8b": ("gzip", "gzip"),
+    b"BZh": ("bz2", "bzip2"),
+    b"\xfd7zXZ": ("lzma", "xz"),
+}
 HELD = 16  # files that may describe records which follow; where none do, the tar is one of texts
 LOOKED = 200  # files of a source's first tar that a plan looks at
 SIDECAR = ".md, README or licence files beside records"
@@ -196,8 +198,10 @@ def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Excepti
                 found = importlib.import_module(module)
             except ImportError as error:
                 raise DataError(
-                    f"is packed by {program}, and this Python was built without its module {module}", where=piece.path,
-                    why=str(error), next=f"unpack it: {program} -dc {shlex.quote(piece.path)} > a.tar; or use another Python",
-                ) from error  # fmt: skip
+                    f"is packed by {program}, and this Python was built without its module {module}",
+                    where=piece.path,
+                    why=str(error),
+                    next=f"unpack it: {program} -dc {shlex.quote(piece.path)} > a.tar; or use another Python",
+                ) from error
             return cast(BinaryIO, found.open(raw)), getattr(found, "LZMAError", EOFError)
     return raw, EOFError

@@ -56,18 +56,24 @@ def list_files(source: str) -> Listing:
         paths = (file.path for file in _walk(_library()) if isinstance(file, SourceFile) and file.size)
         modules = sorted(path for path in paths if path.endswith(PYTHON))
         return [stat(path.replace(f"{_library()}/", f"{STDLIB}:", 1)) for path in modules], Counter()
+    files, unread = _sorted_out(_found(source))
+    if not files:
+        none = "it is empty" if {*unread} == {EMPTY} else f"it holds no {', '.join(by_suffix())} file"
+        raise unreadable(source, "; ".join([none, *told(source, unread)]))
+    return files, unread
+
+
+def _found(source: str) -> list[SourceFile | str]:
+    """Each file of one source, or why it is not read. DataError if it can't be listed."""
     try:
-        found = list(_objects(source) if is_remote(source) else _walk(Path(source)) if Path(source).is_dir() else _match(source))
+        if is_remote(source):
+            return list(_objects(source))
+        return list(_walk(Path(source)) if Path(source).is_dir() else _match(source))
     except TrainfleetError:
         raise
     except (OSError, ValueError) as error:  # no name that a file can have
         where = shortened(getattr(error, "filename", None) or source, 255)
         raise unreadable(where, getattr(error, "strerror", None) or str(error)) from error
-    files, unread = _sorted_out(found)
-    if not files:
-        none = "it is empty" if {*unread} == {EMPTY} else f"it holds no {', '.join(by_suffix())} file"
-        raise unreadable(source, "; ".join([none, *told(source, unread)]))
-    return files, unread
 
 
 def _sorted_out(found: list[SourceFile | str]) -> Listing:
