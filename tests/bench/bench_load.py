@@ -50,6 +50,7 @@ def make(folder: Path) -> None:
         32000,
         0,
         "uint16",
+        few=False,
     )
     records = []
     for index in range(SHARDS):

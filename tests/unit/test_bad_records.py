@@ -124,7 +124,7 @@ def test_what_was_done_before_the_first_bad_record_stays_done(tmp_path: Path, mo
     )
     with pytest.raises(DataError, match=r"a\.jsonl:51"):
         tokenize(stop, ALONE, tmp_path / "again")
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "again/set/units").iterdir()}
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "again/set/units").glob("[0-9]*.json")}
     tokenize(skip, ALONE, tmp_path / "again")
     tokenize(skip, ALONE, tmp_path / "whole")
     assert kept and all(path.stat().st_mtime_ns == time for path, time in kept.items())

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -17,18 +18,27 @@ import pytest
 
 from requirement import need
 from trainfleet.config.types import Data, Source
-from trainfleet.data import encoders, manifest, sources, tokenize_worker, work_units
+from trainfleet.data import dataset_lock, encoders, manifest, sources, tokenize_worker, work_units
 from trainfleet.data.dataset import Dataset, find
 from trainfleet.data.dataset_check import verify
-from trainfleet.data.dataset_lock import only_job
+from trainfleet.data.dataset_lock import is_busy, only_job
 from trainfleet.data.dataset_store import FolderDataset, open_store
 from trainfleet.data.progress import read_progress
 from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.data.tokenizer import load
+from trainfleet.health.lease import LEFT
 from trainfleet.report import lengths
 from trainfleet.trust.errors import DataError
 
 ALONE = Share(0, 1, 1)
+HOLD = """
+import pathlib, sys, time
+from trainfleet.data.dataset_lock import is_busy, only_job
+from trainfleet.data.dataset_store import FolderDataset
+with only_job(FolderDataset(pathlib.Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -45,7 +55,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 
 def content(folder: Path) -> dict[str, str]:
     """Hash of every file that a finished dataset consists of."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "progress"]
+    kept = [path for path in sorted(folder.rglob("*")) if path.parent.name not in ("progress", "terms")]
+    files = [path for path in kept if path.is_file() and path.name != "head.json"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -170,6 +181,19 @@ def test_the_lengths_of_all_documents_are_drawn(data: Data, tmp_path: Path) -> N
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:
     with only_job(FolderDataset(tmp_path / "set")), pytest.raises(DataError, match="another job"):
         tokenize(data, ALONE, tmp_path)
+
+
+def test_a_frozen_job_loses_its_dataset_to_the_next_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock lives on, as that of a host whose power is gone does at a file server."""
+    folder = tmp_path / "set"
+    frozen = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert frozen.stdout and frozen.stderr and frozen.stdout.readline() == b"held\n" and is_busy(folder)
+    frozen.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(dataset_lock, "PATIENCE", 2.0)
+    with only_job(FolderDataset(folder)):
+        frozen.send_signal(signal.SIGCONT)
+        assert frozen.wait(10) == LEFT and b"has taken over" in frozen.stderr.read()
+    assert not is_busy(folder)
 
 
 def test_a_node_with_other_files_is_refused(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ ENTRIES: list[dict[str, Any]] = [
 def test_a_source_in_s3_lists_only_what_is_below_it(entry: dict[str, Any], listing: Callable[[Pages], Server]) -> None:
     listing([{"Contents": [entry]}])
     with pytest.raises(S3Error, match="not to be believed"):
-        source_files.list_files("s3://bucket/text/", (".txt",))
+        source_files.list_files("s3://bucket/text/")
 
 
 def test_a_name_that_ends_a_line_is_refused(listing: Callable[[Pages], Server]) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,29 @@ def tar(path: Path, members: dict[str, bytes], *others: tarfile.TarInfo) -> Path
 def told(*paths: Path | str) -> str:
     """What a plan says of the sources."""
     return "\n".join(look(data_of(*paths)).warnings)
+
+
+# Row 13: one text validates too, and what the plan says of it is so.
+@pytest.mark.parametrize("names", [("input.txt",), ("a.md", "b.txt.gz", "c.py")])
+def test_of_few_texts_the_last_part_of_each_validates(names: tuple[str, ...], tmp_path: Path) -> None:
+    text = b"".join(f"{number} squared is {number * number}\n".encode() for number in range(5000))
+    for name in names:
+        written(tmp_path / "source" / name, gzip.compress(text) if name.endswith(".gz") else text)
+    data = data_of(tmp_path / "source")
+    made = tokenize(data, Share(0, 1, 1), tmp_path / "data")
+    assert made and made.validation_documents == made.documents // 2 == len(names)
+    assert 0.08 < made.validation_tokens / made.tokens < 0.15
+    assert f"the last part of each text validates, as there are few ({len(names)})" in told(tmp_path / "source")
+
+
+def test_texts_that_are_many_or_records_validate_whole(tmp_path: Path) -> None:
+    few, many = tmp_path / "few", tmp_path / "many"
+    for number in range(20):
+        written(few / f"{number}.txt", b"a text\n")
+        written(many / f"{number}.txt", b"a text\n")
+    written(few / "a.jsonl", LINE)
+    assert not plan_units(replace(data_of(many), validation_fraction=0.25)).few
+    assert not plan_units(data_of(few)).few and plan_units(data_of(many)).few
 
 
 # Row 17: the mark at a file's beginning.

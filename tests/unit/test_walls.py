@@ -27,7 +27,7 @@ GROUND = {
 CONTROL = {"cli", "images", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
-LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.manifest", "trainfleet.data.progress",
+LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.dataset_lock", "trainfleet.data.manifest", "trainfleet.data.progress",
            "trainfleet.data.sources", "trainfleet.data.description", "trainfleet.data.tokenizer", "trainfleet.data.source_survey"}  # fmt: skip
 FORBIDDEN = {  # room → packages that it must not import
     **{key: {"torch", "torch_xla", "torch_neuronx", "transformers"} for key in CONTROL | GROUND},

@@ -47,7 +47,8 @@ class Data:
     vocabulary_size: Annotated[int, Key(unit="tokens", minimum=300, maximum=1_000_000)] = 4096
     """How many tokens the trained tokenizer has; ignored when data.tokenizer is a path."""
     validation_fraction: Annotated[float, Key(unit="fraction", minimum=1e-06, maximum=0.5)] = 0.01
-    """The part of the documents, chosen by the hash of their text, that is kept for validation."""
+    """The part of the documents, chosen by the hash of their text, that is kept for validation; of
+    a few plain texts, the last part of each."""
     bad_records: Annotated[
         str | float,
         Key(

@@ -1,12 +1,14 @@
-"""A lock on a dataset, so that one job at a time makes it: a file lock beside it, and for one in S3 an object as well.
+"""Decides which job makes a dataset: the holder of a lease in its folder (health/lease.py), or of an object in its place in S3.
 
-The kernel releases a file lock when its holder dies. An object stays, so its holder renews it every RENEW seconds, and one that
-has not changed for LAPSE is taken over. The taker waits that long itself, so no two machines' clocks are compared.
+Both are renewed, and one that is not renewed any more is taken over: the taker waits that long itself, so no two machines' clocks
+are compared. The lock of the operating system beside them only says at once that a holder on this machine has ended: on NFS and
+Lustre the lock of a dead or frozen host lives on for minutes.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import socket
 import sys
@@ -14,12 +16,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import TextIO
 
+from ..health.lease import GLANCE, PATIENCE, Lease, is_renewed, newest_holder
 from ..run import run_folder
 from ..storage import s3
-from ..trust.errors import DataError, S3Error
+from ..trust.errors import BackendError, DataError, S3Error
 from .dataset_store import BucketDataset, DatasetStore
 
 RENEW = 10.0  # seconds
@@ -30,11 +34,30 @@ POLL = 1.0
 @contextmanager
 def only_job(store: DatasetStore) -> Iterator[None]:
     """Held for as long as the block runs. DataError when another job is at work on the dataset."""
+    busy = is_busy(store.folder, PATIENCE)
     file = run_folder.take_lock(store.folder)
-    if file is None:
+    in_bucket = isinstance(store, BucketDataset)
+    if busy or (in_bucket and file is None):
         raise _busy(str(store.folder), "")
-    with file, Claim(store.describe("lock"), _name(file)) if isinstance(store, BucketDataset) else nullcontext():
+    with file or nullcontext(), ExitStack() as stack:
+        if in_bucket and file:
+            stack.enter_context(Claim(store.describe("lock"), _name(file)))
+        try:
+            lease = stack.enter_context(Lease(store.folder))
+        except BackendError as error:
+            raise _busy(str(store.folder), "") from error
         yield
+        lease.code = 0
+
+
+def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
+    """Whether a job makes the dataset of this folder, seen by a look of so many seconds where only that can tell."""
+    holder = newest_holder(folder)
+    if holder is None or holder.code is not None:
+        return False
+    if holder.host == platform.node() and not run_folder.is_locked(folder):
+        return False
+    return is_renewed(folder, seconds)
 
 
 class Claim:

@@ -11,7 +11,8 @@ from ..trust.untrusted_input import printable, shortened
 
 PYTHON, JSON = ".py", ".json"
 TEXT = (".txt", ".md", PYTHON)
-PLAIN, TAR = "text", "tar"  # names of rows
+PLAIN, PACKED_TEXT, TAR = "text", "packed text", "tar"  # names of rows
+TEXTS = (PLAIN, PACKED_TEXT)
 INSTALLED = ("site-packages", "dist-packages", "__pycache__")  # folders
 SIDECAR = re.compile(  # the name of a file that tells of the records beside it
     r".*\.md|(readme|licen[cs]e|copying|notice|citation|change(log|s))\b.*\.txt|dataset_(infos?|dict)\.json|state\.json",
@@ -48,7 +49,7 @@ FORMATS = {
         Format("separated", (".csv", ".tsv", ".tab"), f"{_HERE}.tables:read_separated"),
         Format("arrow", (".arrow", ".feather"), f"{_HERE}.tables:read_arrow"),
         Format(TAR, (".tar", ".tar.gz", ".tgz"), f"{_HERE}.archives:read_tar"),
-        Format("packed text", tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
+        Format(PACKED_TEXT, tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
                f"{_HERE}.archives:read_packed_text"),
     )
 }  # fmt: skip
@@ -79,7 +80,7 @@ def is_sidecar(path: str) -> bool:
 
 def is_record(path: str) -> bool:
     """Whether a file holds records, and is no text or a sidecar."""
-    return name_of(path) not in ("", PLAIN) and not is_sidecar(path)
+    return name_of(path) not in ("", *TEXTS) and not is_sidecar(path)
 
 
 def passed_over(path: str) -> str:

@@ -73,6 +73,7 @@ class Preparation:
     vocabulary_size: Count
     end_of_document: Count
     dtype: Dtype
+    few: bool  # texts: each is divided between the splits
     format: int = FORMAT
 
     @property
@@ -176,6 +177,7 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_document=tokenizer.end_of_document,
         dtype=dtype_for(tokenizer.vocabulary_size),
+        few=plan.few,
     )
 
 

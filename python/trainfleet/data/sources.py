@@ -18,9 +18,9 @@ from ..config.hub_addresses import HUB
 from ..config.types import Data, Source
 from ..trust.errors import DataError, NoSource
 from ..trust.untrusted_input import KIBIBYTE, MEBIBYTE
-from .format_table import format_of
+from .format_table import TEXTS, format_of, name_of
 from .hub_datasets import list_shards
-from .source_files import Listing, SourceFile, is_remote, list_files, open_file, told, unreadable
+from .source_files import Listing, SourceFile, is_remote, is_stdlib, list_files, open_file, told, unreadable
 
 POINTER = b"version https://git-lfs"
 POINTERS = 100  # small files of a source that are looked into for one: where one is, all are
@@ -30,6 +30,7 @@ MEMORY = 6144 * MEBIBYTE
 GRID = 4 * MEBIBYTE  # units aim at a multiple of it, and a large text is cut into documents of about this size
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
+FEW = 5  # whole texts for validation: where fewer are likely, each gives its last part
 PROCESS_MB_PER_SECOND = 45.0  # of text, measured: tests/bench/LOG.md
 
 
@@ -76,6 +77,7 @@ class UnitPlan:
     bytes: int
     identity: str
     warnings: tuple[str, ...]
+    few: bool  # plain texts, of which each is divided between training and validation
 
     def seconds(self, processes: int) -> float:
         """About how long tokenizing takes with so many processes."""
@@ -102,12 +104,14 @@ def plan_units(data: Data) -> UnitPlan:
     warnings = [f"{path} is in data.sources more than once: it is read once" for path in again]
     warnings += [warning for files in listed.values() for file in files if (warning := _warning(file))]
     warnings += [warning for path, listing in zip(paths, listings, strict=True) for warning in told(path, listing[1])]
-    total = sum(file.size for files in listed.values() for file in files)
+    found = [file for files in listed.values() for file in files]
+    total, few = sum(file.size for file in found), _are_few(found, data.validation_fraction)
+    warnings += [f"the last part of each text validates, as there are few ({len(found)})"] if few else []
     aim, units = _aim(total), list[Unit]()
     for source, files in listed.items():
         units += _cut(files, aim, source, len(units))
     identity = hashlib.sha256(json.dumps([asdict(unit) for unit in units]).encode()).hexdigest()
-    return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings))
+    return UnitPlan(tuple(units), len(seen), total, identity, tuple(warnings), few)
 
 
 def have_changed(data: Data, identity: str) -> bool:
@@ -118,6 +122,12 @@ def have_changed(data: Data, identity: str) -> bool:
         return plan_units(data).identity != identity
     except DataError:
         return False
+
+
+def _are_few(files: list[SourceFile], validation_fraction: float) -> bool:
+    """Whether the files are plain texts, and so few that their hashes may leave validation or training without any."""
+    texts = all(name_of(file.path) in TEXTS and not is_stdlib(file.path) for file in files)
+    return texts and len(files) * validation_fraction < FEW
 
 
 def is_long_text(file: SourceFile) -> bool:

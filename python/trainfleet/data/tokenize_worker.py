@@ -54,10 +54,10 @@ class Share:
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
     """Does this node's units; returns the manifest if the dataset is finished then, None if other nodes are still at work."""
     store = manifest.store_of(data, root)
+    if (finished := manifest.find(data, root)) is not None:
+        print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
+        return finished
     with only_job(store) if share.node == 0 else nullcontext():
-        if (finished := manifest.find(data, root)) is not None:
-            print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
-            return finished
         progress.clear(store, share.node, share.nodes)
         plan = plan_units(data)
         preparation = prepare(data, plan, store) if share.node == 0 else await_preparation(data, plan, store, share.node)

@@ -91,18 +91,19 @@ class UnitWork:
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
             for number, batch in enumerate(in_batches(read_unit(unit, text_field, bad))):
-                tokens = 0
-                for split, texts in divide(batch, self.data.validation_fraction).items():
+                tokens = read = 0
+                for split, texts in divide(batch, self.data.validation_fraction, self.preparation.few).items():
+                    read += len(texts)
                     long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
                     if texts:
                         ids, offsets = encoder.encode(texts)
                         checked += self._check(texts, ids, offsets, encoder, unit.index + number)
                         tokens += writers[split].add(ids, offsets)
                     tokens += _add_long(long, encoder, writers[split]) if long else 0
-                text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + len(batch)
+                text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + read
                 consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
                 done += consumed
-                self.meter.add(bytes_=consumed, documents=len(batch), tokens=tokens)
+                self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
         self.meter.add(bytes_=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
@@ -155,13 +156,21 @@ def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
     return tokens + writer.add(*encoder.encode([waiting or ""]))
 
 
-def divide(batch: list[Document], validation_fraction: float) -> dict[str, list[str]]:
+def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict[str, list[str]]:
     """The texts of each split that the batch has any for.
 
-    The text's own hash decides, so a document stays in its split when others are added, and copies stay together.
+    The text's own hash decides, so a document stays in its split when others are added, and copies stay together. Of few
+    documents, each gives its last lines to validation.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     bound = int(validation_fraction * 2**32)
     for document in batch:
-        texts[VALIDATION if document.hash < bound else TRAIN].append(document.text)
+        text = document.text
+        if few:
+            at = len(text) - int(validation_fraction * len(text))
+            end = text.find("\n", at) + 1 or text.find(" ", at) + 1 or len(text)
+            texts[TRAIN].append(text[:end])
+            texts[VALIDATION] += filter(None, [text[end:]])
+        else:
+            texts[VALIDATION if document.hash < bound else TRAIN].append(text)
     return {split: found for split, found in texts.items() if found}

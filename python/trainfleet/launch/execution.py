@@ -16,6 +16,7 @@ from ..backends.base import Handle, load_job
 from ..backends.run_storage import Place
 from ..config import Config, dump_resolved
 from ..config.elastic import smaller
+from ..data.dataset_lock import is_busy
 from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers
 from ..plan.job import Job, tokenize_job, train_job
@@ -133,6 +134,12 @@ def refit(run: run_folder.Run, config: Config) -> None:
     run.update_results(nodes=config.fleet.nodes, world_size=config.world_size)
 
 
+def record_launch(run: run_folder.Run, request: Request) -> None:
+    """Leaves the event from which a launch is paid for, with the moment when its command began."""
+    began = run.read_results().get("started") or time.time()
+    run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
+
+
 @dataclass(frozen=True)
 class Launch:
     """A command that leads a run: by which plan, where the run is, and what may end it. `started`: when it began, unix time.
@@ -158,6 +165,19 @@ class Launch:
     @property
     def backend(self) -> Backend:
         return backend_of(self.config)
+
+    def following(self) -> tuple[Launch, tuple[Handle, Request] | None] | None:
+        """This launch after the one before it: beside the job that runs on, or else with a plan for the hosts that are left.
+
+        None after a stop; raises as `take_over` does.
+        """
+        predecessor = self.lease.predecessor
+        if predecessor and (running := left_running(self.config, self.run)):
+            return self, running
+        if SUCCEEDS in os.environ and self.run.is_asked_to_stop():  # meanwhile: nothing is left to take over
+            return None
+        launch = self.take_over() if predecessor else self
+        return (launch, None) if launch else None
 
     def take_over(self) -> Launch | None:
         """The same with the plan of a launcher whose predecessor died, if possible without the hosts that are gone.
@@ -191,10 +211,23 @@ class Launch:
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
         return first_that_fits(self.backend, _jobs_of(self.plan, request, number), [without, {}])
 
+    def do(self, request: Request, running: tuple[Handle, Request] | None) -> bool:
+        """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
+        handle = None
+        if running and running[1].job.kind == request.job.kind:
+            handle, request = running
+            how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
+            print(f"{self.run.name} {how}", flush=True)
+        if request.job.kind == "tokenize":
+            return self.tokenize(request, handle)
+        if not handle:
+            record_launch(self.run, request)
+        return self.train(request, handle)
+
     def tokenize(self, request: Request, running: Handle | None = None) -> bool:
         """Whether the dataset is whole now; False after a stop."""
         folder = request.job.folder
-        if not running and run_folder.is_locked(folder):  # its node 0 holds the lock, on whatever machine that is
+        if not running and is_busy(folder):
             what = f"another command is tokenizing {request.job.name}"
             raise BackendError(what, where=str(folder), next="wait for it, or make stop")
         live = TokenizeLive(folder, self.config.data.store)

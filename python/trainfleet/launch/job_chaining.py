@@ -75,7 +75,7 @@ class ChainedTraining:
         self.begun = True
         training.prepare(plan, self.run)
         training.describe(plan, self.run, self.started, restarts=0, status="running")
-        training.record_launch(self.run, request)
+        execution.record_launch(self.run, request)
         request = request.with_environment({fence.VARIABLE: str(fence.begin(self.run.folder))})
         self.submitted = self.backend.submit(request)
         save_job(self.run, self.submitted, request)

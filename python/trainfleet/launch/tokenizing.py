@@ -29,16 +29,24 @@ def _tokenize(plan: Plan, started: float) -> int:
     place = backend_of(plan.config).place(run)
     place.refresh()
     with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
-        launch = execution.Launch(plan, place, lease, interrupts, started)
-        for request in plan.requests:
-            run_folder.write_atomic(run.config, dump_resolved(plan.config))
-            if not launch.tokenize(request):
-                print("stopped; the units that were done stay: make tokenize resumes from there")
-                lease.code = execution.STOPPED
-                return lease.code
+        if not _is_whole(execution.Launch(plan, place, lease, interrupts, started)):
+            print("stopped; the units that were done stay: make tokenize resumes from there")
+            lease.code = execution.STOPPED
+            return lease.code
         lease.code = 0
     describe(plan)
     return 0
+
+
+def _is_whole(launch: execution.Launch) -> bool:
+    """Whether every request of the plan has ended well; False after a stop."""
+    found = launch.following()
+    if found is None:
+        return False
+    launch, running = found
+    if not running:
+        run_folder.write_atomic(launch.run.config, dump_resolved(launch.config))
+    return all(launch.do(request, running) for request in launch.plan.requests)
 
 
 def describe(plan: Plan) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -10,7 +9,7 @@ from ..backends import backend_of
 from ..backends.base import Can, Handle
 from ..checkpoints.store import store_at
 from ..config import Config, dump_resolved, export_formats, load_resolved
-from ..health.lease import LEFT, SUCCEEDS, Holder
+from ..health.lease import LEFT, Holder
 from ..host import install_paths
 from ..host.processes import run_module
 from ..plan.plan import Plan
@@ -110,14 +109,10 @@ def require_able(config: Config, run: Run) -> None:
 def lead(launch: Launch) -> int:
     """The command's exit code, once nothing of the run is running any more."""
     run, config, predecessor = launch.run, launch.config, launch.lease.predecessor
-    running = execution.left_running(config, run) if predecessor else None
-    if SUCCEEDS in os.environ and not running and run.is_asked_to_stop():  # meanwhile: nothing is left to take over
+    found = launch.following()
+    if found is None:
         return conclude(run, config, "stopped", {})
-    if predecessor and not running:
-        following = launch.take_over()
-        if following is None:
-            return conclude(run, config, "stopped", {})
-        launch = following
+    launch, running = found
     restarts = restarts_of(run, None if running else predecessor)
     if not running:
         prepare(launch.plan, run)
@@ -134,7 +129,7 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
     run, config, seconds = launch.run, launch.config, dict[str, float]()
     for request in launch.plan.requests:
         began = time.time()
-        done = run_request(launch, request, running)
+        done = launch.do(request, running)
         if request.job.kind == "tokenize":
             seconds["tokenize"] = round(time.time() - began, 2)
         if not done:
@@ -145,20 +140,6 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
     launch.lease.confirm()
     code = conclude(run, config, str(run.read_results().get("status")), seconds)
     return export(run, config) if code == 0 and config.checkpoint.export else code
-
-
-def run_request(launch: Launch, request: Request, running: tuple[Handle, Request] | None) -> bool:
-    """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
-    handle = None
-    if running and running[1].job.kind == request.job.kind:
-        handle, request = running
-        how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
-        print(f"{launch.run.name} {how}", flush=True)
-    if request.job.kind == "tokenize":
-        return launch.tokenize(request, handle)
-    if not handle:
-        record_launch(launch.run, request)
-    return launch.train(request, handle)
 
 
 def prepare(plan: Plan, run: Run) -> None:
@@ -194,12 +175,6 @@ def require_compiled(run: Run, ahead: bool) -> None:
         what = f"{len(found.failed)} of {len(found.compiled)} programs could not be compiled" if found.failed else NOTHING
         raise JobFailed(f"{what}\n{why}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}")
     run.update_results(status="finished")
-
-
-def record_launch(run: Run, request: Request) -> None:
-    """Leaves the event from which a launch is paid for, with the moment when its command began."""
-    began = run.read_results().get("started") or time.time()
-    run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:

@@ -127,7 +127,7 @@ class History:
         """A remark on a run that ended without a validation loss, which its last step has wherever there is text for it."""
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
-        remedy = "a larger data.validation_fraction, under another data.name"
+        remedy = "raise data.validation_fraction or add text, under another data.name"
         return f"no validation loss: too little text fell to validation; {remedy}"
 
     @property
