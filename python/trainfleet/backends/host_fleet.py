@@ -101,12 +101,9 @@ class Hosts:
     def _beats(self) -> tuple[Holder | None, Standby | None]:
         return newest_holder(self.run.folder), newest_standby(self.run.folder)
 
-    def declare(self, intent: Intent) -> DeclaredIntent | None:
+    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
         """Nothing where no host answers, or the shared folder can't be written: what launches says that, by host."""
-        found = self.declared()
-        if found and not found.gone:
-            return found
-        command = intent_commands.leave(self.folder, self.run.name, intent, found.intent.token if found else "")
+        command = intent_commands.leave(self.folder, self.run.name, intent, stale)
         now = self._found(self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE))
         return now if now and now.intent.token != intent.token else None
 

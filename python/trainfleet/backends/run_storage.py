@@ -25,7 +25,7 @@ class Place(Protocol):
     supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes that left no log there;
                   BackendError when it does not answer
     is_running    whether a launcher was at work on the run at the last refresh
-    declare       leaves the intent of a launch there; nothing is done, and the other's returned, where one is under way
+    declare       leaves the intent of a launch there, in the place of the one with the token `stale`; another is returned
     declared      the intent that is there now; None where there is none. `touch`: it is ours, and goes on
     withdraw      removes this intent; where the run has not `begun` also the request to stop, which was obeyed
     ask_to_stop   leaves the request that ranks look for at every step
@@ -45,7 +45,7 @@ class Place(Protocol):
     def refresh(self) -> None: ...
     def supplement(self, folder: Path) -> None: ...
     def is_running(self) -> bool: ...
-    def declare(self, intent: Intent) -> DeclaredIntent | None: ...
+    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None: ...
     def declared(self, touch: bool = False) -> DeclaredIntent | None: ...
     def withdraw(self, intent: Intent, begun: bool) -> None: ...
     def ask_to_stop(self) -> None: ...
@@ -76,8 +76,8 @@ class Here:
     def is_running(self) -> bool:
         return is_locked(self.run.folder)
 
-    def declare(self, intent: Intent) -> DeclaredIntent | None:
-        return intents.leave(self.run, intent)
+    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
+        return intents.leave(self.run, intent, stale)
 
     def declared(self, touch: bool = False) -> DeclaredIntent | None:
         if touch:

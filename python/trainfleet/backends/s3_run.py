@@ -46,7 +46,7 @@ class BucketPlace:
             FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
             FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
         ]
-        self.address, self.leads = self.links[0].address, False
+        self.address, self.leads, self.touched = self.links[0].address, False, 0.0
         self.datasets = (self.links[1].address, *([f"{store.rstrip('/')}/{dataset}"] if store else []))
         self.known = (self.address, *self.datasets, *others)
 
@@ -104,9 +104,9 @@ class BucketPlace:
             times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
             return bool(times) and s3.clock(self.address) - max(times) < seconds
 
-    def declare(self, intent: Intent) -> DeclaredIntent | None:
+    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
         found = self.declared()
-        if found and not found.gone:
+        if found and found.intent.token != stale:
             return found
         with _as_backend():
             s3.remove(f"{self.address}/asked/stop")
@@ -120,12 +120,10 @@ class BucketPlace:
             times = [found.modified for found in s3.list_objects(self._intent)]
             if intent is None or not times:
                 return None
-            found = DeclaredIntent(
-                intent, s3.clock(self._intent) - max(times), bool(s3.list_objects(f"{self.address}/asked/stop"))
-            )
-            if touch and found.age > QUIET / 4:
+            if touch and time.monotonic() - self.touched > QUIET / 6:
                 s3.write(self._intent, intent.text.encode())
-            return found
+                self.touched = time.monotonic()
+            return DeclaredIntent(intent, max(times), bool(s3.list_objects(f"{self.address}/asked/stop")))
 
     def withdraw(self, intent: Intent, begun: bool) -> None:
         found = self.declared()

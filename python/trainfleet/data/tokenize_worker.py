@@ -76,6 +76,7 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         return existing
     if existing:
         print(f"starts again in {store.describe('')}: what was unfinished there has other settings or files", flush=True)
+        store.remove(manifest.PLAN)  # which would say that the tokenizer is trained
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
     tokenizer = Tokenizer(bpe.train(data, plan), "the trained tokenizer") if trained else load(folder_named(data))

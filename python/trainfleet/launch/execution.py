@@ -27,7 +27,7 @@ from ..report.summary import status
 from ..run import run_folder
 from ..trust.errors import BackendError, JobFailed
 from ..watch.budget import Budget
-from ..watch.monitor import ENDS, Sequel, Watch
+from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
 from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.signals import Interrupts
 from .intent_watch import leads
@@ -231,13 +231,14 @@ class Launch:
             what = f"another command is tokenizing {request.job.name}"
             raise BackendError(what, where=str(folder), next="wait for it, or make stop")
         live = TokenizeLive(folder, self.config.data.store)
-        return self._execute(request, live, running, progress=lambda: live.progress)
+        still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
+        return self._execute(request, live, running, progress=lambda: live.progress, still=still)
 
     def train(self, request: Request, running: Handle | None = None) -> bool:
         """Whether every node ended well; False when it was stopped before that."""
         told: dict[str, Any] = {}
         if request.job.ahead:  # what compiles says little
-            told = {"progress": lambda: sum(run_folder.size_of(log) for log in request.logs), "still": COMPILES}
+            told = {"progress": lambda: sum(run_folder.size_of(log) for log in request.logs), "still": lambda: COMPILES}
         return self._execute(request, Live(self.run, self.config.train.steps), running, sequel=self.sequel, **told)
 
     def _execute(self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any) -> bool:

@@ -26,6 +26,7 @@ from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS
 
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
+CLOSES = 10.0  # seconds for what a host is being told to end, before the interpreter goes
 AGAIN = 30.0  # seconds until all hosts are tried again, when none could be appointed
 KNOCK_EVERY = 5.0  # seconds between two tries at hosts that have not let the appointed one in, as they were down
 
@@ -33,7 +34,7 @@ KNOCK_EVERY = 5.0  # seconds between two tries at hosts that have not let the ap
 def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
     """While this launcher leads, another host stands by: on a fleet's head; elsewhere nothing."""
     head = backend.head()
-    return Succession(head, lease) if head and head.leads else nullcontext()
+    return Succession(head, lease) if head and head.leads and len(head.transport.hosts) > 1 else nullcontext()
 
 
 class Succession:
@@ -52,6 +53,7 @@ class Succession:
         self.shut: list[Host] = []  # the appointed host, and those that have not let it in yet
         self.knocked = 0.0
         self.tried: Host | None = None
+        self.said = ""  # why nobody stands by
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._keep, name="succession", daemon=True)
 
@@ -61,6 +63,7 @@ class Succession:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.ended.set()
+        self.thread.join(CLOSES)
 
     def _keep(self) -> None:
         while not self.ended.wait(EVERY):
@@ -72,7 +75,9 @@ class Succession:
                     self._open_doors()
             except (TrainfleetError, OSError) as error:
                 self.until = time.monotonic() + AGAIN
-                print(f"no other host stands by yet: {error}", flush=True)
+                if str(error) != self.said and not self.ended.is_set():
+                    print(f"no other host stands by yet: {error}", flush=True)
+                self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
         """Finds who stands by, from what its file says now. Looks are counted, and no clocks compared, as in lease.Vacancy."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from ..backends import backend_of
 from ..backends.run_storage import Place
 from ..config import Config
-from ..run.launch_intent import PACE, DeclaredIntent, Intent, mine
+from ..run.launch_intent import PACE, QUIET, DeclaredIntent, Intent, mine
 from ..run.run_folder import Run, run_of
 from ..trust.errors import BackendError, RunError
 from .command import ORDER
@@ -105,9 +105,10 @@ def _declare(place: Place, config: Config, verb: str) -> Intent | None:
     if place.is_running():
         return None
     intent, before = mine(f"make {verb}"), place.declared()
-    if before and before.gone:
-        print(f"this launch takes the place of {before.intent}: {before.gone}", flush=True)
-    if other := place.declare(intent):
+    why = gone(place, before) if before else ""
+    if before and why:
+        print(f"this launch takes the place of {before.intent}: {why}", flush=True)
+    if other := place.declare(intent, before.intent.token if before and why else ""):
         if not backend_of(config).hands_over:
             what = f"the run {config.name} is being launched already"
             raise BackendError(what, where=str(other.intent), next="make stop cancels it")
@@ -129,7 +130,20 @@ def _await(place: Place, config: Config, other: Intent) -> None:
 def under_way(place: Place) -> Intent | None:
     """The launch of a run that has no launcher yet; None where there is none."""
     found = place.declared()
-    return found.intent if found and not found.gone else None
+    return found.intent if found and not gone(place, found) else None
+
+
+def gone(place: Place, found: DeclaredIntent) -> str:
+    """Why the command of a launch is no more; "" while it goes on. No clocks are compared: a touch is waited for."""
+    if found.goes_on is not None:
+        return "" if found.goes_on else "its process has ended"
+    deadline = time.monotonic() + QUIET
+    while time.monotonic() < deadline:
+        time.sleep(PACE / 2)
+        now = place.declared()
+        if now != found:
+            return "" if now else "it has ended"
+    return f"nothing was heard of it for {QUIET:.0f} s"
 
 
 def cancel(place: Place, run: Run, intent: Intent) -> bool:

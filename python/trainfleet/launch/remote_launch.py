@@ -115,12 +115,13 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     appoint(place, sound[1:2], launcher, term)
     try:
         await_lease(place, sound[0], term, words)
-    except KeyboardInterrupt:  # nobody leads it yet, and nobody shall
-        backend.stop(backend.find(run), at_once=True)
-        raise
-    except BackendError:
-        for host in sound[1:2]:
-            place.head.dismiss(host)
+    except (KeyboardInterrupt, BackendError):  # nobody leads it yet, and nobody shall
+        try:
+            backend.stop(backend.find(run), at_once=True)
+            for host in sound[1:2]:
+                place.head.dismiss(host)
+        except BackendError as error:
+            print(f"warning: it may still begin, and make stop ends it: {error}", flush=True)
         raise
     leads(run)
     return words
@@ -160,12 +161,18 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
     """
     deadline = time.monotonic() + TO_BEGIN
     while True:
-        ended = place.head.has_ended(host)
-        place.refresh()
+        late = time.monotonic() > deadline
+        try:
+            ended = place.head.has_ended(host)
+            place.refresh()
+        except BackendError:  # of a link, or a host, that may come back
+            if late:
+                raise
+            ended = False
         holder = read_holder(place.run.folder)
         if holder and holder.term > term:
             return
-        if ended or time.monotonic() > deadline:
+        if ended or late:
             words.show()
             raise BackendError("the launcher did not come up", where=host.name, next=f"less {words.logs[0]}")
         time.sleep(LOOK_EVERY / 2)

@@ -1,6 +1,6 @@
 """Shell commands that leave, read and remove the intent of a launch in a fleet's shared folder, for one host. Pure.
 
-What `read_found` is given: the file's age and whether a stop was asked for, in a line, then the file.
+What `read_found` is given: when the file was touched and whether a stop was asked for, in a line, then the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..run.launch_intent import DeclaredIntent, Intent, parse
 from .host_results import Implausible
 
 READ = """[ -s {file} ] || exit 0
-echo "$(($(date +%s) - $(stat -c %Y {file}))) $([ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -)"
+echo "$(stat -c %Y {file}) $([ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -)"
 cat {file}"""
 LEAVE = """mkdir -p {folder} && cd {folder} || exit
 cat > {part} && rm -f stop || exit

@@ -25,7 +25,7 @@ from .run_folder import Run, unwritable
 
 FILE = contents.INTENT.name
 PACE = 2.0  # seconds
-QUIET = 60.0  # seconds without a touch after which a launch on another machine counts as gone
+QUIET = 30.0  # seconds of looking at a launch on another machine without a touch, after which it counts as gone
 LARGEST = 1 << 14  # bytes
 MOST = 1 << 22  # the highest pid (/proc/sys/kernel/pid_max)
 
@@ -59,20 +59,18 @@ class Intent:
 
 @dataclass(frozen=True)
 class DeclaredIntent:
-    """An intent in a run folder, the seconds since it was touched, and whether the run was asked to stop meanwhile."""
+    """An intent in a run folder, when it was touched last, by some clock, and whether the run was asked to stop meanwhile."""
 
     intent: Intent
-    age: float
+    touched: float
     asked: bool = False
 
     @property
-    def gone(self) -> str:
-        """Why who left it is no more; "" while the launch goes on."""
-        here = self.intent.host == platform.node()
-        if here and _boot(self.intent.process) == _boot(identity(os.getpid())):
-            return "" if identity(self.intent.pid) == self.intent.process else "its process has ended"
-        silent = "its machine was rebooted" if here else f"nothing was heard of it for {self.age:.0f} s"
-        return silent if self.age > QUIET else ""
+    def goes_on(self) -> bool | None:
+        """Whether the command's process lives; None where this machine can't tell: touches show it."""
+        if self.intent.host != platform.node() or _boot(self.intent.process) != _boot(identity(os.getpid())):
+            return None
+        return identity(self.intent.pid) == self.intent.process
 
 
 def _boot(process: str) -> str:
@@ -102,16 +100,16 @@ def read(run: Run) -> DeclaredIntent | None:
         intent, touched = parse(untrusted_input.read_text(path, LARGEST)), path.stat().st_mtime
     except (FileNotFoundError, InputError):
         return None
-    return DeclaredIntent(intent, time.time() - touched, run.is_asked_to_stop()) if intent else None
+    return DeclaredIntent(intent, touched, run.is_asked_to_stop()) if intent else None
 
 
-def leave(run: Run, intent: Intent) -> DeclaredIntent | None:
+def leave(run: Run, intent: Intent, stale: str = "") -> DeclaredIntent | None:
     """Leaves an intent in a run folder that this machine sees, and withdraws what requests to stop are older.
 
-    Where a launch of somebody else is under way nothing is done, and it is returned.
+    It takes the place of the intent with the token `stale`. Where there is another nothing is done, and that is returned.
     """
     found = read(run)
-    if found and not found.gone:
+    if found and found.intent.token != stale:
         return found
     path, part = contents.INTENT.at(run.folder), run.folder / f".{FILE}.{intent.token}"
     try:

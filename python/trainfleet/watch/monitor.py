@@ -25,6 +25,7 @@ CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
 STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest stretch without progress
+STUCK = 300.0  # the same once it is trained: of what tokenizes then, every MiB of text is progress
 ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
 CUT_OFF = 143  # the exit code of SIGTERM
 SILENT_GRACE = 60.0  # seconds that a node which does not answer gets once the ranks are done
@@ -89,7 +90,7 @@ class Watch:
     say: Callable[[str], None]
     budget: Budget
     progress: Callable[[], object] = lambda: None
-    still: float = STILL
+    still: Callable[[], float] = lambda: STILL
     replaces: bool = False
     ends: float | None = None
     sequel: Sequel | None = None
@@ -258,11 +259,11 @@ class MonitoredAttempt:
         return bool(lost) or any(status.exits.values())
 
     def _still(self, status: Status) -> Alarm | None:
-        """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no progress for STILL seconds."""
+        """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no progress for too long."""
         done, now = self.watch.progress(), time.monotonic()
         if self.request.job.beats or self.trouble or status.phase is not Phase.RUNNING or done != self.progress[0]:
             self.progress = done, now
-        still, limit = now - self.progress[1], self.watch.still
+        still, limit = now - self.progress[1], self.watch.still()
         return Alarm(f"no rank has moved for {still:.0f} s (limit {limit:.0f} s)") if still > limit else None
 
     def _is_concluded(self) -> bool:
