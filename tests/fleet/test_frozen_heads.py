@@ -1,4 +1,4 @@
-"""A launcher on real sshd nodes that is frozen at its work: another host leads, and one more stands by for that."""
+"""A launcher on real sshd nodes that is lost or frozen while it tokenizes: another host leads, and one more stands by for that."""
 
 from __future__ import annotations
 
@@ -81,3 +81,45 @@ def test_a_frozen_launcher_is_succeeded_and_its_successor_too(tmp_path: Path) ->
         assert leads().code == 0 and leads().host in ("node2", "node3")
         until(run, lambda: not [pid for node in range(4) for pid in nodes.processes(node, "trainfleet")], 30)
         assert (nodes.shared / "trainfleet/data/text/manifest.json").exists()
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("fault", ["killed", "power", "frozen"])
+def test_a_dataset_is_finished_by_whoever_takes_over(fault: str, tmp_path: Path) -> None:
+    """Without the launcher its job goes on; without its host, whose lock lives on, the dataset is taken over too."""
+    with lab(3) as nodes:
+        write_text(nodes.shared / "text")
+        (nodes.shared / "text/long.txt").write_text("\n".join(f"{n} has the square {n * n}" for n in range(300_000)))
+        record = {
+            "name": "heads",
+            "fleet": nodes.fleet(nodes=2),
+            "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340},
+        }
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(record))
+        enter(tmp_path, "setup")
+        run, dataset, work = nodes.shared / "trainfleet/runs/heads", nodes.shared / "trainfleet/data/text", set[int]()
+        looker = begin(tmp_path, "tokenize")
+        until(run, (dataset / "head.json").exists)
+        until(run, lambda: 0 in freeze_workers(nodes, work) and (holder := newest_holder(run)) and holder.standby)
+        assert not (dataset / "manifest.json").exists(), "it is frozen at its work"
+        if fault == "killed":
+            (launcher,) = launchers(nodes.processes(0, "trainfleet tokenize"))
+            os.kill(launcher, signal.SIGKILL)
+            until(run, lambda: (holder := newest_holder(run)) and holder.term == 2)
+        elif fault == "power":
+            nodes.destroy(0)
+        else:
+            nodes.signal_all(0, signal.SIGSTOP)
+            nodes.shut(0)
+        for pid in work - {*nodes.pids(0)} if fault == "frozen" else work:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        lost = time.monotonic()
+        until(run, (dataset / "manifest.json").exists, 90)
+        print(f"{fault}: whole after {time.monotonic() - lost:.0f} s")
+        if fault == "frozen":
+            nodes.open(0)
+            nodes.signal_all(0, signal.SIGCONT)
+        said = finish(looker, timeout=120)
+        assert "this host takes over" in said and "another" not in said, said
+        assert ("runs on, as the launcher before this one left it" in said) == (fault == "killed"), said
