@@ -34,13 +34,13 @@ class Failed(Exception):
     """A job of ours ended badly."""
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, source: str = "stdlib") -> None:
     """The dataset, and a folder to run in."""
     from trainfleet.config import Settings, load
     from trainfleet.data.tokenize_worker import Share, tokenize
 
     os.chdir(folder)
-    Path("config.yaml").write_text(CONFIG)
+    Path("config.yaml").write_text(CONFIG.replace("stdlib", source))
     if not Path("data").exists():
         tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
 

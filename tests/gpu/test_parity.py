@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +26,13 @@ from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.engine.step_guard import StepGuard
 from trainfleet.engine.world import World, join
 from trainfleet.models import Network
+from trainfleet.models.loss import IGNORED
 from unit.test_engine_parts import TRAIN
 
 LENGTH = 96
 FAMILIES = {"llama": 2, "gpt2": 4}  # and their heads of keys and values
+STORED = Path(__file__).with_name("losses.json")
+LOSSES = json.loads(STORED.read_text()) if STORED.exists() else {}
 
 
 def model_of(family: str = "llama", layers: int = 2) -> Network:
@@ -60,6 +65,35 @@ def test_loss_and_gradients_are_the_cpus(device: Device, exact: None, family: st
     model = model_of(family)
     theirs, ours = gradients(copy.deepcopy(model), documents), gradients(model.to(device.torch_device), documents)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5) and off(ours[1], theirs[1]) < 1e-4
+
+
+def ten_losses(family: str, device: Device) -> list[float]:
+    """Of ten steps of fp32 AdamW from the CPU's weights, each on another batch."""
+    heads = {"bert": 4} | FAMILIES
+    shape = Model("test", family, 2, 128, 4, heads[family], 256, 320, LENGTH, 10_000.0, 1e-5, family != "llama")
+    model = models.build(shape)
+    model.initialize(0)
+    model.to(device.torch_device)
+    update = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(10):
+        tokens = torch.randint(0, 320, (4, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+        targets = tokens[:, 1:]
+        if family == "bert":  # it guesses some, and whether the second text follows the first
+            targets = torch.where(torch.arange(LENGTH) % 7 == 0, targets, IGNORED)
+            targets[:, 0] = tokens[:, 0] % 2
+        loss = model(tokens[:, :-1].to(device.torch_device), targets=targets.to(device.torch_device))
+        loss.backward()
+        update.step()
+        update.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("family", LOSSES)
+def test_ten_steps_have_the_losses_that_a_cpu_had(device: Device, exact: None, family: str) -> None:
+    """`python tests/gpu/test_parity.py` writes them anew, on a CPU."""
+    assert ten_losses(family, device) == pytest.approx(LOSSES[family], rel=1e-4)
 
 
 def test_in_bf16_they_are_near(device: Device) -> None:
@@ -200,3 +234,8 @@ def test_ranks_agree_on_the_host_and_on_the_device(world: World) -> None:
     for place in (torch.device("cpu"), world.device.torch_device):
         assert world.sum(torch.ones(3, device=place)).tolist() == [world.size] * 3
     world.wait()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    STORED.write_text(json.dumps({family: ten_losses(family, Cpu()) for family in ("llama", "gpt2", "bert")}) + "\n")

@@ -1,0 +1,53 @@
+"""scripts/gpu.py, with the CPU in the place of the GPU: it goes on where its time was over, and says what a machine lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOY = {"GPU_TESTS_ON": "cpu"}
+
+
+def minute(folder: Path, *words: str, **environment: str) -> tuple[int, str]:
+    command = [sys.executable, str(ROOT / "scripts/gpu.py"), "--folder", str(folder), *words]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd=folder)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def lines(folder: Path) -> list[str]:
+    return [
+        found["check"] for line in (folder / "results.jsonl").read_text().splitlines() if "check" in (found := json.loads(line))
+    ]
+
+
+def test_it_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
+    code, said = minute(tmp_path, "--minutes", "0.001", "first", **TOY)
+    assert code == 0 and "the device" in said and "ten losses of Llama: its time is over; the same command goes on" in said, said
+    code, said = minute(tmp_path, "--minutes", "0.001", "first", **TOY)
+    assert code == 0 and said.count("passed") >= 2 and "1b ours: its time is over" in said, said
+    assert lines(tmp_path) == ["the device", "ten losses of Llama"]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+def test_every_part_runs_at_toy_size(tmp_path: Path) -> None:
+    code, said = minute(tmp_path, "--minutes", "60", "first", "runs", "peers", "3b", "8b", "fp8", "profile", **TOY)
+    assert code == 0, said
+    print(said)
+
+
+def test_a_machine_without_a_gpu_gets_a_line(tmp_path: Path) -> None:
+    code, said = minute(tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert code == 1 and "sees no GPU: " in said and len(said.splitlines()) == 1, said
+
+
+def test_a_part_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    code, said = minute(tmp_path, "frist", **TOY)
+    assert code == 2 and "no such part: frist; there are first, runs, peers" in said, said
