@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
-# The Python environment of the fleet, in a folder that all nodes share: requirements.lock, with torch and its kin as the stack pins
-# them. Built beside its place and moved there whole; uv is used where it is there. A `-` stands for the usual index, or no other one.
-# Each file has a SHA-256 of the lock or of the stack, but for Neuron's own: those come in exact versions from Neuron's index alone, and
-# nothing else is looked for there, nor they elsewhere.
+# The Python environment of the fleet, in a folder that all nodes share: requirements.lock, with torch as the stack pins it. uv is used
+# if it is there. `-` stands for the usual index, or no other one. Neuron's packages have no SHA-256: exact versions of its index only.
 set -euo pipefail
 usage="usage: python.sh check|apply|verify FOLDER TORCH_INDEX OTHER_INDEX TORCH [--hash=...]... [PIN --hash=...]... PIN..."
 verb=${1:?$usage} folder=${2:?$usage} torch_index=${3:?$usage} other=${4:?$usage} torch=${5:?$usage}
@@ -12,7 +10,6 @@ while [[ ${2:-} == --hash=* ]]; do checked+=("$1"); shift; while [[ ${1:-} == --
 locks=$(cd "$(dirname "$0")/.." && pwd)
 
 newest() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13
-  local minor
   for minor in 13 12 11; do "python3.$minor" -c 'import ensurepip' 2> /dev/null && command -v "python3.$minor" && return; done
   echo "python: no Python 3.11 to 3.13 that can make environments on this node" >&2 && return 1
 }
@@ -27,7 +24,7 @@ verify() {
 install() { # without the constraints and other habits of whoever owns this node
   local words=("$folder/bin/python" -m pip install -q)
   ! command -v uv > /dev/null || words=(uv pip install --quiet --python "$folder/bin/python")
-  "$folder/bin/python" "$locks/scripts/pip_sources.py" run "${words[@]}" "$@"
+  "$python" "$locks/scripts/pip_sources.py" run "${words[@]}" "$@"
 }
 
 lines_of() { awk -v wanted="$1" '/^[^ ]/ { kind = /^torch==/ ? "torch" : "rest" } kind == wanted' "$locks/requirements.lock"; }

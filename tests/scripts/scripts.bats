@@ -583,7 +583,7 @@ lnetctl udsp add --src efa --priority 0" ]
 
 @test "venv: of two first makes neither removes what the other makes" {
   mkdir -p "$root/scripts"
-  cp "$scripts/venv.sh" "$root/scripts"
+  cp "$scripts/venv.sh" "$scripts/pip_sources.py" "$root/scripts"
   echo 'torch==2.13.0' > "$root/requirements.lock"
   fake uv 'case $1 in
 venv) for last; do :; done; mkdir -p "$last"; sleep 1; mkdir "$last/bin" || echo GONE >> "$FAKE_LOG"
