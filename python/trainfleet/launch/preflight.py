@@ -17,6 +17,7 @@ from ..checkpoints import changes, init_from, listing
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
+from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
 from ..data.manifest import MANIFEST
 from ..hardware import node_types
@@ -66,6 +67,13 @@ def warnings(config: Config) -> list[str]:
     """
     in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
     resumed = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
+    folder = Path(config.train.init_from or "/")
+    if (
+        (backend_of(config).is_here or _is_on_shared_disk(config))
+        and (folder / CONFIG).is_file()
+        and not init_from.has_begun(config)
+    ):
+        resumed += init_from.notes(folder, config.model)
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return resumed
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()
