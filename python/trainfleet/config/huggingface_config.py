@@ -69,8 +69,17 @@ def unused(folder: Path) -> list[str]:
     """The keys of a folder's config.json by which nothing here goes, whatever `transformers` does with them."""
     content = untrusted_input.read_json(folder / CONFIG, LARGEST)
     form = (family := FAMILIES[content["model_type"]]).folder
-    read = {*READ, *TURNING * family.rotary, *ACTIVATIONS * family.gelu, *form.keys.values(), *form.fixed, *form.refused,
-            *form.dropouts, *form.aliases, form.window}  # fmt: skip
+    read = {
+        *READ,
+        *TURNING * family.rotary,
+        *ACTIVATIONS * family.gelu,
+        *form.keys.values(),
+        *form.fixed,
+        *form.refused,
+        *form.dropouts,
+        *form.aliases,
+        form.window,
+    }
     return sorted(key for key, value in content.items() if value is not None and key not in read)
 
 

@@ -53,9 +53,10 @@ def file_names(folder: Path) -> list[str]:
         )
     except FileNotFoundError as error:
         raise RunError(
-            told(folder) or f"has neither {WEIGHTS} nor {INDEX}", where=str(folder),
+            told(folder) or f"has neither {WEIGHTS} nor {INDEX}",
+            where=str(folder),
             next="save it with transformers' save_pretrained, which writes safetensors",
-        ) from error  # fmt: skip
+        ) from error
     return sorted(set(index["weight_map"].values()))
 
 
@@ -109,8 +110,12 @@ def some(names: Collection[str]) -> str:
 def require_no_others(folder: Path, names: Collection[str]) -> None:
     """RunError where a folder has weights, of these names, that its model lacks: a part of what it computes would be lost."""
     if names:
-        raise RunError("has weights that the model has no place for", where=str(folder), why=some(names),
-                       next="name the folder of a model that has no such parts")  # fmt: skip
+        raise RunError(
+            "has weights that the model has no place for",
+            where=str(folder),
+            why=some(names),
+            next="name the folder of a model that has no such parts",
+        )
 
 
 def _own(family: Family) -> str:
@@ -134,10 +139,11 @@ def require_tied(folder: Path, model: Model) -> None:
         beginnings |= {key: _beginning(path, key) for key in keys}
     if len({*beginnings.values()}) > 1:
         raise RunError(
-            "has an output layer that is not its embedding", where=str(folder),
+            "has an output layer that is not its embedding",
+            where=str(folder),
             why=f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says tie_word_embeddings: true",
             next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_embeddings: false here), which keeps both",
-        )  # fmt: skip
+        )
 
 
 def _beginning(path: Path, key: str) -> bytes:
@@ -162,8 +168,12 @@ def _sizes(path: Path) -> dict[str, list[int]]:
 
 
 def _other_model(folder: Path, there: str, here: str) -> RunError:
-    return RunError("has other weights than its model", where=str(folder), next="download the folder again",
-                    why=f"its weights have {there}, and the model's {CONFIG} asks for {here}")  # fmt: skip
+    return RunError(
+        "has other weights than its model",
+        where=str(folder),
+        next="download the folder again",
+        why=f"its weights have {there}, and the model's {CONFIG} asks for {here}",
+    )
 
 
 def _other(path: Path) -> str:

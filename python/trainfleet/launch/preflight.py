@@ -67,13 +67,6 @@ def warnings(config: Config) -> list[str]:
     """
     in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
     resumed = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
-    folder = Path(config.train.init_from or "/")
-    if (
-        (backend_of(config).is_here or _is_on_shared_disk(config))
-        and (folder / CONFIG).is_file()
-        and not init_from.has_begun(config)
-    ):
-        resumed += init_from.notes(folder, config.model)
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return resumed
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()
@@ -83,7 +76,7 @@ def warnings(config: Config) -> list[str]:
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """What changes as the run goes on from its newest checkpoint, a line each.
+    """What changes as the run goes on from its newest checkpoint, or has no use in what it begins from; a line each.
 
     Raises:
         RunError: naming what may not change.
@@ -95,7 +88,9 @@ def resumption(config: Config, run: Run) -> list[str]:
         except Broken:
             continue  # the ranks set it aside
         return changes.notes(commit, config, store.address(step))
-    return []
+    folder = Path(config.train.init_from or "/")
+    seen = backend_of(config).is_here or _is_on_shared_disk(config)
+    return [*init_from.notes(folder, config.model)] if seen and (folder / CONFIG).is_file() else []
 
 
 def try_addresses(config: Config) -> None:
