@@ -20,10 +20,11 @@ from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints.init_from import faults, require_distant
 from trainfleet.config import Config, Settings, huggingface_config, load, load_resolved, weight_files
+from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Model
 from trainfleet.models import huggingface_weights as weights
 from trainfleet.storage import s3
-from trainfleet.trust.errors import RunError
+from trainfleet.trust.errors import InputError, RunError
 
 OLD, NAME = Path(__file__).parent / "old_checkpoint", "step-00000004"
 SHAPE: Model = load_resolved(OLD / "config.yaml").model
@@ -160,6 +161,69 @@ def test_weights_that_contradict_their_config_are_told(desk: Path) -> None:
     tensors["model.norm.weight"] = torch.ones(17)
     save_file(tensors, folder / weight_files.WEIGHTS)
     assert "numbers, and the model's config.json asks for" in told(folder)
+
+
+EXTRA = {  # what a family's folders may have beside its weights; and what none may, as then the model computes something else
+    "llama": ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.self_attn.q_proj.bias"),
+    "qwen3": ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.self_attn.sinks"),
+    "gpt2": ("transformer.h.0.attn.masked_bias", "score.weight"),
+    "roberta": ("roberta.pooler.dense.weight", "classifier.out_proj.weight"),
+    "bert": ("bert.embeddings.position_ids", "bert.encoder.layer.0.adapter.weight"),
+}
+
+
+@pytest.mark.parametrize("family", EXTRA)
+def test_no_weight_of_a_folder_is_passed_over_without_a_word(desk: Path, family: str) -> None:
+    text = f"name: x\ndata: {{sources: [text], vocabulary_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
+    Path("config.yaml").write_text(text + "train: {sequence_length: 64, init_from: model}\n")
+    shape = load(Settings(Path("config.yaml")))[0].model
+    file = hugging_face(desk / "model", shape) / weight_files.WEIGHTS
+    tensors = load_file(file)
+    known, other = EXTRA[family]
+    assert "the model has no use for" not in verbs.enter(desk, "plan")
+    beside = {known: torch.ones(7)}
+    save_file(tensors | beside, file)
+    said = " ".join(verbs.enter(desk, "plan").split())
+    assert f"model: the model has no use for 1 weight: {known}" in said
+    huggingface_weights_are_loaded(desk / "model", shape)
+    save_file(tensors | beside | {other: torch.ones(3)}, file)
+    said = " ".join(verbs.enter(desk, "plan", code=2).split())
+    assert f"has weights that the model has no place for: 1 weight: {other}" in said and "next: " in said
+
+
+def huggingface_weights_are_loaded(folder: Path, shape: Model) -> None:
+    """Ranks pass over the same names as the plan."""
+    named = models.build(shape).named_parameters()
+    assert weights.load(folder, shape, weights.sizes_of(named))
+
+
+def test_every_key_of_a_config_json_is_gone_by_or_named(desk: Path) -> None:
+    folder = hugging_face(desk / "model")
+    change(folder, attention_dropout=0.1, rope_interleaved=True, initializer_range=0.02, pad_token_id=None)
+    said = " ".join(line for line in huggingface_config.unused(folder))
+    assert said == "architectures attention_dropout dtype initializer_range rope_interleaved torch_dtype"
+    config_from("model")
+    said = " ".join(verbs.enter(desk, "plan", "CONFIG=new.yaml").split())
+    assert "config.json: nothing here goes by architectures, attention_dropout, dtype," in said
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_key_is_said_to_be_gone_by_that_changes_nothing(desk: Path, family: str) -> None:
+    text = f"name: x\ndata: {{sources: [text], vocabulary_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
+    Path("config.yaml").write_text(text)
+    content = huggingface_config.write(load(Settings(Path("config.yaml")))[0].model)
+
+    def read(**keys: object) -> object:
+        without = {"rope_parameters": None} if "rope_theta" in keys else {}  # which has a base of its own
+        (desk / "config.json").write_text(json.dumps(content | keys | without))
+        try:
+            return huggingface_config.read(desk)
+        except InputError:
+            return None
+
+    whole, named = read(), huggingface_config.unused(desk)
+    assert whole and named == ["architectures", "dtype", "torch_dtype"]
+    assert not [key for key in content if key not in named and read(**{key: [7]}) == whole]
 
 
 def test_a_checkpoint_in_place_of_a_model_is_looked_at_too(desk: Path) -> None:

@@ -51,8 +51,9 @@ def test_a_stretch_of_the_rotary_embedding_is_an_object_or_null(scaling: object,
 
 @pytest.mark.parametrize(("text", "meant"), [
     ("fleet: {aws: {heads: 1}}", "did you mean head?"), ("fleet: {aws: {buckets: x}}", "did you mean bucket?"),
-    ("fleet: {batch: {queues: x}}", "did you mean queue?"), ("data: {dataset: x}", "did you mean name?"),
-    ("dataset: x", "did you mean data?"), ("model: {head: 2}", "did you mean heads?"), ("train: {step: 2}", "did you mean steps?"),
+    ("fleet: {batch: {queues: x}}", "did you mean queue?"), ("data: {dataset: x}", "did you mean sources?"),
+    ("dataset: x", "did you mean data.sources?"), ("data: {corpus: x}", "did you mean sources?"),
+    ("model: {head: 2}", "did you mean heads?"), ("train: {step: 2}", "did you mean steps?"),
 ])  # fmt: skip
 def test_a_key_that_is_off_by_a_letter_is_the_one_that_stands_here(text: str, meant: str, tmp_path: Path) -> None:
     assert meant in refusal(tmp_path, f"{text}\n")

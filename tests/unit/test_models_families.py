@@ -176,6 +176,24 @@ def test_a_loss_in_pieces_is_the_loss(monkeypatch: pytest.MonkeyPatch, format: t
         assert float((mine - other).float().norm() / other.float().norm()) < near
 
 
+@pytest.mark.parametrize("format", [torch.float16, torch.float32])
+def test_in_pieces_no_sum_in_fp16_overflows_that_a_lower_loss_scale_would_save(
+    monkeypatch: pytest.MonkeyPatch, format: torch.dtype
+) -> None:
+    """4,096 alike tokens: their sum, 4,096 x 40, is more than fp16 has, and their mean is 40."""
+    monkeypatch.setattr(losses, "LOGITS_BYTES", 2048 * 120 * 4)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(8, 120, bias=False).to(format)
+    x, targets = torch.full((1, 4096, 8), 40.0, dtype=format), torch.full((1, 4096), 7)
+    x[..., 1:] = torch.randn(4096, 7)
+    with torch.autocast("cpu", torch.float16, enabled=format == torch.float32):
+        losses.next_token_loss(x, head, targets).backward()
+    exact = head.weight.detach().double().requires_grad_()
+    torch.nn.functional.cross_entropy((x.double() @ exact.T)[0], targets[0]).backward()
+    assert head.weight.grad is not None and exact.grad is not None and head.weight.grad.dtype == format
+    assert float((head.weight.grad - exact.grad).norm() / exact.grad.norm()) < 2e-3
+
+
 def test_a_loss_in_pieces_computes_no_product_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps nothing as large as all logits are."""
     head, x, targets = head_and_targets(torch.float32)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import verbs
 from requirement import need
 from trainfleet.config.types import Data, Source
 from trainfleet.data import archives, source_files
@@ -164,9 +165,11 @@ LACKING = """
 import sys
 class Lacking:
     def find_spec(self, name, path=None, target=None):
-        if name in ("_lzma", "_bz2", "_sqlite3", "_curses", "_tkinter", "_dbm", "_gdbm", "readline", "_uuid"):
+        if name in ("_lzma", "_bz2", "_sqlite3", "_ctypes", "_curses", "_tkinter", "_dbm", "_gdbm", "readline", "_uuid"):
             raise ModuleNotFoundError(f"No module named {name!r}")
 sys.meta_path.insert(0, Lacking())
+"""
+READING = """
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
@@ -193,9 +196,31 @@ def test_a_module_that_python_lacks_is_missed_only_where_a_file_needs_it(name: s
             about.size = 5
             archive.addfile(about, io.BytesIO(b"words"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", LACKING, str(path)], capture_output=True, text=True, env=environment)
+    ran = subprocess.run([sys.executable, "-c", LACKING + READING, str(path)], capture_output=True, text=True, env=environment)
     assert ran.returncode == 0 and all(word in ran.stdout for word in says.split()), ran.stdout + ran.stderr
     assert "make setup" not in ran.stdout
+
+
+# Loads all that verbs may load before a job starts, which torch and what needs it (it loads ctypes) are no part of.
+LOADING = """
+import importlib, pkgutil, trainfleet
+apart = ("trainfleet.engine", "trainfleet.models", "trainfleet.devices", "trainfleet.stacks")
+for module in pkgutil.walk_packages(trainfleet.__path__, "trainfleet."):
+    if not module.name.startswith(apart) and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+assert "torch" not in sys.modules
+"""
+
+
+def test_no_verb_needs_a_module_that_python_may_lack(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LACKING)
+    written(tmp_path / "text/a.txt", b"a few words\n" * 100)
+    (tmp_path / "config.yaml").write_text("name: x\ndata: {sources: [text], vocabulary_size: 300}\nmodel: {preset: tiny}\n")
+    path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), verbs.PACKAGES))}
+    assert "next: make train" in verbs.enter(tmp_path, "plan", variables=path)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", LACKING + LOADING], capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
 
 
 # Rows 7 and 9: the files of an archive are read, and told, as those of a folder are.

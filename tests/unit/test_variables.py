@@ -57,6 +57,17 @@ def test_a_misspelt_variable_is_refused_with_a_suggestion() -> None:
         read_variables("train", ALLOWED, [], {"MAKEFLAGS": " -- NODE=4"})
 
 
+def test_an_option_and_its_value_are_one_mistake() -> None:
+    for words in (["--steps", "5"], ["--steps=5"]):
+        with pytest.raises(ConfigError) as caught:
+            read_variables("train", ALLOWED, words, {})
+        assert len(caught.value.problems) == 1 and "SET='train.steps=5'" in str(caught.value)
+    for words in (["--steps", "--lr"], ["5", "--steps"], ["--steps=4", "5"]):
+        with pytest.raises(ConfigError) as caught:
+            read_variables("train", ALLOWED, words, {})
+        assert len(caught.value.problems) == 2
+
+
 def test_a_variable_of_another_verb_is_refused() -> None:
     with pytest.raises(ConfigError, match="make train does not take PURGE"):
         read_variables("train", ALLOWED, ["PURGE=1"], {})

@@ -27,7 +27,7 @@ class Fleet:
         self.beats: dict[int, Beat] = {}
         self.stopped: set[int] = set()  # ranks that no longer beat
         self.moving = True
-        self.busy = dict.fromkeys(range(ranks), 0.1)
+        self.busy, self.log_every = dict.fromkeys(range(ranks), 0.1), 2  # steps between two readings of it
 
     def run(self, seconds: int) -> Alarm | None:
         """The first alarm within so many seconds."""
@@ -40,7 +40,7 @@ class Fleet:
                 self.places[rank] = phase, step, since
                 if rank not in self.stopped:
                     self.beats[rank] = Beat(rank, rank // 2, 1, 0, phase, int(step), self.now - since, self.now, self.pace,
-                                            self.busy[rank])  # fmt: skip
+                                            self.busy[rank] + step // self.log_every * 1e-9)  # fmt: skip
             if alarm := self.dog.look(self.beats, self.now):
                 return alarm
         return None
@@ -167,6 +167,18 @@ def test_a_slow_rank_is_named_once_and_not_for_one_slow_step() -> None:
         fleet.run(1)
         named += [beat.rank for beat in fleet.dog.slow()]
     assert named == [2]
+
+
+def test_a_rank_is_slow_by_several_readings_however_many_beats_repeat_one() -> None:
+    """`busy` is read when a step is logged: here every hundred seconds."""
+    fleet, named = Fleet(4), []
+    fleet.log_every = 200
+    fleet.run(110)
+    fleet.busy[2] = 0.4
+    for second in range(400):
+        fleet.run(1)
+        named += [(beat.rank, second) for beat in fleet.dog.slow()]
+    assert [rank for rank, _ in named] == [2] and 180 < named[0][1] < 300
 
 
 def test_clocks_of_nodes_do_not_matter() -> None:

@@ -85,6 +85,14 @@ def require(address: str, config: Config) -> None:
         require_checkpoint(address, config)
 
 
+def notes(folder: Path, model: Model) -> Iterator[str]:
+    """What of a Hugging Face folder goes for nothing here: keys of its config.json, and weights."""
+    if keys := shapes.unused(folder):
+        yield f"{folder / shapes.CONFIG}: nothing here goes by {', '.join(keys)}"
+    if not model.module and (weights := weight_files.unused(folder, model)):
+        yield f"{folder}: the model has no use for {weights}"
+
+
 def require_checkpoint(address: str, config: Config) -> None:
     """RunError where an address means no checkpoint of ours, or one that is not whole, can't be so, or is of another model."""
     store, step = locate(address)

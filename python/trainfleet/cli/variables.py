@@ -70,12 +70,12 @@ def read_variables(
     """
     given = _from_make(environment.get("MAKEFLAGS", ""))
     problems = []
-    for word, following in zip(words, [*words[1:], ""], strict=False):
+    for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if not equals:
+        if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):  # else it is the 5 of `--steps 5`
             meant = _as_set(word, allowed, following if following and "=" not in following else "...")
             problems.append(Problem(0, f"make {verb}", "", f"{show(word)} is not VARIABLE=value{meant}"))
-        else:
+        elif equals:
             given[name] = value
     problems += [_refusal(verb, name, value, allowed) for name, value in given.items() if name not in allowed]
     empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]

@@ -30,9 +30,10 @@ class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every ver
     which count first. `window`: the key of a window beyond which no sequence may go.
 
     Of weights, `trunk`: the prefix of all but `heads`. `names`: ours to theirs within the trunk;
-    `heads`: beside it. `turned`: matrices are turned, and query, key and value lie side by side in
-    one. `ignored`: what folders may have beside the weights: buffers that older versions saved,
-    tied copies, and a head that is not trained here.
+    `own`: matches those that are the same there; `heads`: beside it. `turned`: matrices are turned,
+    and query, key and value lie side by side in one. `ignored`: what folders may have beside the
+    weights, and is named then: buffers that older versions saved, tied copies, and a head that is
+    not trained here.
     """
 
     architecture: str
@@ -48,6 +49,7 @@ class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every ver
     window: str = ""
     trunk: str = "model"
     names: Mapping[str, str] = NONE
+    own: str = ""
     heads: Mapping[str, str] = MappingProxyType({"lm_head": "lm_head"})
     turned: bool = False
     ignored: str = r"rotary_emb\.inv_freq$"
@@ -152,6 +154,10 @@ _ENCODER_NAMES = {
     "attention_norm": "attention.output.LayerNorm", "mlp.up_proj": "intermediate.dense", "mlp.down_proj": "output.dense",
     "mlp_norm": "output.LayerNorm", "pooler.dense": "pooler.dense",
 }  # fmt: skip
+_OWN_NAMES = (
+    r"embed_tokens|norm|(input|post_attention|post_feedforward)_layernorm"
+    r"|self_attn\.([qkvo]_proj|[qk]_norm)|mlp\.(gate|up|down)_proj"
+)
 _PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 _ENCODER = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _PARTS = {"add_cross_attention": False, "pruned_heads": {}}
@@ -160,7 +166,7 @@ _TIED = {"tie_word_embeddings": True}  # the default of older architectures
 
 def _rotary(architecture: str, fixed: Json, epsilon: float = 1e-6, **more: Any) -> Folder:
     defaults = {"tie_word_embeddings": False, "rms_norm_eps": epsilon} | more.pop("defaults", {})
-    return Folder(architecture, _LLAMA, fixed, refused={"partial_rotary_factor": 1.0}, defaults=defaults, **more)
+    return Folder(architecture, _LLAMA, fixed, refused={"partial_rotary_factor": 1.0}, defaults=defaults, own=_OWN_NAMES, **more)
 
 
 def _encoder(architecture: str, fixed: Json, **more: Any) -> Folder:

@@ -20,6 +20,8 @@ LARGEST = untrusted_input.MEBIBYTE  # of a config.json: published ones have a fe
 Json = dict[str, Any]
 
 
+READ = ("model_type", "quantization_config", "layer_types")  # of every family
+TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
 ACTIVATIONS = ("hidden_act", "hidden_activation")  # older files have the first, in which gelu meant the same
@@ -61,6 +63,24 @@ def read(folder: Path) -> Preset:
     except InputError as error:
         where = error.where or f"{path}:{untrusted_input.line_of(text, error.key)}"
         raise InputError(error.what, where=where, key=error.key) from error
+
+
+def unused(folder: Path) -> list[str]:
+    """The keys of a folder's config.json by which nothing here goes, whatever `transformers` does with them."""
+    content = untrusted_input.read_json(folder / CONFIG, LARGEST)
+    form = (family := FAMILIES[content["model_type"]]).folder
+    read = {
+        *READ,
+        *TURNING * family.rotary,
+        *ACTIVATIONS * family.gelu,
+        *form.keys.values(),
+        *form.fixed,
+        *form.refused,
+        *form.dropouts,
+        *form.aliases,
+        form.window,
+    }
+    return sorted(key for key, value in content.items() if value is not None and key not in read)
 
 
 def _read(content: Any) -> Preset:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from ..trust import untrusted_input
 from ..trust.errors import RunError, TrainfleetError
 from ..trust.validation import Pattern, fit
-from .families import FAMILIES
+from .families import FAMILIES, Family
 from .foreign_formats import told
 from .huggingface_config import CONFIG
 from .sizes import count_parameters
@@ -51,9 +52,11 @@ def file_names(folder: Path) -> list[str]:
             "download the folder again",
         )
     except FileNotFoundError as error:
-        remedy = "save it with transformers' save_pretrained, which writes safetensors"
-        what = told(folder) or f"has neither {WEIGHTS} nor {INDEX}"
-        raise RunError(what, where=str(folder), next=remedy) from error
+        raise RunError(
+            told(folder) or f"has neither {WEIGHTS} nor {INDEX}",
+            where=str(folder),
+            next="save it with transformers' save_pretrained, which writes safetensors",
+        ) from error
     return sorted(set(index["weight_map"].values()))
 
 
@@ -70,20 +73,61 @@ def open_file(path: Path, framework: str) -> Any:
 def require(folder: Path, model: Model) -> None:
     """Raises RunError where a folder's weights are not those of such a model, as far as their headers tell."""
     require_tied(folder, model)
-    files = file_names(folder)
-    sizes = dict[str, list[int]]()
-    for name in files[:SEEN]:
-        sizes |= _sizes(folder / name)
-    if len(files) > SEEN or model.module:
+    sizes = _look(folder)
+    if model.module:
+        return  # of a network of its own ranks know the names
+    family = FAMILIES[model.family]
+    left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_embeddings else "")
+    require_no_others(folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)])
+    if len(file_names(folder)) > SEEN:
         return  # what no more than counting finds, ranks find too
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
     if len(layers) != model.layers:
         raise _other_model(folder, f"{len(layers)} layers", f"{model.layers}")
     sizes |= {name: sizes[other] for name, other in BIASES.items() if other in sizes}
-    left_out = FAMILIES[model.family].folder.ignored + (f"|{_TIED}" if model.tie_embeddings else "")
     numbers = sum(math.prod(size) for name, size in sizes.items() if not re.search(left_out, name))
     if numbers != (wanted := count_parameters(model)):
         raise _other_model(folder, f"{numbers:,} numbers", f"{wanted:,}")
+
+
+def unused(folder: Path, model: Model) -> str:
+    """The weights of a folder that no model of the family has a use for, counted, and some by name; "" where it has none."""
+    names = set(_look(folder))
+    found = {name for name in names if re.search(FAMILIES[model.family].folder.ignored, name)}
+    for name, other in BIASES.items():
+        if other in names and (name not in names or not model.tie_embeddings):
+            found = found - {other} | {name} & names
+    return some(found)
+
+
+def some(names: Collection[str]) -> str:
+    """How many weights these are, and the first of their names."""
+    if not names:
+        return ""
+    return f"{len(names):,} weight{'s' * (len(names) > 1)}: {', '.join(sorted(names)[:4])}{', ...' * (len(names) > 4)}"
+
+
+def require_no_others(folder: Path, names: Collection[str]) -> None:
+    """RunError where a folder has weights, of these names, that its model lacks: a part of what it computes would be lost."""
+    if names:
+        raise RunError(
+            "has weights that the model has no place for",
+            where=str(folder),
+            why=some(names),
+            next="name the folder of a model that has no such parts",
+        )
+
+
+def _own(family: Family) -> str:
+    """Matches the names of a family's weights."""
+    form = family.folder
+    parts = [form.own, *form.heads.values(), *(name.rstrip(".") for ours, name in form.names.items() if ours != "layers.")]
+    return rf"(^|\.)({'|'.join(parts)})(\.({'weight' if family.rotary and not family.biases else 'weight|bias|gamma|beta'}))?$"
+
+
+def _look(folder: Path) -> dict[str, list[int]]:
+    """The size of each weight in a folder's first files."""
+    return {key: size for name in file_names(folder)[:SEEN] for key, size in _sizes(folder / name).items()}
 
 
 def require_tied(folder: Path, model: Model) -> None:
@@ -94,9 +138,12 @@ def require_tied(folder: Path, model: Model) -> None:
             keys = [key for key in file.keys() if re.search(_SOURCE, key)]  # noqa: SIM118 - it is no dict
         beginnings |= {key: _beginning(path, key) for key in keys}
     if len({*beginnings.values()}) > 1:
-        why = f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says tie_word_embeddings: true"
-        then = f"set tie_word_embeddings to false in its {CONFIG} (model.tie_embeddings: false here), which keeps both"
-        raise RunError("has an output layer that is not its embedding", where=str(folder), why=why, next=then)
+        raise RunError(
+            "has an output layer that is not its embedding",
+            where=str(folder),
+            why=f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says tie_word_embeddings: true",
+            next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_embeddings: false here), which keeps both",
+        )
 
 
 def _beginning(path: Path, key: str) -> bytes:
@@ -121,8 +168,12 @@ def _sizes(path: Path) -> dict[str, list[int]]:
 
 
 def _other_model(folder: Path, there: str, here: str) -> RunError:
-    why = f"its weights have {there}, and the model's {CONFIG} asks for {here}"
-    return RunError("has other weights than its model", where=str(folder), why=why, next="download the folder again")
+    return RunError(
+        "has other weights than its model",
+        where=str(folder),
+        next="download the folder again",
+        why=f"its weights have {there}, and the model's {CONFIG} asks for {here}",
+    )
 
 
 def _other(path: Path) -> str:

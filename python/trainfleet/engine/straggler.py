@@ -28,4 +28,4 @@ class Slowest:
         if len(busy) < max(2, self.ranks):
             return {}
         rank = max(busy, key=busy.__getitem__)
-        return {"slowest_rank": rank, "slowest_own": busy[rank], "median_own": round(median(busy.values()), 4)}
+        return {"slowest_rank": rank, "slowest_own": round(busy[rank], 4), "median_own": round(median(busy.values()), 4)}

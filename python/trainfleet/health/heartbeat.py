@@ -160,7 +160,7 @@ class Heart:
         phase, step, since = self.position
         self.node.leave(
             Beat(self.rank, self.node.number, os.getpid(), self.attempt.number, phase, step, round(time.monotonic() - since, 3),
-                 time.time(), round(self.took, 4), round(self.busy, 4))
+                 time.time(), round(self.took, 4), self.busy)
         )  # fmt: skip
 
     def _last(self) -> None:

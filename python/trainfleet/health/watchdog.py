@@ -29,6 +29,7 @@ STEPS_KEPT = 256  # of all ranks, of which the usual step is the median
 SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
 SLOW_SHARE = 0.2  # if that costs at least this part of a step
 SLOW_LOOKS = 30  # beats in a row
+SLOW_READINGS = 3  # of its time in these: each is a mean that stands until the next step is logged
 RECENT, ITSELF = 32, 1.5  # the run is slow when its last RECENT steps take ITSELF times as long as at their best
 BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
@@ -79,6 +80,8 @@ class Seen:
     heard: float
     moved: float
     slow: int = 0
+    readings: float = 0
+    read: float = 0.0  # the newest of them
 
 
 @dataclass
@@ -114,9 +117,9 @@ class Watchdog:
 
     def slow(self) -> list[Beat]:
         """The newest beats of the ranks whose own work takes much longer than the others', step after step; each once."""
-        found = [seen for seen in self.seen.values() if seen.slow == SLOW_LOOKS]
+        found = [seen for seen in self.seen.values() if seen.slow >= SLOW_LOOKS and seen.readings >= SLOW_READINGS]
         for seen in found:
-            seen.slow += 1
+            seen.readings = float("-inf")
         return [seen.beat for seen in found]
 
     def hear(self, beats: Iterable[Beat], now: float) -> list[Seen]:
@@ -143,7 +146,7 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts, for each rank whose position has changed, the beats in a row in which it was slow."""
+        """Counts, for each rank whose position has changed, the beats and the readings in a row in which it was slow."""
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
@@ -151,8 +154,10 @@ class Watchdog:
         for seen in moved:
             if seen.beat.busy_seconds > least and is_slow(seen.beat, usual):
                 seen.slow += 1
+                seen.readings += seen.beat.busy_seconds != seen.read
+                seen.read = seen.beat.busy_seconds
             else:
-                seen.slow = 0
+                seen.slow = seen.readings = 0
 
     def _missing(self, now: float) -> Alarm | None:
         if len(self.seen) >= self.ranks or now - self.began < self.limits.start:

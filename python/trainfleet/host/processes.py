@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -15,6 +14,11 @@ from pathlib import Path
 
 from ..trust.errors import RunError
 
+try:  # here, as what runs between fork and exec imports nothing
+    import ctypes
+except ImportError:  # a Python that was built without libffi; torch has none there
+    ctypes = None  # type: ignore[assignment]
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SUPERVISOR = "TRAINFLEET_SUPERVISOR"  # the pid of the supervisor, in the environment of all that it runs
 
@@ -25,10 +29,10 @@ def die_with_parent(ancestor: str | None = None) -> None:
     The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel can be relied on to end it.
     `ancestor`: a pid that is above this process as long as its parent lives, for one that has loaded torch before it calls this:
     its parent may be dead already.
-    On other systems than Linux a thread checks twice a second for a change of parent.
+    On other systems than Linux, and without ctypes, a thread checks twice a second for a change of parent.
     """
     parent = os.getppid()
-    if sys.platform == "linux":
+    if sys.platform == "linux" and ctypes:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):  # it died before the call above
             os._exit(1)

@@ -17,6 +17,7 @@ from ..checkpoints import changes, init_from, listing
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
+from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
 from ..data.manifest import MANIFEST
 from ..hardware import node_types
@@ -75,7 +76,7 @@ def warnings(config: Config) -> list[str]:
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """What changes as the run goes on from its newest checkpoint, a line each.
+    """What changes as the run goes on from its newest checkpoint, or has no use in what it begins from; a line each.
 
     Raises:
         RunError: naming what may not change.
@@ -87,7 +88,9 @@ def resumption(config: Config, run: Run) -> list[str]:
         except Broken:
             continue  # the ranks set it aside
         return changes.notes(commit, config, store.address(step))
-    return []
+    folder = Path(config.train.init_from or "/")
+    seen = backend_of(config).is_here or _is_on_shared_disk(config)
+    return [*init_from.notes(folder, config.model)] if seen and (folder / CONFIG).is_file() else []
 
 
 def try_addresses(config: Config) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..config.families import FAMILIES
 from ..config.types import Model
-from ..config.weight_files import BIASES, FLOATS, INDEX, WEIGHTS, file_names, open_file, require_tied
+from ..config.weight_files import BIASES, FLOATS, INDEX, WEIGHTS, file_names, open_file, require_no_others, require_tied, some
 from ..trust.errors import RunError
 from .network import Network
 
@@ -128,11 +128,9 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
     needed = {counterpart_of(shape.family, name).name for name, _ in model.named_parameters()}
     tied = {counterpart_of(shape.family, name).name for name in model.state_dict()} - needed
     missing, others = needed - present, present - needed - tied
-    extra = {name for name in others if not re.search(FAMILIES[shape.family].folder.ignored, name)}
-    for names, what in ((missing, "lacks weights"), (extra, "has weights that the model has no place for")):
-        if names:
-            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            raise RunError(what, where=str(folder), why=shown, next=f"model.preset: {folder} takes its shape")
+    if missing:
+        raise RunError("lacks weights", where=str(folder), why=some(missing), next=f"model.preset: {folder} takes its shape")
+    require_no_others(folder, {name for name in others if not re.search(FAMILIES[shape.family].folder.ignored, name)})
 
 
 def take(folder: Path, names: dict[str, tuple[Any, str]], wanted: Counterpart, ours: str, size: torch.Size) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ..config.memory import LOGITS_BYTES
 
+MOST = 2.0**15  # half of what fp16 ends at
 IGNORED = -100  # the target of a token that is not guessed
 Surprise = Callable[[Tensor, Tensor, str], Tensor]  # fp32 logits [N, V], targets [N] and how to reduce -> nats
 
@@ -53,7 +54,7 @@ class Pieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, pieces: int) -> Tensor:
         total = torch.zeros((), device=x.device)
-        to_x, to_weight = [], torch.zeros_like(weight)
+        to_x, to_weight = [], torch.zeros_like(weight, dtype=torch.float if weight.dtype == torch.half else None)
         for part, wanted in zip(x.chunk(pieces), targets.chunk(pieces), strict=True):
             logits = F.linear(part, weight)
             format_, logits = logits.dtype, logits.float()
@@ -83,8 +84,14 @@ def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds a product of matrices to a total, in place; without a copy of it where all have one number format."""
-    if total.dtype == left.dtype == right.dtype:
+    """Adds a product of matrices to a total, in place; without a copy of it where all have one number format.
+
+    `left` has numbers up to 1. In fp16 `right` is made so small that no sum overflows: the loss scale comes too late for that.
+    """
+    if left.dtype == torch.half:
+        room = (MOST / (len(right) * right.abs().amax().float())).clamp(max=1.0)
+        total.addcmul_(left @ (right * room).half(), 1 / room)
+    elif total.dtype == left.dtype == right.dtype:
         total.addmm_(left, right)
     else:  # products are cast (autocast), and the weights are not
         total.add_(left @ right.to(left.dtype))

@@ -19,7 +19,7 @@ PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
 }  # fmt: skip
 CAPTIONS = {
     "parts": "Seconds of rank 0 in the steps that were timed, stacked",
-    "slowest": "Seconds of the forward pass, in which no rank waits for another: the slowest rank's and the median rank's",
+    "slowest": "Seconds of the forward pass: the slowest and the median rank. Ranks that share tensors or a sequence wait in it",
     "norm": "L2 norm of all gradients before clipping",
     "rate": "What the schedule gives",
     "memory": "Bytes of rank 0 at its fullest so far",

@@ -14,11 +14,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
 from ... import stacks
 from ...checkpoints import changes, listing
-from ...checkpoints.init_from import locate, require_fit, require_shape
+from ...checkpoints.init_from import locate, notes, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import CheckpointStore, store_of
 from ...config import Config
-from ...config.hub_addresses import pinned
+from ...config.hub_addresses import folder_of, pinned
 from ...devices import Device
 from ...run.run_folder import Run
 from ...trust.errors import RunError
@@ -116,6 +116,8 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
         return str(found[1])
     if initial.is_folder(address):
         peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, parts, config.model))
+        for line in notes(folder_of(address), config.model) if peers.first else ():
+            print(line)
         return pinned(address)
     store, step = peers.one("can't find train.init_from", lambda: locate(address))
     commit = examine(peers, store, step)
