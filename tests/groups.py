@@ -71,7 +71,7 @@ def play(name: str) -> bool:
     group, began = GROUPS[name], time.monotonic()
     print(f"drills: {name}, about {group.minutes} minutes", flush=True)
     commands = [["tests/oracles/environments.sh", *group.needs]] if group.needs else []
-    commands.append([sys.executable, "-m", "pytest", "-q", "--durations=8", *group.tests])
+    commands.append([sys.executable, "-m", "pytest", "-q", "--durations=8", "--timeout=600", *group.tests])
     passed = all(subprocess.run(command, cwd=ROOT, check=False).returncode == 0 for command in commands)
     print(f"drills: {name} {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
     return passed
