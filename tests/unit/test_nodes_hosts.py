@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from requirement import need_program
 from trainfleet.backends import terms_of
 from trainfleet.cli import config as config_verb
 from trainfleet.config import Settings, load
@@ -35,6 +38,21 @@ def test_hosts_are_written_as_people_write_them() -> None:
     assert parse_hosts(written)[3] == Host("spare", "10.0.0.9", 2222, "ubuntu")
     with pytest.raises(ValueError, match="is not a host"):
         parse_hosts(["gpu 1"])
+
+
+@pytest.mark.parametrize("words", ["n[01,03-05]", "r[1-2]n[001,9-11]", "n[9-010]", "n[3,1]", "n[5]", "n[5-3]", "n[1,3-2]", "n[1,]", "n[]",
+                                   "n[1-2-3]", "n[-1]", "n[a]", "n[1,2"])  # fmt: skip
+def test_many_hosts_are_those_that_slurm_reads(words: str, tmp_path: Path) -> None:
+    """What Slurm refuses is refused with the forms that are read."""
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=x\nNodeName=x\nPartitionName=p Nodes=x\n")
+    scontrol = need_program("scontrol", "apt-get install slurm-client")
+    judged = subprocess.run([scontrol, "show", "hostnames", words], env=os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")},
+                            capture_output=True, text=True, check=False)  # fmt: skip
+    if judged.stdout and "]" in words:  # without it Slurm answers with hosts that nobody has: `n]` and `2`
+        assert [host.name for host in parse_hosts([words])] == judged.stdout.split()
+        return
+    with pytest.raises(ValueError, match=r"gpu-\[01,03-08\]|write the smaller number first"):
+        parse_hosts([words])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The hosts of fleet.hosts: `address`, `name=address`, `address:port`, and `gpu-[01-08]` for many at once."""
+"""The hosts of fleet.hosts: `address`, `name=address`, `address:port`; `gpu-[01,03-08]` for many at once, as in Slurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MOST = 10_000  # hosts: more than any fleet has, and few enough to count at once
-_RANGE = re.compile(r"\[([0-9]{1,9})-([0-9]{1,9})\]")
+_PIECE = "[0-9]{1,9}(?:-[0-9]{1,9})?"
+_RANGES = re.compile(rf"\[({_PIECE}(?:,{_PIECE})*)\]")
 _USER = r"[A-Za-z_][A-Za-z0-9._-]{0,62}"
 _HOST = re.compile(
     rf"(?:(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)=)?(?:(?P<user>{_USER})@)?"
@@ -52,22 +53,28 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
 
 def count_of(word: str) -> int:
     """How many hosts a word stands for. ValueError for a range that runs backwards."""
-    ranges = [(int(first), int(last)) for first, last in _RANGE.findall(word)]
-    for first, last in ranges:
-        if last < first:
-            raise ValueError(f"{word!r} counts from {first} down to {last}: write the smaller number first")
-    return math.prod(last - first + 1 for first, last in ranges)
+    return math.prod(sum(len(numbers) for _, numbers in _pieces(ranges)) for ranges in _RANGES.findall(word))
 
 
 def expand(word: str) -> Iterator[str]:
-    """`gpu-[08-10]` → gpu-08, gpu-09, gpu-10; what holds no range is itself."""
-    match = _RANGE.search(word)
+    """`gpu-[01,08-10]` → gpu-01, gpu-08, gpu-09, gpu-10; what holds no range is itself."""
+    match = _RANGES.search(word)
     if match is None:
         yield word
         return
-    first, last = match.groups()
-    for number in range(int(first), int(last) + 1):
-        yield from expand(f"{word[: match.start()]}{number:0{len(first)}d}{word[match.end() :]}")
+    for width, numbers in _pieces(match[1]):
+        for number in numbers:
+            yield from expand(f"{word[: match.start()]}{number:0{width}d}{word[match.end() :]}")
+
+
+def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
+    """The numbers between two brackets, by piece, each with the digits that they have at least."""
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers:
+            raise ValueError(f"{piece!r} counts backwards; write the smaller number first")
+        yield len(first), numbers
 
 
 def parse_host(word: str) -> Host:
@@ -78,7 +85,8 @@ def parse_host(word: str) -> Host:
     """
     match = _HOST.fullmatch(word)
     if match is None:
-        raise ValueError(f"{word!r} is not a host: address, name=address, user@address or address:port; [::1] for IPv6")
+        forms = "address, name=address, user@address or address:port; [::1] for IPv6; gpu-[01,03-08] for seven"
+        raise ValueError(f"{word!r} is not a host: {forms}")
     address, port = match["address"].strip("[]"), int(match["port"] or 22)
     if not 1 <= port <= 65535:
         raise ValueError(f"{word!r} has the port {port}: ports are from 1 to 65535")

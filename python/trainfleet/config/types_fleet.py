@@ -187,7 +187,8 @@ class Fleet:
         ),
     ] = ()
     """The machines of the ssh backend, each as `address`, `name=address` or `address:port`;
-    `gpu-[01-08].example` stands for eight. The first is the head: it holds the rendezvous."""
+    `gpu-[01-08].example` stands for eight and, as in Slurm, `node[01,03-05]` for four. The first is
+    the head: it holds the rendezvous."""
     nodes_min: Annotated[int | None, Key(unit="nodes", minimum=1, maximum=16_384)] = None
     """Train on with as few nodes as this when one is lost and no spare is there. Null: fleet.nodes,
     which means waiting for a spare."""
