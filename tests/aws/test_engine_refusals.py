@@ -201,7 +201,9 @@ def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> Non
 )  # fmt: skip
 def test_why_a_job_waits_is_looked_up(spoil: Callable[[Account], object], said: str, account: Account) -> None:
     spoil(account)
-    assert QueueReasons(lambda: Calls("us-east-1"), "mine").why({"status": "RUNNABLE"}).startswith(said)
+    for name in ("mine", f"arn:aws:batch:us-east-1:{Account.number}:job-queue/mine"):
+        found = QueueReasons(lambda: Calls("us-east-1"), name).why({"status": "RUNNABLE"})
+        assert found.startswith(said.replace("queue mine is", f"queue {name} is"))
 
 
 @pytest.mark.parametrize("code", CODES)

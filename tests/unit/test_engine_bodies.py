@@ -27,6 +27,7 @@ from trainfleet.trust.errors import BackendError, ConfigError
 TYPES = [name for name, row in node_types.INSTANCE_TYPES.items() if row.memory_gib > 32]
 TRAINED_ON = set(botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)
 ROLE = "arn:aws:iam::123456789012:role/train"
+QUEUE = "arn:aws:batch:us-east-1:123456789012:job-queue/mine"
 OWN = {
     "batch": {"queue": "mine", "job_role": ROLE, "execution_role": ROLE},
     "sagemaker": {"role": ROLE},
@@ -179,6 +180,10 @@ def test_a_logged_step_is_what_sagemaker_s_metrics_read() -> None:
     }  # fmt: skip
 
 
+def test_a_queue_may_be_named_by_its_arn(tmp_path: Path) -> None:
+    assert {sound(request)["jobQueue"] for request in requests(config_of(tmp_path, "batch", batch={"queue": QUEUE}))} == {QUEUE}
+
+
 def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-11")
     arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-AbCdEf"
@@ -200,6 +205,7 @@ def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pyt
             {"aws": {"region": "us-east-1", "image": "ami-0123456789abcdef0"}},
             "fleet.batch.queue mine has machines of its own",
         ),
+        ("batch", {"batch": {"queue": QUEUE.replace("east", "west")}}, "is not in fleet.aws.region us-east-1"),
         ("batch", {"image": "none"}, "fleet.image"),
         ("sagemaker", {"image": "none"}, "fleet.image"),
         ("sagemaker", {"sagemaker": {"input_mode": "fsx"}}, "fleet.sagemaker.file_system: is missing"),

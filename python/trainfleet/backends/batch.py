@@ -74,10 +74,13 @@ class Batch(Hosted):
         yield from unsupported.refuse_of_engine(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
-        if config.fleet.batch.queue:
+        if queue := config.fleet.batch.queue:
+            region = config.fleet.aws.region
+            if ":" in queue and region and queue.split(":")[3] != region:
+                yield "fleet.batch.queue", f"{queue} is not in fleet.aws.region {region}; name a queue of that region"
             for key in OF_THE_STACK:
                 if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
-                    what = f"{show(value)}: fleet.batch.queue {config.fleet.batch.queue} has machines of its own; leave it out"
+                    what = f"{show(value)}: fleet.batch.queue {queue} has machines of its own; leave it out"
                     yield f"fleet.aws.{key}", what
             if config.data.instance_type:
                 what = f"{config.data.instance_type}: setup makes no queue for it beside fleet.batch.queue; leave it out"

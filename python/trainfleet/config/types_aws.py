@@ -14,6 +14,7 @@ SUBNET = "^subnet-[0-9a-f]{8,17}$"
 RESERVATION = "^cr-[0-9a-f]{8,17}$"
 INSTANCE_TYPE = r"^[a-z0-9-]{1,24}\.[a-z0-9-]{1,24}$"
 REGION = "^[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}"
+QUEUE = "^(arn:aws[a-z-]*:batch:[a-z0-9-]+:[0-9]{12}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{0,127}$"
 ROLE = "^arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=,.@_/-]{1,512}$"
 ACCOUNT = "[a-z0-9-]{1,32}:[0-9]{12}"  # region and account of an ARN
 
@@ -124,9 +125,9 @@ class BatchConfig:
 
     queue: Annotated[
         str | None,
-        Key(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$", maxLength=128, examples=["training"]),
+        Key(pattern=QUEUE, maxLength=256, examples=["training"]),
     ] = None
-    """The job queue. Null: the one of the stack that `make setup` makes."""
+    """The job queue, by name or ARN. Null: the one of the stack that `make setup` makes."""
     job_role: Annotated[
         str | None,
         Key(pattern=ROLE, maxLength=2048, examples=["arn:aws:iam::123456789012:role/train"]),
