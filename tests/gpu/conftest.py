@@ -1,4 +1,6 @@
-"""What only a GPU can show: `python -m pytest tests/gpu`, on a machine that has one; `scripts/gpu.py` plays some of it in minutes. CI needs none.
+"""What only a GPU can show: `python -m pytest tests/gpu`, on a machine that has one. CI needs none.
+
+`scripts/gpu.py` plays some of it in minutes.
 
 Beside pytest it takes torch (2.11 or newer), numpy, PyYAML, tokenizers, safetensors and tensorboard. Tests of several
 ranks need as many GPUs, and those of fp8 need torchao; they skip and say so.
