@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config.host_list import expand
 from ..trust.errors import BackendError
 
 PORT = 29400  # where the ranks meet when nobody says
@@ -114,7 +113,19 @@ def expand_hosts(words: str) -> Iterator[str]:
     if not re.fullmatch(HOSTS, words):
         raise BackendError(f"{words[:80]!r} is no list of hosts", where="SLURM_STEP_NODELIST", next=NEXT)
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
-        yield from expand(part)
+        yield from _expand(part)
+
+
+def _expand(part: str) -> Iterator[str]:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    ranges, _, tail = rest.partition("]")
+    for piece in ranges.split(","):
+        first, _, last = piece.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expand(f"{head}{number:0{len(first)}d}{tail}")
 
 
 def own_address() -> str:
