@@ -74,17 +74,8 @@ class Batch(Hosted):
         yield from unsupported.refuse_of_engine(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
             yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
-        if queue := config.fleet.batch.queue:
-            region = config.fleet.aws.region
-            if ":" in queue and region and queue.split(":")[3] != region:
-                yield "fleet.batch.queue", f"{queue} is not in fleet.aws.region {region}; name a queue of that region"
-            for key in OF_THE_STACK:
-                if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
-                    what = f"{show(value)}: fleet.batch.queue {queue} has machines of its own; leave it out"
-                    yield f"fleet.aws.{key}", what
-            if config.data.instance_type:
-                what = f"{config.data.instance_type}: setup makes no queue for it beside fleet.batch.queue; leave it out"
-                yield "data.instance_type", what
+        if config.fleet.batch.queue:
+            yield from _refuse_beside(config.fleet.batch.queue, config)
         if config.fleet.aws.volume_gib < DISK:
             what = f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; {DISK} or more works"
             yield "fleet.aws.volume_gib", what
@@ -206,6 +197,20 @@ class Batch(Hosted):
 
     def costs(self, config: Config, prices: Prices) -> spending.Spending:
         return spending.of_batch(config, prices)
+
+
+def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
+    """Refuses what does not go with a queue of the user's own."""
+    region = config.fleet.aws.region
+    if ":" in queue and region and queue.split(":")[3] != region:
+        yield "fleet.batch.queue", f"{queue} is not in fleet.aws.region {region}; name a queue of that region"
+    for key in OF_THE_STACK:
+        if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
+            what = f"{show(value)}: fleet.batch.queue {queue} has machines of its own; leave it out"
+            yield f"fleet.aws.{key}", what
+    if config.data.instance_type:
+        what = f"{config.data.instance_type}: setup makes no queue for it beside fleet.batch.queue; leave it out"
+        yield "data.instance_type", what
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
