@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from test_walls import FILES, PACKAGE
 
+from trainfleet.backends.this_machine import ThisMachine
 from trainfleet.data.dataset_lock import only_job
 from trainfleet.data.dataset_store import open_store
 from trainfleet.host import file_systems, temporary_folders
@@ -71,6 +72,22 @@ def test_where_no_folder_has_locks_work_goes_on_without(shared: Path, monkeypatc
     os.close(temporary_folders.hold(shared / "folder"))
     temporary_folders.sweep([shared / "folder"])
     assert (shared / "folder").is_dir(), "it may be another process's"
+
+
+def test_a_command_tells_once_that_a_file_system_has_no_locks(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a launch, which takes several locks, and in doctor; where there are locks, nothing is told."""
+    for begin in (lambda: take_lock(shared / "run"), ThisMachine(1).apply):
+        monkeypatch.setattr(file_systems, "_told", set())
+        with monkeypatch.context() as patched:
+            patched.chdir(shared)
+            begin()
+            assert "no locks" not in capsys.readouterr().out
+            lacks(patched, fcntl, "flock", errno.ENOSYS, shared)
+            begin()
+            take_lock(shared / "data")
+            assert capsys.readouterr().out.count(f"note: the file system of {shared}") == 1
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EDQUOT])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import platform
 import shutil
 from importlib.metadata import version
+from pathlib import Path
 
 from ..hardware import node_types
+from ..host import file_systems
+from ..node.placement import LINK, unlinked
 from ..plan.request import Artifact
+from ..trust.errors import BackendError
 from .base import Machines
 
 
@@ -30,7 +34,9 @@ class ThisMachine(Standing):
         self.nodes = nodes
 
     def apply(self) -> int:
-        """Says what there is to train on."""
+        """Says what there is to train on. BackendError where nodes would not find each other."""
+        if fault := unlinked():
+            raise BackendError(fault, next=LINK)
         accelerators = node_types.local_accelerators()
         rows = {
             "python": platform.python_version(),
@@ -43,5 +49,6 @@ class ThisMachine(Standing):
             print(f"{name:13} {value}")
         if self.nodes > node_types.local_cores():
             print(f"note: {self.nodes} nodes share {node_types.local_cores()} cores; that works, and each is slower")
+        file_systems.look(Path())
         print("ready; nothing else needs setting up on the local backend\nnext: make train")
         return 0

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -15,6 +16,7 @@ from ..trust import untrusted_input
 # What the kernel says of an operation that a file system does not have (flock(2), fsync(2)); ENOLCK: NFS without a lock daemon.
 LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
 MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # of this machine alone
+_told = set[int]()  # file systems of which a command has told that they have no locks
 
 
 def offered(operation: Callable[[], object], *lacks: int) -> bool:
@@ -55,7 +57,25 @@ def take_lock(path: Path) -> TextIO:
     if has_locks:
         return file
     file.close()
+    _tell(path.parent)
     return _locked(_stand_in(path))[0]
+
+
+def look(folder: Path) -> None:
+    """Tells whether the file system of a folder has no locks."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if not lock(file, fcntl.LOCK_EX):
+            _tell(folder)
+
+
+def _tell(folder: Path) -> None:
+    if (device := folder.stat().st_dev) not in _told:
+        _told.add(device)
+        what, then = (
+            "has no locks: files of this machine stand in, and between machines a lease decides",
+            "mount it with `-o flock`",
+        )
+        print(f"note: the file system of {folder.absolute()} {what}; Lustre has them if you {then}", flush=True)
 
 
 def _locked(path: Path) -> tuple[TextIO, bool]:

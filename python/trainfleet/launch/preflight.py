@@ -21,6 +21,7 @@ from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
 from ..data.manifest import MANIFEST
 from ..hardware import node_types
+from ..node.placement import LINK, unlinked
 from ..report.history import size
 from ..run import loggers
 from ..run.run_folder import DATA, Run, run_of
@@ -46,6 +47,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         yield from init_from.faults(config)
     if here:
         yield from (("train.loggers", fault) for kind in config.train.loggers if (fault := loggers.lack(kind)))
+        if fault := unlinked():
+            yield "fleet.backend", f"{fault}; {LINK}"
         shut = dict(_shut(config))
         yield from shut.items()
         yield from () if shut else _narrow(config)

@@ -18,6 +18,7 @@ from ..trust.errors import BackendError
 
 PORT = 29400  # where the ranks meet when nobody says
 LOOPBACK = "127.0.0.1"
+LINK = "ip link set lo up"  # where this machine does not reach itself
 LOOPBACK_CARD = "lo"  # on Linux, which nodes of fleets run
 MEETING = "trainfleet.devices.meeting"  # starts torchrun, whose store it has listen at the meeting's address alone
 HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"  # `a[01-02,7]`: at most a million hosts
@@ -126,6 +127,15 @@ def _expand(part: str) -> Iterator[str]:
         first, _, last = piece.partition("-")
         for number in range(int(first), int(last or first) + 1):
             yield from _expand(f"{head}{number:0{len(first)}d}{tail}")
+
+
+def unlinked() -> str:
+    """Why this machine does not reach itself, where nodes meet that it plays; "" where it does."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname(), 5):
+            return ""
+    except OSError as error:
+        return f"this machine can't reach its own address {LOOPBACK}: {error.strerror or error}"
 
 
 def own_address() -> str:
