@@ -8,6 +8,10 @@ os.environ["PATH"] = os.pathsep.join(
     part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if part not in ("", ".")
 )
 _CODE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - pathlib may be a file that lies here
+try:
+    os.getcwd()  # noqa: PTH109
+except FileNotFoundError:
+    sys.exit("error: this folder was removed\n  next: cd to a folder that exists, then run the same command again")
 if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.getcwd() != _CODE:  # noqa: PTH109
     del sys.path[0]  # what lies where a verb is typed is no package
 
@@ -24,6 +28,7 @@ def command() -> int:
 def program() -> int:
     """Runs the verb that sys.argv names; its exit code."""
     _read_utf8()
+    os.umask(os.umask(0o77) & 0o77)  # a file is never closed to its owner
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while imports run, Ctrl-C exits without a traceback

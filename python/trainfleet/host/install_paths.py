@@ -41,12 +41,15 @@ def version() -> str:
     release = next(line.split('"')[1] for line in lines if line.startswith("version"))
     if not (ROOT / ".git").exists():  # a repository above this folder is another project's
         return release
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=, changed", "--exclude=*"]
+    # `git describe --dirty` would lock the index, and leave the lock where it is killed.
+    words = ["git", "--no-optional-locks", "-C", str(ROOT), "status", "--branch", "--porcelain=v2", "--untracked-files=no"]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return release
-    return f"{release} ({answer.stdout.strip()})" if answer.returncode == 0 else release
+    commit, *rest = answer.stdout.removeprefix("# branch.oid ").splitlines() or [""]
+    changed = "" if all(line.startswith("#") for line in rest) else ", changed"
+    return f"{release} ({commit[:8]}{changed})" if answer.returncode == 0 else release
 
 
 def installing(extra: str) -> str:

@@ -222,6 +222,6 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 def commit_of(root: Path = ROOT) -> str:
     """The commit of this checkout, with + where files differ from it; unknown where there is none."""
-    said = [subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    said = [subprocess.run(["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, check=False)
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))]  # fmt: skip
     return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "") if said[0].returncode == 0 else "unknown"

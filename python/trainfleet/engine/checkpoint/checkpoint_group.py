@@ -10,10 +10,12 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
 PATIENCE = timedelta(hours=1)  # a rank that died is noticed at once, by its closed connections; this is for slow disks
@@ -101,7 +103,10 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         return work(), None
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        return None, RankFailure(rank, what, f"{error.strerror or error}{where}", error.errno in (errno.ENOSPC, errno.EDQUOT))
+        then = unwritable(Path(), error).next if error.errno == errno.EFBIG else ""
+        return None, RankFailure(
+            rank, what, f"{error.strerror or error}{where}", error.errno in (errno.ENOSPC, errno.EDQUOT), then
+        )
     except TrainfleetError as error:
         return None, RankFailure(rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next)
     except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
