@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,42 @@ def test_with_accounting_and_without_a_job_of_old_is_known(accounting: bool) -> 
         run = write(folder, "without", fleet={"slurm": {"account": "vision"}}, train={"steps": 10})
         enter(folder, "train")
         assert run.read_results()["status"] == "finished" and "finished" in enter(folder, "status")
+
+
+def test_a_job_is_where_the_site_s_profile_puts_what_plain_sbatch_submits() -> None:
+    """sbatch itself is the judge; a key of the config wins, plan says which variable set what, and a requeue changes nothing."""
+    site = {"SBATCH_ACCOUNT": "text", "SBATCH_PARTITION": "short", "SBATCH_TIMELIMIT": "8", "SBATCH_QOS": "mine"}
+    asked = ("Account", "Partition", "TimeLimit", "QOS")
+    with lab(2) as nodes, cluster(nodes, accounting=True) as slurm:
+
+        def places(number: str) -> dict[str, str]:
+            said = slurm.run("scontrol", "show", "job", number).stdout
+            return {name: value for name, value in re.findall(r"(\w+)=(\S*)", said) if name in asked}
+
+        folder = nodes.shared / "work"
+        folder.mkdir()
+        write_text(folder / "text")
+        plain = slurm.run(
+            "env", *(f"{name}={value}" for name, value in site.items()), "sbatch", "--parsable", "--hold", "--wrap", "true"
+        )
+        judged = places(plain.stdout.strip())
+        assert judged == {"Account": "text", "Partition": "short", "TimeLimit": "00:08:00", "QOS": "mine"}
+        slurm.run("scancel", plain.stdout.strip())
+        for name, own, changed in (("as-sbatch", {}, {}), ("own-keys", {"partition": "main", "time_limit": 9}, {"Partition": "main", "TimeLimit": "00:09:00"})):  # fmt: skip
+            run = write(folder, name, fleet={"slurm": {"notice": 10, **own}}, train={"steps": 100000})
+            planned = enter(folder, "plan", variables=site)
+            assert "# SBATCH_ACCOUNT sets --account=text" in planned and "#SBATCH --qos=mine" in planned, planned
+            assert ("# SBATCH_PARTITION is not used: fleet.slurm.partition decides that" in planned) is bool(own), planned
+            first = begin(folder, "train", variables=site)
+            until(lambda: steps(run) >= 2 or first.poll() is not None, "step 2")  # noqa: B023
+            assert first.poll() is None, finish(first)
+            number = job_of(run)
+            assert places(number) == judged | changed
+            slurm.run("scontrol", "requeue", number)
+            until(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", number).stdout, "the requeue")  # noqa: B023
+            assert places(number) == judged | changed
+            enter(folder, "stop")
+            finish(first, code=130)
 
 
 def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_path: Path) -> None:
