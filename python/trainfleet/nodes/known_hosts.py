@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from paramiko import PKey, SSHClient
 
 TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")  # of keys that paramiko can check
-LINE = re.compile(r"(@revoked\s+)?([^#@\s]\S*)\s+(\S+)\s+([A-Za-z0-9+/]+={0,2})(?:\s.*)?")
+REVOKED, AUTHORITY = "@revoked", "@cert-authority"
+LINE = re.compile(r"(?:(@revoked|@cert-authority)\s+)?([^#@\s]\S*)\s+(\S+)\s+([A-Za-z0-9+/]+={0,2})(?:\s.*)?")
 
 
 class UnknownKey(Exception):
@@ -41,9 +42,9 @@ class RevokedKey(UnknownKey):
 
 
 class KnownKey(NamedTuple):
-    """A line of a known_hosts file (sshd(8)): whether it is marked @revoked, its hosts, and the key by type and as it is sent."""
+    """A line of a known_hosts file (sshd(8)): its mark, its hosts, and the key by type and as it is sent."""
 
-    revoked: bool
+    mark: str
     hosts: str
     kind: str
     key: bytes
@@ -66,11 +67,11 @@ def fits(pattern: str, host: str) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[KnownKey]:
-    """Yields the lines of a list. Malformed ones are passed over, as ssh does it, and authorities: paramiko knows none."""
+    """Yields the lines of a list. Malformed ones are passed over, as ssh does it."""
     for text in path.read_bytes().decode(errors="replace").split("\n"):
         with suppress(ValueError):  # it is no base64
             if match := LINE.fullmatch(text.strip()):
-                line = KnownKey(bool(match[1]), match[2], match[3], base64.b64decode(match[4]))
+                line = KnownKey(match[1] or "", match[2], match[3], base64.b64decode(match[4]))
                 if line.key[4:].startswith(line.kind.encode()):
                     yield line
 
@@ -121,11 +122,16 @@ class KnownHosts:
     def get(self, name: str) -> Expected | None:
         """Returns the keys that a host may show, None where no list has any: paramiko then asks `meet`."""
         revoked = self._revoked(name)
-        lines = [line for line in self._load() if line.key not in revoked and TYPES.fullmatch(line.kind) and line.names(name)]
-        return Expected(lines) if lines else None
+        lines = [line for line in self._load() if line.mark != AUTHORITY and line.key not in revoked]
+        found = [line for line in lines if TYPES.fullmatch(line.kind) and line.names(name)]
+        return Expected(found) if found else None
+
+    def has_authority(self, name: str) -> bool:
+        """Whether ssh would take a key that comes with a certificate, which paramiko does not know."""
+        return any(line.mark == AUTHORITY and line.names(name) for line in self._load())
 
     def _revoked(self, name: str) -> list[bytes]:
-        return [line.key for line in self._load() if line.revoked and line.names(name)]
+        return [line.key for line in self._load() if line.mark == REVOKED and line.names(name)]
 
     def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
         """Answers what paramiko asks about a key that is in no list."""
@@ -144,7 +150,7 @@ class KnownHosts:
     def files_with(self, name: str) -> list[Path]:
         """The lists in which a host has a key."""
         paths = [path for path in (self.own, *self.read_only) if path.is_file()]
-        return [path for path in paths if any(line.names(name) for line in read_lines(path))]
+        return [path for path in paths if any(line.mark != AUTHORITY and line.names(name) for line in read_lines(path))]
 
     def trust(self, keys: dict[str, PKey]) -> None:
         """Keeps these keys in the fleet's own file."""
@@ -153,7 +159,7 @@ class KnownHosts:
             with open(self.own, "a", encoding="utf-8") as file:
                 file.writelines(f"{name} {key.get_name()} {key.get_base64()}\n" for name, key in keys.items())
             for name, key in keys.items():
-                self._load().append(KnownKey(False, name, key.get_name(), key.asbytes()))
+                self._load().append(KnownKey("", name, key.get_name(), key.asbytes()))
                 self.seen.pop(name, None)
 
     def _load(self) -> list[KnownKey]:

@@ -43,10 +43,11 @@ def explain(host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, sec
             failure = explain(jump, ssh, known, cause, seconds)
             return replace(failure, message=f"the jump host {jump}, on the way to it: {failure.message}")
         case RevokedKey():
-            return HostFailure("host-key", f"its host key {error.fingerprint} is marked @revoked", forget(host, known))
+            return HostFailure("host-key", f"{_key(host, error)} is marked @revoked", forget(host, known))
         case UnknownKey():
             then = "make setup asks once, or put it in fleet.ssh.fingerprints"
-            return HostFailure("unknown-key", f"its host key {error.fingerprint} is not known yet", then)
+            signed = ", and certificates (@cert-authority) are not checked" if known.has_authority(error.name) else ""
+            return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
         case paramiko.BadHostKeyException():
             why = "it shows another host key than the known one: reinstalled, or not the host it was"
             return HostFailure("host-key", why, forget(host, known))
@@ -66,6 +67,12 @@ def explain(host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, sec
         case paramiko.SSHException() | OSError():
             return HostFailure("down", f"can't be reached ({_words(error)})", try_it)
     raise error
+
+
+def _key(host: Host, error: UnknownKey) -> str:
+    """The key that is shown: by the host, or, as the ssh config has it, by another on the way or under another name."""
+    is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
+    return f"its host key {error.fingerprint}" if is_own else f"the host key {error.fingerprint} of {error.name}"
 
 
 def is_late(error: Exception) -> bool:

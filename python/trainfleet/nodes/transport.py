@@ -207,7 +207,7 @@ class Transport:
             return kept
         gateway = self._gateway() or self.proxy or None
         connection = self._kept[host] = self._opened(host, gateway)
-        if gateway is not None:
+        if connection.gateway is not None:  # ours, or one that the ssh config names
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
 
@@ -215,14 +215,14 @@ class Transport:
         """An open connection. A host that is late is asked again with more patience, where others are slow as well."""
         connection, began = self._made(host, gateway), time.monotonic()
         try:
-            self._enter(connection, gateway)
+            self._enter(connection)
         except Exception as error:
             patience = self._patience() if is_late(error) and host not in self._left_behind else 0.0
             if not patience:
                 raise
             connection.close()
             connection = self._made(host, gateway, patience)
-            self._enter(connection, gateway)
+            self._enter(connection)
         self._took.append(time.monotonic() - began)
         return connection
 
@@ -244,7 +244,7 @@ class Transport:
                 if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
                     raise self._jump_failed  # many hosts wait for it: each need not try for itself
                 try:
-                    self._enter(self._jump, None)
+                    self._enter(self._jump)
                 except Exception as error:
                     self._jump_failed, self._jump_tried = JumpFailed(host, error), time.monotonic()
                     raise self._jump_failed from error
@@ -268,10 +268,10 @@ class Transport:
         self.known.guard(connection.client)
         return connection
 
-    def _enter(self, connection: Connection, gateway: Connection | str | None) -> None:
+    def _enter(self, connection: Connection) -> None:
         connection.open()
         connection.transport.set_keepalive(KEEPALIVE)
-        if gateway is None:
+        if connection.gateway is None:
             end_when_dead(connection.transport.sock)
 
     def _login(self, patience: float) -> dict[str, Any]:
