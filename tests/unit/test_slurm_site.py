@@ -17,9 +17,11 @@ from trainfleet.backends.head import HEAD
 from trainfleet.backends.slurm import Slurm, options, site_defaults
 from trainfleet.backends.slurm.client import Said, SlurmClient, ask_here
 from trainfleet.config import Config, Settings, load
+from trainfleet.launch import provisioning
 from trainfleet.plan.job import train_job
 from trainfleet.trust.errors import BackendError
 
+SAID = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 SITE = {
     "SBATCH_ACCOUNT": "text",
     "SBATCH_PARTITION": "short",
@@ -68,6 +70,10 @@ def test_what_no_key_sets_is_the_site_s_and_the_script_says_so(tmp_path: Path, m
                  "# SBATCH_REQUEUE is not used: fleet.slurm.requeue decides that"):  # fmt: skip
         assert line in text.splitlines()
     assert looked == text and first.items() <= second.items() and not any(name.startswith("SBATCH_") for name in second)
+    given = set(words[2].removeprefix("--export=").split(",")) & set(SAID)
+    assert provisioning.inherited(config_of(tmp_path)) == f"of your environment a job gets: {', '.join(SAID)}" and given == set(
+        SAID
+    )
     assert "--export" in words[2] and "SBATCH" not in words[2] and text.count("--output=") == 1
 
 

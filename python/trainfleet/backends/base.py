@@ -223,6 +223,7 @@ class Backend(Protocol):
     pretended: Mapping[Can, str] = MappingProxyType({})  # beside that, what stands in for something in a row of the table
     hands_over: bool = False  # its jobs are launched from a machine of its own, to which commands typed here hand over
     owned: bool = False  # its machines are somebody's, who alone can tell what they are
+    inherits: tuple[str, ...] = ()  # the variables that a job gets of the environment in which it is submitted
     image_arguments: tuple[tuple[str, str], ...] = ()  # of the build of an image that its nodes can run
 
     def __init__(self, config: Config) -> None: ...

@@ -54,7 +54,7 @@ class Local(Backend):
 
     name = "local"
     can = frozenset({Can.SHARED})
-    is_here, tried_on, seat = True, "real", SEATING
+    is_here, tried_on, seat, inherits = True, "real", SEATING, ("all of it",)
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1

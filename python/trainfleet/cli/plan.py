@@ -29,7 +29,7 @@ def main(variables: Variables, started: float) -> int:
         return 0
     layouts = sizing_tables.describe_layouts(config, best(config, ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
-    print("\n".join([*proposal.describe(config, derived, needs), *layouts]))
+    print("\n".join([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts]))
     preflight.require(config)
     say_unheard(config)
     prospect = provisioning.prospect(config, needs)

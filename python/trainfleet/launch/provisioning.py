@@ -83,6 +83,11 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     return replace(found, lines=(whose,), changes=())
 
 
+def inherited(config: Config) -> str:
+    """What a job gets of the environment of whoever submits it, as a line of a plan."""
+    return f"of your environment a job gets: {', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
+
+
 def exact(config: Config) -> list[Request]:
     """The requests of a run's jobs, of a backend that can make them before there are machines."""
     config = job_image.named(config)

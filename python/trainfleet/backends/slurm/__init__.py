@@ -104,7 +104,7 @@ class Login(Head):
 class Slurm(Backend):
     """Slurm, as a backend (base.py)."""
 
-    name = "slurm"
+    name, inherits = "slurm", GIVEN
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS})
     is_here, owned, tried_on, seat = False, True, "real Slurm", SEATING
     pretended = MappingProxyType({Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"})
@@ -215,7 +215,7 @@ class Slurm(Backend):
             run_folder.make_folder(file.parent)
         environment = {**request.environment, **secrets, sbatch.TOKEN: request.token}
         comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, run_folder.RUNS, self.config.name)}"
-        words = ["--parsable", f"--export={','.join(sorted({*GIVEN, *environment}))}", f"--comment={comment}"]
+        words = ["--parsable", f"--export={','.join(sorted({*self.inherits, *environment}))}", f"--comment={comment}"]
         said = self.engine.sbatch(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not untrusted_input.whole(number):
