@@ -74,7 +74,7 @@ SHAPES = {
     "tiny": Shape("tiny", 2, length=64),
     "tiny-half": Shape("tiny", 2, "bf16", length=64),
 }
-HEAD = ("shape", "who", "loss", "tokens/s", "MFU", "GiB", "where the time goes")
+HEAD = ("shape", "who", "losses", "tokens/s", "MFU", "GiB", "where the time goes")
 
 
 def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
     }
     shares = sorted(((seconds / sum(spent.values()), part) for part, seconds in spent.items()), reverse=True)
     return {
-        "loss": results["final_loss"],
+        "losses": (results["first_loss"], results["final_loss"]),
         "speed": results["tokens_per_second"],
         "mfu": results["mfu"],
         "memory": max(line["memory_bytes"] for line in lines),
@@ -144,7 +144,7 @@ def bare(config: Config, who: str) -> dict[str, Any]:
     groups = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
     groups += [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": train.weight_decay}]
     update = torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), eps=train.epsilon, fused=True)
-    dataset, seconds = Dataset.open(run_folder.DATA / config.data.name, config.data), []
+    dataset, seconds, losses_told = Dataset.open(run_folder.DATA / config.data.name, config.data), [], []
     for step in range(1, train.steps + 1):
         first, pieces = (step - 1) * train.global_batch, train.global_batch // train.micro_batch
         whole = split(device.upload(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
@@ -161,9 +161,16 @@ def bare(config: Config, who: str) -> dict[str, Any]:
         update.zero_grad()
         device.synchronize()
         seconds.append(time.perf_counter() - began)
+        losses_told.append(loss.item())
     speed = train.global_batch * train.sequence_length / statistics.median(seconds[WARM_UP:])
     load = flops_per_token(config.model, train.sequence_length) / device.peak_flops(torch.bfloat16)
-    return {"loss": loss.item(), "speed": speed, "mfu": round(speed * load, 4), "memory": device.memory_used(), "where": ""}
+    return {
+        "losses": (losses_told[0], losses_told[-1]),
+        "speed": speed,
+        "mfu": round(speed * load, 4),
+        "memory": device.memory_used(),
+        "where": "",
+    }
 
 
 def apart(shape: str, who: str, settings: str) -> dict[str, Any]:
@@ -178,7 +185,7 @@ def row(shape: str, who: str, found: dict[str, Any]) -> str:
     cells = (
         shape,
         who,
-        f"{found['loss']:.4f}",
+        " to ".join(f"{loss:.4f}" for loss in found["losses"]),
         f"{found['speed']:,.0f}",
         f"{found['mfu']:.1%}",
         f"{found['memory'] / 2**30:.1f}",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,12 @@ def test_every_part_runs_at_toy_size(tmp_path: Path) -> None:
     code, said = minute(tmp_path, "--minutes", "60", "first", "runs", "peers", "3b", "8b", "fp8", "profile", **TOY)
     assert code == 0, said
     print(said)
+
+
+def test_a_check_is_known_by_its_name() -> None:
+    """A finished one is not run again: of two with one name, the second would never run."""
+    names = [check.name for check in gpu.CHECKS]
+    assert sorted(set(names)) == sorted(names)
 
 
 def test_a_machine_without_a_gpu_gets_a_line(tmp_path: Path) -> None:
