@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpu
 import pytest
+
+import gpu
 
 ROOT = Path(__file__).parents[2]
 TOY = {"GPU_TESTS_ON": "cpu"}

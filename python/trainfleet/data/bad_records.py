@@ -118,7 +118,7 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return f"{NO_SFT}: write what each record says into one field of text"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
-    return f"{NO_SFT}: {command}; then SET='data.sources=[flat.jsonl]'"
+    return f"{NO_SFT}: with jq installed, {command}; then SET='data.sources=[flat.jsonl]'"
 
 
 def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> DataError:

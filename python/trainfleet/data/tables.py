@@ -28,7 +28,7 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     if len(content) > LONGEST:
         raise DataError(
             "is too large to be read whole", where=piece.path, why=f"it has more than {LONGEST / 2**20:.0f} MiB",
-            next=f"write a line for each text: jq -c '.[]' {piece.path} > texts.jsonl",
+            next=f"write a line for each text, with jq installed: jq -c '.[]' {piece.path} > texts.jsonl",
         )  # fmt: skip
     text = decoded(content, piece, 0, 0).text
     try:
