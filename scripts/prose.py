@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 RULES = yaml.safe_load((Path(__file__).parent / "prose.yaml").read_text(encoding="utf-8"))
-WHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "python")
+WHERE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs", "python")
 CODE = re.compile(r"``.*?``|`[^`]*`|\]\([^)]*\)|https?://\S+")
 FEW = 3  # words of a string that is not prose yet
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,15 @@ def test_a_backend_of_another_package_is_planned_on_launches_and_reports(folder:
     verbs.enter(folder, "report", words, variables=DUMMIES)
     assert "meadow" in (folder / "runs" / "dummy" / "report.html").read_text()
     assert "is not one of" in verbs.enter(folder, "plan", words, code=2), "without that package"
+
+
+@pytest.mark.thorough
+def test_a_backend_of_another_package_passes_the_cases_of_all_backends() -> None:
+    words = ["-m", "pytest", "-q", "-p", "no:xdist", "-m", "", "tests/conformance/test_backends.py", "-k", "meadow"]
+    said = subprocess.run(
+        [sys.executable, *words], cwd=verbs.ROOT, env=os.environ | DUMMIES, capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 0 and " passed" in said.stdout, said.stdout
 
 
 def test_a_failure_is_named_by_a_cause_of_the_dummies(folder: Path) -> None:

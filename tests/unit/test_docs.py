@@ -12,7 +12,7 @@ import pages
 from pages import ROOT
 from trainfleet import entrypoint, supervisor
 from trainfleet.backends import terms_of
-from trainfleet.cli import VERBS
+from trainfleet.cli import VERBS, main
 from trainfleet.cli.variables import read_variables
 from trainfleet.config.load import Settings, load
 from trainfleet.health import fence, lease
@@ -22,6 +22,7 @@ from trainfleet.recipes import all_recipes
 from trainfleet.trust.errors import ConfigError, TrainfleetError
 
 OF_MAKE = {"drills", "help"}  # verbs of the Makefile alone
+OFFLINE = [text for _, text in pages.configs() if 'preset: "hf:' not in text]  # the Hub is not asked for a model
 
 
 def anchors(page: Path) -> set[str]:
@@ -63,11 +64,21 @@ def test_every_command_is_a_verb_with_its_variables(page: Path) -> None:
             assert recipe is None or recipe in {known.name for known in all_recipes()}
 
 
-@pytest.mark.parametrize("text", [text for _, text in pages.configs() if 'preset: "hf:' not in text], ids=pages.name_of)
+@pytest.mark.parametrize("text", OFFLINE, ids=pages.name_of)
 def test_every_config_is_one(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     load(Settings(Path("config.yaml")), terms_of)
+
+
+@pytest.mark.parametrize("text", OFFLINE, ids=pages.name_of)
+def test_every_config_plans_within_its_budget(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hosts and texts of a page are nobody's: without hosts, and with a text that is here."""
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "SET=fleet.hosts=[] data.sources=[stdlib]"]) == 0, capsys.readouterr().err
 
 
 def test_the_page_of_errors_has_the_exit_codes_of_the_program() -> None:

@@ -137,6 +137,27 @@ def test_a_package_that_is_broken_is_named_and_no_traceback_comes(typed: Typed, 
     assert code == 1 and why in said and "trainfleet.backends: dummy" in said and "Traceback" not in said
 
 
+def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(typed: Typed, package: Path) -> None:
+    file = package / "src/trainfleet_dummy/__init__.py"
+    whole = file.read_text()
+    for was, now, why in [
+        ("def find(", "def found(", "it lacks find"),
+        ("tried_on = False", "tested_on = False", "it lacks tried_on"),
+        ('name = "dummy"', 'name = "other"', "whose name is 'dummy'"),
+    ]:
+        forget()
+        file.write_text(whole.replace(was, now))
+        code, said = typed("plan")
+        assert code == 1 and why in said and "trainfleet.backends: dummy" in said, said
+
+
+@pytest.mark.parametrize("fleet", [{"shared_folder": None}, {"slow": "replace", "shared_folder": None}])
+def test_a_package_that_is_broken_leaves_the_others_as_they_are(typed: Typed, package: Path, fleet: dict[str, Any]) -> None:
+    (package / "src/trainfleet_dummy/__init__.py").write_text("1 / 0\n")
+    code, said = typed("plan", backend="local", nodes=1, **fleet)
+    assert code == (2 if "slow" in fleet else 0) and "ZeroDivision" not in said, said
+
+
 def test_an_engine_that_nobody_offers_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(BackendError, match="is not an engine that starts nodes") as caught:
         placements.seating("lsf")

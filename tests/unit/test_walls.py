@@ -145,8 +145,8 @@ def asks_for_the_backend(tree: ast.AST) -> list[int]:
     return found
 
 
-# What launch/ may import of backends/, beside the package itself: nothing that only one backend has.
-OF_ALL_BACKENDS = {"base", "head", "host_fleet", "node_script", "run_storage", "job_starts"}
+# What others may import of backends/, beside the package itself: nothing that only one backend has.
+OF_ALL_BACKENDS = {"skeleton", "base", "head", "host_fleet", "node_script", "run_storage", "job_starts"}
 
 
 def asks_what_kind_it_is(tree: ast.AST) -> list[int]:
@@ -158,10 +158,10 @@ def asks_what_kind_it_is(tree: ast.AST) -> list[int]:
     return [node.lineno for node in asked if words.search(ast.unparse(node.args[0]))]
 
 
-def test_launch_takes_what_a_backend_hands_out_and_asks_no_further() -> None:
+def test_all_take_what_a_backend_hands_out_and_ask_no_further() -> None:
     package = "trainfleet.backends"
     for path in FILES:
-        if room_of(path) not in ("launch", "watch"):
+        if room_of(path) == "backends":
             continue
         for line, module in imports_of(path):
             part = module.removeprefix(package).split(".")[1:2] if module.startswith(f"{package}.") else []

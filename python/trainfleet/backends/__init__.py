@@ -32,15 +32,18 @@ class Backends(Mapping[str, type[Backend]]):
             raise KeyError(name)
         if not isinstance(found, type) or Backend not in found.__mro__ or getattr(found, "name", "") != name:
             why = f"it must be a class of trainfleet.backends.base.Backend whose name is {name!r}"
-            raise BackendError("is not a backend", where=f"{plugins.OF_BACKENDS}: {name}", why=why, next="mend that package")
-        return found
+        elif missing := sorted({*Backend.__annotations__} - {*dir(found)} | vars(found)["__abstractmethods__"]):
+            why = f"it lacks {', '.join(missing)}"
+        else:
+            return found
+        raise BackendError("is not a backend", where=f"{plugins.OF_BACKENDS}: {name}", why=why, next="mend that package")
 
     def __iter__(self) -> Iterator[str]:
         yield from OURS
         yield from plugins.names(plugins.OF_BACKENDS)
 
     def __len__(self) -> int:
-        return len(OURS) + len(plugins.names(plugins.OF_BACKENDS))
+        return sum(1 for _ in self)
 
 
 BACKENDS = Backends()
@@ -111,23 +114,17 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         counts = f"AWS's own prices count on the {backend.name} backend"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; leave it out"
     if config.fleet.slow == "replace" and Can.LEAVE_OUT not in backend.can:
-        able = ", ".join(name for name, other in BACKENDS.items() if Can.LEAVE_OUT in other.can)
+        able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)  # of others, one may not load
         yield "fleet.slow", f"replace: the {backend.name} backend can't leave a host out; warn works, or one of: {able}"
 
 
 def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
     """What is made here for x86-64 alone, of nodes with ARM's processors (GB200, GH200)."""
-    fleet, kind = config.fleet, config.fleet.node_type
+    fleet, kind, backend = config.fleet, config.fleet.node_type, BACKENDS[config.fleet.backend]
     if kind is None or kind.accelerator is None or not kind.accelerator.arm:
         return
     why = f"the processors of {kind.accelerator.label} are ARM's, and what is built here is for x86-64"
     if fleet.image != "none":
         yield "fleet.image", f"{fleet.image}: {why}; none works, with a Python of yours (fleet.python)"
-    elif fleet.python is None and (fleet.hosts or _sets_up_hosts(config)):
+    elif fleet.python is None and (fleet.hosts or (backend.owned and Can.EXAMINE in backend.can)):
         yield "fleet.python", f"null: {why}; the path of a Python there that has torch works"
-
-
-def _sets_up_hosts(config: Config) -> bool:
-    """Whether make setup builds the Python of hosts that somebody owns."""
-    backend = BACKENDS[config.fleet.backend]
-    return backend.owned and Can.EXAMINE in backend.can

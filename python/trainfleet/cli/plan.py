@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..backends import backend_of
 from ..config.layouts import best
 from ..launch import preflight, provisioning
 from ..launch.calibration import experience_of
@@ -16,18 +17,16 @@ from ..plan.sizing import Wish
 from ..report import proposal, sizing_tables
 from .variables import Variables, amounts, flag
 
-ALTERNATIVES = 5  # layouts that are shown
-
 
 def main(variables: Variables, started: float) -> int:
     if out := Path(variables["OUT"]) if "OUT" in variables else None:
         proposal.require_own(out)
     config, derived = config_of(settings_of(variables))
-    bill = provisioning.bill(config)
+    bill = backend_of(config).bill()
     if (wish := Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))) != Wish():
         print("\n".join(sizing_tables.answer(config, wish, bill, out)))
         return 0
-    layouts = sizing_tables.describe_layouts(config, best(config, ALTERNATIVES), bill)
+    layouts = sizing_tables.describe_layouts(config, best(config, 5), bill)  # of all, five are shown
     needs = estimate(config, bill, experience_of(config))
     print("\n".join([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts]))
     preflight.require(config)

@@ -11,7 +11,6 @@ from ..backends.base import Can, Prospect
 from ..config import Config
 from ..host.rdma_adapters import fastest, listed
 from ..nodes.quarantine import Quarantine
-from ..plan.bill import Bill
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
@@ -93,11 +92,6 @@ def exact(config: Config) -> list[Request]:
     config = job_image.named(config)
     backend = backend_of(config)
     return [backend.plan(job, {}) for job in (tokenize_job(config), train_job(config))]
-
-
-def bill(config: Config) -> Bill | None:
-    """What a run costs from set-up to teardown; None if unknown."""
-    return backend_of(config).bill()
 
 
 def shares_one_machine(config: Config) -> bool:

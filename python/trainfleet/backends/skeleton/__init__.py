@@ -6,10 +6,9 @@ import keyword
 import re
 from pathlib import Path
 
-from ...host import plugins
 from ...run import run_folder
 from ...trust.errors import ConfigError
-from .. import OURS
+from .. import BACKENDS
 
 FORM = "[a-z][a-z0-9_]{0,30}"
 FILES = Path(__file__).parent
@@ -29,7 +28,7 @@ def require_name(name: str) -> None:
         problem = f"must be of the form {FORM}: small letters, digits and _, as Python names a module"
     elif keyword.iskeyword(name):
         problem = f"{name} is a word of Python's own"
-    elif name in OURS or name in plugins.names(plugins.OF_BACKENDS):
+    elif name in [*BACKENDS]:
         problem = f"there is a backend of the name {name} already"
     if problem:
         raise ConfigError.of("NAME", problem, next="make new-backend NAME=kubernetes")
