@@ -68,6 +68,34 @@ def test_an_option_and_its_value_are_one_mistake() -> None:
         assert len(caught.value.problems) == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("--nodes 4", {"NODES": "4"}),
+        ("--nodes=4 --yes --prompt def", {"NODES": "4", "YES": "1", "PROMPT": "def"}),
+        ("--set train.steps=9 --set name=b NODES=2 --nodes 2", {"SET": "train.steps=9 name=b", "NODES": "2"}),
+    ],
+)
+def test_an_option_is_its_variable(words: str, read: dict[str, str]) -> None:
+    assert read_variables("x", (*ALLOWED, "YES"), words.split(), {}) == read
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nodes", '"--nodes" has no value'),
+        ("--nodes --yes", '"--nodes" has no value'),
+        ("--nodes=", "NODES: is empty"),
+        ("--nods 4", "did you mean NODES"),
+        ("NODES=4 --nodes 8", 'NODES: is "4" and "8"'),
+    ],
+)
+def test_an_option_that_says_nothing_or_otherwise_is_one_line(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_variables("x", (*ALLOWED, "YES"), words.split(), {})
+    assert len(caught.value.problems) == 1 and said in str(caught.value)
+
+
 def test_a_variable_of_another_verb_is_refused() -> None:
     with pytest.raises(ConfigError, match="make train does not take PURGE"):
         read_variables("train", ALLOWED, ["PURGE=1"], {})

@@ -125,9 +125,9 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
     )
     if verb:
         takes = [f"  {name:8} {VARIABLES[name]}" for name in VERBS[verb]]
-        return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes])
+        return "\n".join([f"make {verb} [NAME=value ...] or trainfleet {verb} [--name value ...]: {lines[verb]}", *takes])
     table = [f"  {name:12} {lines[name]}" for name in VERBS if name not in OF_A_CHECKOUT]
-    return "\n".join(["trainfleet VERB [NAME=value ...]: from bare nodes to a trained model. Begin with: make train", *table])
+    return "\n".join(["trainfleet VERB [--name value ...]: from bare nodes to a trained model. Begin with: make train", *table])
 
 
 def explained(error: OSError) -> TrainfleetError | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..run.run_folder import run_of
 from ..trust.errors import ConfigError, Problem
@@ -51,6 +51,7 @@ VARIABLES = {
     "CHANGED": "1: the groups of drills that guard what differs from the origin",
     "NAME": "what a new backend is called: small letters, digits and _",
 }
+SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE")  # an option that needs no value: `--yes`
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
@@ -66,17 +67,22 @@ def read_variables(
     """What the command was given. The verb's own words win over make's command line, and that over the environment.
 
     Raises:
-        ConfigError: a variable that nobody knows, or that this verb does not take.
+        ConfigError: a variable that nobody knows, that this verb does not take, or that is given two values.
     """
-    given = _from_make(environment.get("MAKEFLAGS", ""))
-    problems = []
+    given, told = _from_make(environment.get("MAKEFLAGS", "")), dict[str, str]()
+    problems, words = [], list(_without_options(words, allowed))
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):  # else it is the 5 of `--steps 5`
             meant = _as_set(word, allowed, following if following and "=" not in following else "...")
-            problems.append(Problem(0, f"make {verb}", "", f"{show(word)} is not VARIABLE=value{meant}"))
+            known = word.startswith("--") and word[2:].upper() in allowed
+            fault = "has no value" if known else f"is not VARIABLE=value{meant or suggest(word.upper(), allowed)}"
+            problems.append(Problem(0, f"make {verb}", "", f"{show(word)} {fault}"))
+        elif equals and name in told and name != "SET" and told[name] != value:
+            problems.append(Problem(0, name, "", f"is {show(told[name])} and {show(value)}"))
         elif equals:
-            given[name] = value
+            told[name] = f"{told[name]} {value}" if name == "SET" and name in told else value
+    given |= told
     problems += [_refusal(verb, name, value, allowed) for name, value in given.items() if name not in allowed]
     empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]
     problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
@@ -90,6 +96,23 @@ def read_variables(
         raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
     found = {name: environment[name] for name in allowed if environment.get(name)} | given
     return {name: _at_home(value) if name in PATHS else value for name, value in found.items()}
+
+
+def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
+    """Yields the words, with `--nodes 4` and `--nodes=4` as NODES=4, and `--yes` as YES=1."""
+    left = list(reversed(words))
+    while left:
+        word = left.pop()
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.upper().replace("-", "_")
+        if not word.startswith("--") or name not in allowed:
+            yield word
+        elif equals:
+            yield f"{name}={value}"
+        elif name in SWITCHES:
+            yield f"{name}=1"
+        else:
+            yield f"{name}={left.pop()}" if left and left[-1][:2] != "--" else word
 
 
 def _no_path(value: str) -> str:
