@@ -64,6 +64,7 @@ def test_sagemaker_s_price_of_a_type_is_in_its_row(folder: Path) -> None:
     assert "198.00  2 x ml.x9.48xlarge" in said and "without credentials" in said
 
 
+@pytest.mark.thorough
 def test_a_run_of_all_dummies_is_launched_and_reported(folder: Path) -> None:
     verbs.enter(folder, "train", variables=DUMMIES)
     assert sorted(verbs.losses(folder / "runs" / "dummy")) == [1, 2, 3, 4]
@@ -96,6 +97,7 @@ def test_a_backend_of_another_package_passes_the_cases_of_all_backends() -> None
     assert said.returncode == 0 and " passed" in said.stdout, said.stdout
 
 
+@pytest.mark.thorough
 def test_a_failure_is_named_by_a_cause_of_the_dummies(folder: Path) -> None:
     said = verbs.enter(folder, "train", variables=DUMMIES | {"DUMMY_WOUND": "1"}, code=1)
     assert "moths have been here" in said and "make camphor" in said

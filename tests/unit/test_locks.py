@@ -69,6 +69,7 @@ def test_the_cpu_builds_of_torch_are_locked_beside_the_usual_ones() -> None:
     assert "nvidia-nccl-cu13" in cuda and not cuda & {package.partition("==")[0] for package in locked("requirements.lock")}
 
 
+@pytest.mark.thorough
 def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> None:
     """The real python.sh, with pip and without a network, as for Trn1: torch and torch-xla have hashes, Neuron's own have none."""
     (tmp_path / "scripts").mkdir()
@@ -92,6 +93,7 @@ def test_a_node_takes_what_the_stack_pins_by_its_hash_alone(tmp_path: Path) -> N
         assert code == 0 or "DO NOT MATCH THE HASHES" in done.stderr
 
 
+@pytest.mark.thorough
 def test_another_file_of_a_locked_version_is_not_installed(tmp_path: Path) -> None:
     """The real venv.sh, with pip and without a network: a wheel that fits its hash is installed, one that does not is refused."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")

@@ -35,8 +35,9 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-SOME = ("train.layout.shard=8 train.recompute=full", "train.layout.tensor=4")
+SOME = ("train.layout.shard=8 train.recompute=full",)
 OTHERS = (
+    "train.layout.tensor=4",
     ALONE,
     HALF,
     f"{ALONE} train.recompute=selective",

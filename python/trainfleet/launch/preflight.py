@@ -19,6 +19,7 @@ from ..checkpoints.store import store_of
 from ..config import Config
 from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
+from ..config.vocabulary import TRAINED
 from ..data.manifest import MANIFEST
 from ..hardware import node_types
 from ..node.placement import LINK, unlinked
@@ -28,6 +29,8 @@ from ..run.run_folder import DATA, Run, run_of
 from ..storage import s3
 from ..storage.s3 import SCHEME
 from ..trust.errors import ConfigError, Problem
+
+UNUSED = 8  # times a tokenizer's size, beyond which most of a model's embedding is never read
 
 
 def require(config: Config) -> None:
@@ -70,6 +73,10 @@ def warnings(config: Config) -> list[str]:
     """
     in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
     resumed = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
+    own, trained = config.model.vocabulary_size, config.data.vocabulary_size
+    if config.data.tokenizer == TRAINED and own > UNUSED * trained:
+        then = "set data.tokenizer to the model's folder, or data.vocabulary_size"
+        resumed.append(f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return resumed
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()

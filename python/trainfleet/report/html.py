@@ -28,9 +28,9 @@ COLOURS = {  # one colour a use of time, in every report: Okabe's and Ito's, and
     "train": "#0072b2", "tokenize": "#e69f00", "startup": "#8c6d46", "the rest": "#c8ccd1",  # stages of older runs
 }  # fmt: skip
 CAPTIONS = {
-    "loss": "Cross-entropy of each logged step; beyond 50 of them thin, with their moving mean over 2 % of them in bold. "
-    "Dots: the mean over the validation sequences.",
-    "throughput": "Tokens per second of all ranks, from zero. Dotted: where the run stopped, was resumed or restarted.",
+    "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a moving mean over 2 % of them. "
+    "Dots are validations.",
+    "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines show stops, resumes and restarts.",
 }
 
 
