@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 import pages
 from pages import ROOT
@@ -20,6 +22,7 @@ from trainfleet.launch import execution
 from trainfleet.node import barrier, exit_codes
 from trainfleet.recipes import all_recipes
 from trainfleet.trust.errors import ConfigError, TrainfleetError
+from trainfleet.watch.causes import CAUSES
 
 OF_MAKE = {"drills", "help"}  # verbs of the Makefile alone
 OFFLINE = [text for _, text in pages.configs() if 'preset: "hf:' not in text]  # the Hub is not asked for a model
@@ -99,3 +102,22 @@ def test_each_word_of_the_glossary_is_used_in_messages_or_pages() -> None:
     others = [page for page in pages.ALL if page != glossary]
     used = " ".join(path.read_text().lower() for path in [*others, *(ROOT / "python").rglob("*.py")])
     assert not [word for word in defined if word.lower() not in used]
+
+
+TROUBLE = (ROOT / "docs/how-to/troubleshooting.md").read_text()
+ERRORS = re.findall(r"^\| `([^`]*)` \| (.*) \| .* \|$", TROUBLE.partition("## The ten")[2], flags=re.MULTILINE)
+
+
+def test_troubleshooting_has_every_cause_in_the_program_s_words() -> None:
+    rows = [f"| `{name}` | {cause.words} | {cause.next} |" for name, cause in CAUSES.items()]
+    assert re.findall(r"^\| `.*", TROUBLE.partition("## The ten")[0], flags=re.MULTILINE) == rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize(("wrote", "said"), ERRORS)
+def test_troubleshooting_quotes_what_a_bad_config_is_told(
+    wrote: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = yaml.safe_load(wrote)
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(f"name: a\n{wrote}\n" if "name" in keys else json.dumps({"name": "a"} | keys))
+    assert main(["plan"]) == 2 and said in capsys.readouterr().err and len(ERRORS) == 10
