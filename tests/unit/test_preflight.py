@@ -176,3 +176,9 @@ def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:
     (inner.parent / "memory.max").write_text("1000\n")
     (tmp_path / "membership").write_text("0::/a/b\n")
     assert list(node_types.memory_limits(tmp_path, tmp_path / "membership")) == [1000]
+
+
+@pytest.mark.parametrize(("tokens", "warned"), [(4096, True), (32000, False)])
+def test_a_small_tokenizer_of_a_model_with_many_tokens_is_warned_of(tokens: int, warned: bool) -> None:
+    told = preflight.warnings(config(H100.replace("vocabulary_size: 2048", f"vocabulary_size: {tokens}")))
+    assert any("128,256 tokens and the tokenizer will have 4,096" in line for line in told) is warned

@@ -62,6 +62,7 @@ VERBS = {
     "release": (),
 }
 
+OPTIONS = "as options of the installed command: trainfleet train --nodes 4 --set train.steps=50"
 OF_A_CHECKOUT = ("test", "check", "release")
 
 
@@ -125,7 +126,7 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
     )
     if verb:
         takes = [f"  {name:8} {VARIABLES[name]}" for name in VERBS[verb]]
-        return "\n".join([f"make {verb} [NAME=value ...] or trainfleet {verb} [--name value ...]: {lines[verb]}", *takes])
+        return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes, OPTIONS])
     table = [f"  {name:12} {lines[name]}" for name in VERBS if name not in OF_A_CHECKOUT]
     return "\n".join(["trainfleet VERB [--name value ...]: from bare nodes to a trained model. Begin with: make train", *table])
 
