@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..backends import is_guest
 from ..launch import cleaning, intent_watch, run_location
 from ..launch.command import run_named
-from ..trust.errors import BackendError, RunError
+from ..trust.errors import BackendError, ConfigError, Problem, RunError
+from ..trust.safe_output import is_agreed
 from .variables import Variables, flag
 
 
@@ -20,8 +21,12 @@ def main(variables: Variables, started: float) -> int:
     try:
         with run_location.place_of(variables) as place:
             place.refresh()
-            intent = None if place.is_running() else intent_watch.under_way(place)
-            if place.is_running() or (intent and not intent_watch.cancel(place, run, intent)):
+            running = place.is_running()
+            intent = None if running else intent_watch.under_way(place)
+            if (running or intent) and not sure and not is_agreed(f"{run.folder} is running; end it, with a checkpoint?"):
+                then = "make clean YES=1 ends it, with a checkpoint; make watch shows it"
+                raise ConfigError([Problem(0, str(run.folder), "", "is running, and nothing was touched")], next=then)
+            if running or (intent and not intent_watch.cancel(place, run, intent)):
                 run_location.stop(place, run, variables)
             run_location.end(variables)  # also where it did not stop by itself
             if not machines:
