@@ -99,7 +99,7 @@ def stall(name: str, rounds: int) -> None:
         step, whole, calls = 0, {name: list[float]() for name in SAVERS}, {name: list[float]() for name in SAVERS}
         for _ in range(rounds + 1):
             for method, saver in SAVERS.items():
-                world.wait()
+                dist.barrier(group=world.hosts)
                 began, done = time.perf_counter(), None
                 for place in range(BLOCK):
                     step += 1
@@ -110,7 +110,7 @@ def stall(name: str, rounds: int) -> None:
                         calls[method].append(time.perf_counter() - called)
                 if done:
                     done()
-                world.wait()
+                dist.barrier(group=world.hosts)
                 whole[method].append(time.perf_counter() - began)
         if world.first:
             size = sum(file.stat().st_size for file in next(Path("runs/bench/checkpoints").glob("step-*")).iterdir())

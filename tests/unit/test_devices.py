@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from test_engine_parts import TRAIN
 from torch import nn
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainfleet import devices, models
 from trainfleet.config import Settings, load
@@ -17,7 +21,11 @@ from trainfleet.config.types import Model
 from trainfleet.devices import cuda
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine import optimizer
+from trainfleet.engine.__main__ import products
+from trainfleet.engine.checkpoint.checkpoint_group import Peers
 from trainfleet.engine.parallel import blocks
+from trainfleet.engine.parallel.mesh import Mesh
+from trainfleet.engine.world import join
 from trainfleet.hardware import accelerators, node_types
 from trainfleet.trust.errors import RunError
 
@@ -179,3 +187,57 @@ def test_without_a_fused_adamw_ours_takes_the_same_steps_and_leaves_the_same_out
             update.step()
         held.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert type(update) is not torch.optim.AdamW and torch.allclose(*held, rtol=1e-5, atol=1e-6)
+
+
+class Unseen(cuda.Cuda):
+    """A GPU of which nothing is asked that needs one."""
+
+    native_bf16, native_fp16 = True, True
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", 0)
+
+
+def test_ranks_on_gpus_have_one_group_of_gloo_for_their_hosts_and_wait_half_an_hour_in_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of gloo joins each of its ranks to each: one a dimension of the mesh is minutes of a large job's start."""
+    made: list[tuple[str, timedelta]] = []
+    make: Any = distributed_c10d._new_process_group_helper
+
+    def note(*given: Any, **named: Any) -> Any:
+        made.append((str(backend := given[3]), named["timeout"]))
+        group, store = make(*given[:3], distributed_c10d.Backend("fake"), *given[4:], **named)
+        distributed_c10d._world.pg_map[group] = backend, store  # what a group that is made without one has too
+        return group, store
+
+    monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", note)
+    monkeypatch.setattr(distributed_c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    monkeypatch.setattr(distributed_c10d, "rendezvous", lambda *_, **__: iter([(FakeStore(), 0, 8)]))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
+    for name, answer in {"set_device": None, "device_count": 8, "is_initialized": True}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    degrees = "train.layout.pipeline=2 train.layout.context=2 train.layout.shard=2"
+    config = load(Settings(RECIPES / "llama-3-8b-p5.yaml", f"fleet.nodes=1 fleet.ranks_per_node=8 {degrees}"))[0]
+    with join(Unseen()) as world:
+        mesh, _ = Mesh(config, world.device), Peers()
+        assert mesh.grid.device_type == "cuda" and mesh.context_group
+    assert [backend for backend, _ in made if backend != "nccl"] == ["gloo", "gloo"]  # the ranks', and their checkpoints'
+    assert min(timeout for _, timeout in made) >= timedelta(minutes=30)
+
+
+@pytest.mark.parametrize(("major", "name"), [(7, "float32"), (8, "tf32")])
+def test_results_say_which_products_a_run_in_fp32_had(monkeypatch: pytest.MonkeyPatch, major: int, name: str) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+    for each, answer in {
+        "is_available": True,
+        "device_count": 1,
+        "get_arch_list": [],
+        "get_device_properties": SimpleNamespace(name="GPU", major=major, minor=0),
+    }.items():
+        monkeypatch.setattr(torch.cuda, each, lambda *_, answer=answer: answer)
+    device = cuda.Cuda(0)
+    trainers: list[Any] = [SimpleNamespace(device=device, precision=format_) for format_ in (torch.float32, torch.bfloat16)]
+    assert [products(trainer) for trainer in trainers] == [name, "bfloat16"]

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from allocations import CONFIG, measure
@@ -18,6 +21,7 @@ from trainfleet.config import Settings, load
 from trainfleet.config.memory import memory_of
 from trainfleet.config.precision import is_half
 from trainfleet.devices.cpu import Cpu
+from trainfleet.engine.parallel import arrange
 from trainfleet.engine.world import World
 
 ALONE = "fleet.nodes=1 train.global_batch=8"
@@ -83,3 +87,27 @@ def test_a_loss_in_pieces_takes_what_is_reckoned(layout: str, tmp_path: Path, mo
     reckoned = memory_of(config, is_half(config))
     _, peak = measure(config, World(0, config.world_size, 0, Cpu()))
     assert 0.95 * peak < reckoned.total < 1.06 * peak, f"{reckoned} for {peak}, pieces of {limit}"
+
+
+@pytest.mark.parametrize(
+    ("layout", "passes", "gathers"),
+    [
+        ("train.layout.shard=8", 1, 7 + 5),  # all that is not a block, six blocks, and all but the last of these again
+        ("train.layout.shard=8 train.layout.zero=1", 2, 7),
+        ("train.layout.pipeline=2 train.layout.shard=4", 2, 4),  # a stage of three blocks, ahead of any backward pass
+    ],
+)
+def test_weights_are_gathered_no_more_often_than_they_are_freed(
+    layout: str, passes: int, gathers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    config, _ = load(Settings(tmp_path / "config.yaml", layout))
+    parts: Any = arrange(config, World(0, 8, 0, Cpu()))
+    gather = Mock(wraps=foreach_all_gather)
+    monkeypatch.setattr("torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_all_gather", gather)
+    tokens = torch.zeros((4, 128), dtype=torch.int64)
+    for _ in range(passes):
+        out = parts.root(tokens) if parts.pipeline else parts.root(tokens, targets=tokens)
+    if passes == 1:
+        out.backward()
+    assert gather.call_count == gathers

@@ -174,7 +174,7 @@ def _launches(work: Work, device: DeviceSpeed, c: Constants, blocks: float, comp
     seconds = called * host.launch + host.weights * numbers / device.memory
     if work.tensor > 1:
         seconds += layers * host.sliced
-    if work.zero == 3 and work.shard > 1:
+    if work.zero == 3 and work.shard > 1 and work.pipeline == 1:
         seconds += layers * host.gathered + host.gathering * numbers / device.memory
     return seconds + (host.passed if work.pipeline > 1 else 0.0)
 

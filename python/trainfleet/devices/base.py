@@ -28,9 +28,10 @@ class Device(Protocol):
     """One rank's device."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
-    backend: str  # of torch.distributed: gloo for tensors on the host, and the device's own for those on it
+    backend: str  # of torch.distributed, for tensors on the device
     torch_device: torch.device
     costly: frozenset[object]  # operations whose result selective recomputation keeps
+    single: str  # the format of products of fp32, for whose factors 10 bits may be enough (tf32)
     gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
     loss_sums: torch.dtype  # and the losses of a validation
     fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
@@ -115,6 +116,7 @@ class Device(Protocol):
 class Usual:
     """What most devices do alike, for the classes of `Device`."""
 
+    single = "float32"
     gradient_sums, loss_sums = torch.float32, torch.float64
     fused_adamw = executes = tells_time = True
     casts = lazy = False

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from ..hardware import node_types
 from ..hardware.accelerators import find_accelerator
@@ -22,7 +23,7 @@ TARGET = re.compile(r"(sm|compute)_(\d+)(\d)")  # sm_90a is 9.0
 
 class Cuda(Usual):
     kind = "cuda"
-    backend = "cpu:gloo,cuda:nccl"
+    backend = "nccl"
     costly: frozenset[object] = COSTLY | {
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -50,6 +51,7 @@ class Cuda(Usual):
             )
         self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))  # since Ampere, Volta
         self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
+        self.single = "tf32" if self.native_bf16 else "float32"
 
     @staticmethod
     def found() -> bool:
@@ -59,6 +61,8 @@ class Cuda(Usual):
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
         torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
+        # NCCL's 10 minutes end ranks that wait for one that still compiles; a hang is the watchdog's to find
+        distributed_c10d.default_pg_nccl_timeout = distributed_c10d.default_pg_timeout  # type: ignore[attr-defined]
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)

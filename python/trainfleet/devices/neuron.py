@@ -65,7 +65,7 @@ class Neuron(Core):
         os.environ.setdefault("NEURON_RT_VISIBLE_CORES", str(index))
         os.environ.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str((COMPILED / "neuron").absolute()))
         check_package()
-        self.backend = ",".join(f"{kind}:{group}" for kind, group in {"cpu": "gloo", TYPE: GROUP}.items())
+        self.backend = GROUP
         self.torch_device = torch.device(TYPE)  # the one that the process sees
 
     @property

@@ -138,7 +138,7 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
         world_size=world.size,
         device=world.device.kind,
         device_name=world.device.name,
-        precision=str(trainer.precision).removeprefix("torch."),
+        precision=products(trainer),
         mfu_formula=formula(config, trainer),
         layout=config.degrees,
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
@@ -179,7 +179,12 @@ def greeting(trainer: Trainer) -> str:
 def formula(config: Config, trainer: Trainer) -> str:
     """How the MFU in the metrics is counted."""
     peak = f"{trainer.world.size} x {trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
-    return f"MFU = tokens/s x FLOPs per token / ({peak}, {trainer.precision}). {flops_in_words(config.model)}"
+    return f"MFU = tokens/s x FLOPs per token / ({peak}, {products(trainer)}). {flops_in_words(config.model)}"
+
+
+def products(trainer: Trainer) -> str:
+    """The number format of products, as they are computed: fp32's may be TF32."""
+    return trainer.device.single if trainer.precision == torch.float32 else str(trainer.precision).removeprefix("torch.")
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:

@@ -68,12 +68,10 @@ def join(device: Device) -> Iterator[World]:
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
-    if size == 1:
-        dist.init_process_group(device.backend, store=HashStore(), rank=0, world_size=1)
-    else:
-        dist.init_process_group(device.backend, rank=rank, world_size=size)
+    store = HashStore() if size == 1 else None  # else torchrun's
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=size)
     device.joined(rank, size)
-    hosts = None if "gloo" in device.backend else dist.new_group(backend="gloo")
+    hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
     dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)  # hosts of one fleet may have CPUs of several generations
     bf16, fp16 = (bool(each) for each in native)

@@ -59,16 +59,19 @@ def compile_blocks(model: Network, blocks: Iterable[nn.Module], how: str | float
 
 
 def shard(
-    root: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh, zero: int, precision: torch.dtype, device: Device
+    root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, frees: bool, precision: torch.dtype, device: Device
 ) -> None:
     """Shards the weights over the ranks of a mesh; gradients are averaged over them (Zhao et al. 2023, FSDP).
 
-    ZeRO 3 gathers a block's weights when it runs and frees them after. ZeRO 1 keeps them gathered from the first forward pass of
-    a step to its last backward pass, so that only the optimizer's state, and the weights that it updates, are sharded.
+    ZeRO 3 `frees` a block's weights after it has run and gathers them again for its backward pass, but
+    for the last block, whose backward pass comes next. ZeRO 1, and any pipeline, keep them gathered from
+    the first forward pass of a step to its last backward pass: only the optimizer's state, and the
+    weights that it updates, are sharded.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # only now: it takes a while, and DDP needs none of it
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
+        again = frees and block is not blocks[-1]  # gathered for the backward pass
+        fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     fully_shard(root, mesh=mesh, reshard_after_forward=False, mp_policy=policy)

@@ -66,13 +66,14 @@ class GatherSequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, part, group):  # type: ignore[no-untyped-def]
-        ctx.group, ctx.rank = group, group.rank()
+        ctx.group = group
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
         dist.all_gather(parts, part.contiguous(), group=group)
         return torch.cat(parts, dim=2)
 
     @staticmethod
     def backward(ctx, gradient):  # type: ignore[no-untyped-def]
-        total = gradient.contiguous()
-        dist.all_reduce(total, group=ctx.group)  # gloo has no reduce-scatter of tensors that differ in shape by version
-        return total.chunk(ctx.group.size(), dim=2)[ctx.rank].contiguous(), None
+        parts = [part.contiguous() for part in gradient.chunk(ctx.group.size(), dim=2)]
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter(own, parts, group=ctx.group)
+        return own, None

@@ -54,8 +54,9 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     if train.compile:
         blocks.compile_blocks(model, blocks_of(model), train.recompute, device, loss=layout.tensor * layout.pipeline == 1)
     if mesh.sharing().size() > 1 or precision != format_:
+        frees = layout.zero == 3 and layout.pipeline == 1  # else once for each of a step's micro-batches
         for stage in stages:
-            blocks.shard(stage, blocks_of(stage), mesh.sharing(), layout.zero, precision, device)
+            blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
     return Division(config, device, mesh, model, stages, tied, precision)
 
 
