@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 
-from ..trust.safe_output import shown
+from ..trust.safe_output import shown, unguarded
 
 # buildah and podman: "[8/8] STEP 7/23: RUN ..."; docker --progress=plain: "#9 [image 7/23] RUN ..."
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
@@ -32,7 +33,7 @@ class BuildSteps:
             self.end()
             number, instruction = (part for part in match.groups() if part)
             if AT_WORK.match(instruction):
-                print(f"  {number:>5} {short(shown(instruction))}", end="", flush=True)
+                print(f"  {number:>5} {short(shown(instruction))}", end="", file=unguarded(sys.stdout), flush=True)
                 self.runs, self.open, self.began = True, True, time.monotonic()
         elif CACHED.match(text):
             self.end("(from the cache)")
