@@ -82,7 +82,7 @@ def test_the_range_that_plan_states_holds_for_four_of_five_runs_that_nothing_was
     folder = Path(fit_planner.__file__).parent
     lines = [
         line
-        for name in ("unseen", "unseen_second", "unseen_third")
+        for name in ("unseen", "unseen_second", "unseen_third", "unseen_own")
         for line in (folder / f"{name}.jsonl").read_text().splitlines()
     ]
     rows = fit_planner.usable([json.loads(line) for line in lines])
