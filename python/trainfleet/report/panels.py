@@ -18,7 +18,7 @@ PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
     "data": "#999999", "forward": "#0173b2", "backward": "#56b4e9", "communication": "#d55e00", "optimizer": "#009e73",
 }  # fmt: skip
 CAPTIONS = {
-    "parts": "Seconds of rank 0 in the steps that were timed, stacked",
+    "parts": "Seconds of rank 0 in the steps that were timed, stacked. The first one may compile, and is cut off",
     "slowest": "Seconds of the forward pass: the slowest and the median rank. Ranks that share tensors or a sequence wait in it",
     "norm": "L2 norm of all gradients before clipping",
     "rate": "What the schedule gives",
@@ -64,6 +64,7 @@ def _parts(history: History) -> Figure | None:
     figure, axes = frame("Where a step's time goes", history, HEIGHT)
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
     many = len(steps) > MANY
+    axes.set_ylim(top=1.1 * max(map(sum, list(zip(*heights, strict=True))[1:])) or 1)
     axes.stackplot(steps, heights, colors=list(PARTS.values()), labels=list(PARTS), baseline="zero", rasterized=many)
     _finish(figure, axes, [name for name, values in by_part.items() if any(values.values())])
     return figure
