@@ -21,7 +21,7 @@ export MAKECMDGOALS
 ifeq ($(word 2,$(MAKECMDGOALS)),)
 help:
 	@echo "trainfleet: from bare nodes to a trained model. Begin with: make train"
-	@awk -F ':.*## | +\\[' '/^[a-z-]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
+	@awk -F ':.*## | +\\[' '/^new-backend:/ { print "To work on trainfleet itself:" } /^[a-z-]+:.*## / { printf $$3 ? "  make %-11s %-40s [%s\n" : "  make %-11s %s\n", $$1, $$2, $$3 }' Makefile
 	@echo "CONFIG=path: another config; RUN=name: a run; SET='train.steps=50' sets any key"
 else # `make help train` runs both: Python sees the word help, and explains train
 help: ;@:
