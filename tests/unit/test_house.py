@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import house_debts as debts
@@ -18,7 +19,6 @@ from trainfleet.trust import errors
 
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_VERB = 40, 400, 60  # lines
 MOST_TOKENS, MOST_DECISIONS = 250, 12  # of a function
-TREES = {path: ast.parse(path.read_text()) for path in FILES}
 # From the street down: a room imports only what is below it.
 FLOORS = (
     ("__main__",), ("cli",), ("launch",), ("report",), ("watch",), ("backends",), ("images",), ("cloud",), ("nodes",), 
@@ -52,10 +52,16 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in FILES}
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Each file of the program; the other workers, which also import this file, parse none."""
+    return {path: ast.parse(path.read_text()) for path in FILES}
+
+
 def imported(path: Path) -> set[str]:
     """The modules of ours that a file imports, anywhere in it, for its types too; `from . import x` is x where that is a module."""
     package, found = ["trainfleet", *path.relative_to(PACKAGE).parts[:-1]], set()
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(trees()[path]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -66,7 +72,9 @@ def imported(path: Path) -> set[str]:
     return found & set(MODULES) - {name_of(path)}
 
 
-GRAPH = {name: imported(path) for name, path in MODULES.items()}
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: imported(path) for name, path in MODULES.items()}
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -138,7 +146,7 @@ def decisions(function: ast.AST) -> int:
 def dense_and_branched(path: Path) -> tuple[set[str], set[str]]:
     """The functions of a file that have too many tokens, and those that have too many decisions."""
     lines, file = tokens_by_line(path.read_text()), path.relative_to(PACKAGE)
-    here = [*functions(TREES[path])]
+    here = [*functions(trees()[path])]
     return (
         {
             f"{file}:{name}"
@@ -155,7 +163,7 @@ def skips(path: Path) -> int:
     marked = {number for number, line in enumerate(lines, 1) if line.endswith("# fmt: skip")}
     tables = {
         node.end_lineno
-        for node in ast.walk(TREES[path])
+        for node in ast.walk(trees()[path])
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.Return) and isinstance(node.value, TABLES)
     }
     return len(marked - tables)
@@ -169,14 +177,14 @@ def measured() -> tuple[set[str], set[str], dict[str, int]]:
 
 def rooms_and_arrows() -> tuple[int, int]:
     """How many rooms the program has, and how many pairs of them of which one imports the other."""
-    arrows = {(room(here), room(there)) for here, others in GRAPH.items() for there in others}
-    return len({room(name) for name in GRAPH}), sum(here != there for here, there in arrows)
+    arrows = {(room(here), room(there)) for here, others in graph().items() for there in others}
+    return len({room(name) for name in graph()}), sum(here != there for here, there in arrows)
 
 
 def test_no_function_and_no_file_is_too_long() -> None:
     functions = [
         f"{path.relative_to(PACKAGE)}: {node.name} has {lines} lines"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and (lines := (node.end_lineno or 0) - node.lineno + 1) > LONGEST_FUNCTION
     ]
@@ -201,30 +209,30 @@ def test_the_sum_of_tokens_and_modules_does_not_grow() -> None:
 
 def test_rooms_and_arrows_do_not_multiply() -> None:
     rooms, arrows = rooms_and_arrows()
-    print(f"{rooms} rooms, {arrows} arrows between them, {len(GRAPH)} files")
+    print(f"{rooms} rooms, {arrows} arrows between them, {len(graph())} files")
     assert rooms <= debts.ROOMS and arrows <= debts.ARROWS
 
 
 def test_a_class_s_name_has_one_owner() -> None:
-    names = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circles(GRAPH) == []
+    assert circles(graph()) == []
 
 
 def test_every_arrow_between_rooms_points_down() -> None:
     floor = {name: level for level, names in enumerate(FLOORS) for name in names}
     up = {
         (here, there)
-        for module, others in GRAPH.items()
+        for module, others in graph().items()
         for other in others
         if (here := room(module)) != (there := room(other)) and floor[there] < floor[here]
     }
     assert not up
     rooms: dict[str, set[str]] = {}
-    for module, others in GRAPH.items():
+    for module, others in graph().items():
         rooms.setdefault(room(module), set()).update(map(room, others))
     assert circles({name: others - {name} for name, others in rooms.items()}) == []
 
@@ -232,12 +240,12 @@ def test_every_arrow_between_rooms_points_down() -> None:
 @pytest.mark.parametrize("path", sorted(VERBS), ids=lambda path: path.stem)
 def test_a_verb_s_file_is_short_and_imports_no_other_verb(path: Path) -> None:
     assert path.read_text().count("\n") <= LONGEST_VERB
-    assert not {other for other in GRAPH[name_of(path)] if MODULES[other] in VERBS}
+    assert not {other for other in graph()[name_of(path)] if MODULES[other] in VERBS}
 
 
 def test_the_tree_of_errors_is_the_whole_tree() -> None:
     bases: dict[str, str] = {}
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.bases and isinstance(node.bases[0], ast.Name):
                 bases[node.name] = node.bases[0].id
@@ -275,7 +283,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_torch_s_private_names_are_those_of_the_list() -> None:
-    used = {str(path.relative_to(PACKAGE)): names for path, tree in TREES.items() if (names := set(private_names(tree)))}
+    used = {str(path.relative_to(PACKAGE)): names for path, tree in trees().items() if (names := set(private_names(tree)))}
     assert used == PRIVATE_TORCH
 
 
