@@ -42,7 +42,7 @@ ACCOUNT, REGION = "123456789012", "us-east-1"
 
 def recipe(stack: str = "cpu", base: str = "", **files: str) -> Any:
     changed = {name.replace("__", "/"): text.encode() for name, text in files.items()}
-    return recipe_of(load_stack(stack), base, {**code_files(), **changed})
+    return recipe_of(load_stack(stack), base, {**code_files(""), **changed})
 
 
 def config(tmp_path: Path, **fleet: Any) -> Config:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import Config
+from ..config.types import Fleet
 from ..hardware.node_types import NodeType
 from ..host.install_paths import python_path
 from ..host.rdma_adapters import fastest, listed
@@ -162,7 +163,7 @@ done
 def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> tuple[Bandwidth | None, list[Finding]]:
     """The all-reduce bandwidth over these nodes, and what is wrong with it."""
     fleet, hosts = wanted.fleet, list(facts)
-    code = send_code(transport, fleet.shared_folder or "", hosts)
+    code = send_code(transport, fleet, hosts)
     answers = run_together(transport, lambda host: speed_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
     said = _printed(answers, hosts[0]).splitlines()
     return judge_output(said, wanted.type, hosts) or (None, _explain_silence(answers))
@@ -279,10 +280,13 @@ def last_error(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def send_code(transport: Transport, folder: str, hosts: Sequence[Host]) -> str:
-    """The folder under the shared one that holds this checkout's code now; nothing is sent when it is there already."""
-    files = code_files()
-    target = f"{folder}/code/{content_hash(files)}"
+def send_code(transport: Transport, fleet: Fleet, hosts: Sequence[Host]) -> str:
+    """Returns the folder under the shared one that holds this checkout's code now.
+
+    Nothing is sent when it is there already.
+    """
+    files = code_files(fleet.backend)
+    target = f"{fleet.shared_folder or ''}/code/{content_hash(files)}"
     transport.put_once(files, target, hosts=hosts)
     return target
 
