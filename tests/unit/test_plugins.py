@@ -75,7 +75,7 @@ def typed(package: Path, capsys: pytest.CaptureFixture[str]) -> Typed:
 
 
 def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
-    code, said = typed("plan", "OUT=out", backend_options=["queue=gpu"])
+    code, said = typed("plan", "OUT=out", options=["queue=gpu"])
     assert code == 0, said
     script = "\n".join(path.read_text() for path in Path("out").rglob("*node.sh"))
     assert "in the queue gpu" in script and "trainfleet.entrypoint --on dummy --folder runs/there" in script
@@ -86,14 +86,15 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     ("fleet", "problem"),
     [
         ({"shared_folder": None}, "fleet.shared_folder: null: nodes of dummy need a folder"),
-        ({"backend_options": ["qeue=gpu"]}, "fleet.backend_options: qeue: is no key that belongs here"),
-        ({"backend_options": ["queue=7"]}, "fleet.backend_options: queue: must be text, not 7"),
-        ({"backend_options": ["queue=a", "queue=b"]}, "fleet.backend_options: queue: is given twice"),
-        ({"backend_options": ["queue=[1"]}, "fleet.backend_options: queue: is not a value"),
-        ({"backend_options": ["queue"]}, "is not written"),
+        ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is no key that belongs here"),
+        ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
+        ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
+        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a value"),
+        ({"options": ["queue"]}, "is not written"),
+        ({"backend_options": ["queue=gpu"]}, "fleet.backend_options: unknown key; did you mean options?"),
         ({"spot": True}, "fleet.spot: true: the dummy backend does not use it"),
         ({"backend": "dumy"}, "sagemaker, dummy; did you mean dummy?"),
-        ({"backend": "slurm", "backend_options": ["queue=a"]}, "the slurm backend has keys of its own"),
+        ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend has keys of its own"),
     ],
 )
 def test_what_it_does_not_take_is_refused_by_key(typed: Typed, fleet: dict[str, Any], problem: str) -> None:
