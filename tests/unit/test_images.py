@@ -24,9 +24,9 @@ from trainfleet.cloud.repository import HOST
 from trainfleet.config import Config, Settings, load
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
+from trainfleet.images.building import BuildSteps
 from trainfleet.images.ecr import MANIFESTS, Registry
 from trainfleet.images.image_recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
-from trainfleet.images.steps import BuildSteps
 from trainfleet.launch import job_image
 from trainfleet.nodes.install_steps import lock_name
 from trainfleet.nodes.stack import load_stack
