@@ -67,7 +67,7 @@ DENSE = {  # more than 250 tokens
     "launch/provisioning.py:examine_hosts",
     "launch/remote_launch.py:launch",
     "launch/remote_launch.py:pass_gate",
-    "launch/training.py:_train",
+    "launch/training.py:train",
     "models/huggingface_weights.py:save",
     "nodes/changed_files.py:changes",
     "nodes/collectives.py:try_collectives",
