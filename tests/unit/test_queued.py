@@ -234,7 +234,11 @@ def test_status_leaves_the_engine_of_a_run_that_was_handed_over_to_its_head(
     waiting: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting(f"touch {tmp_path}/asked")
-    monkeypatch.setattr(Slurm, "__init__", lambda self, config: vars(self).update(hands_over=True, _head=None))
+
+    def elsewhere(self: Slurm, config: object) -> None:
+        self.hands_over, self._head = True, None
+
+    monkeypatch.setattr(Slurm, "__init__", elsewhere)
     monkeypatch.setattr(Slurm, "place", lambda self, run: Here(run))
     monkeypatch.setattr(Slurm, "find", lambda self, run: Handle("slurm", "", "", 0))
     assert main(["status"]) == 0
