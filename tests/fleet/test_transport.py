@@ -157,7 +157,7 @@ def test_files_arrive_whole_and_once(pair: Lab) -> None:
 
 
 def test_the_code_has_one_name_for_one_content() -> None:
-    files = code_files()
+    files = code_files("")
     assert "python/trainfleet/nodes/transport.py" in files and "schema/config.schema.json" in files
     assert not any("__pycache__" in name for name in files)
     assert content_hash(files) == content_hash(dict(reversed(files.items()))) != content_hash(files | {"x": b""})

@@ -23,6 +23,7 @@ from trainfleet.images import ecr
 from trainfleet.images.builders import Builder
 from trainfleet.images.image_recipe import ImageRecipe, recipe_of
 from trainfleet.nodes.stack import load_stack
+from trainfleet.nodes.tar import code_files
 from trainfleet.trust.errors import ImageError
 
 BASE = "localhost/small:1"
@@ -89,7 +90,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Registry, ImageRecipe]]:
     """A registry, and the recipe of an image that is here under its name; ECR's requests are answered of that registry."""
-    recipe = recipe_of(load_stack("cpu"))
+    recipe = recipe_of(load_stack("cpu"), "", code_files(""))
     outside = own_store(tmp_path, monkeypatch)
     make_image(outside, recipe.reference, f"--label=org.opencontainers.image.version={recipe.tag}")
     with serving() as registry:

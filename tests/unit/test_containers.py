@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainfleet.backends.image_pull import misfit, pull_words
 from trainfleet.backends.node_script import node_script
+from trainfleet.backends.ssh import misfit, pull_words
 from trainfleet.node.placement import Seat
 from trainfleet.plan.job import Job
 from trainfleet.supervisor import EXIT

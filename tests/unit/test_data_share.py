@@ -413,7 +413,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(data: Data, tmp_pa
 def test_a_very_long_document_stays_one_document(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tokenize(data, ALONE, tmp_path / "whole")
     monkeypatch.setattr("trainfleet.data.work_units.LONG", 500)
-    monkeypatch.setattr("trainfleet.data.chunking.PART", 100)
+    monkeypatch.setattr("trainfleet.data.work_units.PART", 100)
     monkeypatch.setattr("trainfleet.data.documents.BATCH_BYTES", 1)
     monkeypatch.setattr("trainfleet.data.documents.in_batches.__defaults__", (1,))
     cut = tokenize(data, ALONE, tmp_path / "cut")

@@ -13,7 +13,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from trainfleet.config.types import Data
 from trainfleet.config.vocabulary import vocabulary_size_of
-from trainfleet.data import bpe, chunking, encoders, wordpiece_cache
+from trainfleet.data import bpe, encoders, wordpiece_cache, work_units
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load
 from trainfleet.data.wordpiece_cache import Words
@@ -127,11 +127,11 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Tokenizer) -> No
 
 
 def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunking, "PART", 2000)
+    monkeypatch.setattr(work_units, "PART", 2000)
     text = (
         "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))) + "日本語の文章。" * 900 + " the end"
     )
-    found = list(chunking.parts(text, tokenizer.encoder))
+    found = list(work_units.parts(text, tokenizer.encoder))
     assert "".join(found) == text and 5 < len(found) < len(text) // 2000
     ids, _ = tokenizer.encode(found)
     assert np.array_equal(ids, tokenizer.encode([text])[0])
@@ -144,6 +144,6 @@ def test_a_tokenizer_that_can_not_be_cut_gets_the_text_whole(tokenizer: Tokenize
         def encode(self, texts: list[str]) -> tuple[encoders.Ids, encoders.Offsets]:
             return super().encode([f" {text}" for text in texts])
 
-    monkeypatch.setattr(chunking, "PART", 2000)
+    monkeypatch.setattr(work_units, "PART", 2000)
     text = Path(__file__).read_text() * 3
-    assert list(chunking.parts(text, Prefixed(tokenizer.definition))) == [text]
+    assert list(work_units.parts(text, Prefixed(tokenizer.definition))) == [text]

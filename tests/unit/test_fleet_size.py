@@ -15,7 +15,7 @@ from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.health import lease
-from trainfleet.nodes import gate, polling, run_in_parallel
+from trainfleet.nodes import gate, polling
 from trainfleet.nodes.host_results import HostFailure, Result
 from trainfleet.nodes.node_checks import flaws
 from trainfleet.nodes.transport import THREADS, Transport
@@ -48,7 +48,7 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(tm
     count = THREADS + 6
     meet = f'touch {tmp_path}/$$; for _ in $(seq 150); do [ "$(ls {tmp_path} | wc -l)" = {count} ] && echo met && exit 7; sleep 0.2; done'
     shell = Shell(count)
-    answers = run_in_parallel.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
+    answers = gate.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
     assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
         (7, "met\n")
     ] * count
@@ -56,9 +56,9 @@ def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(tm
 
 
 def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run_in_parallel, "END_SECONDS", 1)
+    monkeypatch.setattr(gate, "END_SECONDS", 1)
     shell, commands = Shell(2), {"n0": "echo first", "n1": f"echo second; sleep 60; touch {tmp_path}/late"}
-    answers = run_in_parallel.run_together(shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts)
+    answers = gate.run_together(shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts)
     assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
         (0, "first\n"),
         (124, "second\n"),

@@ -24,9 +24,9 @@ from trainfleet.cloud.repository import HOST
 from trainfleet.config import Config, Settings, load
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
+from trainfleet.images.building import BuildSteps
 from trainfleet.images.ecr import MANIFESTS, Registry
 from trainfleet.images.image_recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
-from trainfleet.images.steps import BuildSteps
 from trainfleet.launch import job_image
 from trainfleet.nodes.install_steps import lock_name
 from trainfleet.nodes.stack import load_stack
@@ -42,7 +42,7 @@ ACCOUNT, REGION = "123456789012", "us-east-1"
 
 def recipe(stack: str = "cpu", base: str = "", **files: str) -> Any:
     changed = {name.replace("__", "/"): text.encode() for name, text in files.items()}
-    return recipe_of(load_stack(stack), base, {**code_files(), **changed})
+    return recipe_of(load_stack(stack), base, {**code_files(""), **changed})
 
 
 def config(tmp_path: Path, **fleet: Any) -> Config:

@@ -19,7 +19,7 @@ from trainfleet.nodes.quarantine import Quarantine
 from trainfleet.plan.fabric_environment import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError
-from trainfleet.watch.nccl import FabricLog
+from trainfleet.watch.monitor import FabricLog
 from unit.test_nodes_operations import P3DN_READY, PLAIN, READY, wanted
 
 

@@ -14,7 +14,7 @@ from trainfleet.config.host_list import Host
 from trainfleet.config.types import Config, Devices
 from trainfleet.entrypoint import CARDS, found_here
 from trainfleet.host.rdma_adapters import Port, fastest, listed, ports_here, read_port
-from trainfleet.launch import node_survey
+from trainfleet.launch import provisioning
 from trainfleet.nodes import node_checks, probe
 from trainfleet.nodes.facts import Facts, parse
 from trainfleet.nodes.fleet import wanted_of
@@ -204,16 +204,16 @@ def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> N
 
 def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_path: Path) -> None:
     asked = "backend: slurm, nodes: 4, slurm: {gres: 'gpu:8'}"
-    lines, fits = node_survey.compare(config(tmp_path, asked), {"gpu-1": HGX})
+    lines, fits = provisioning.compare(config(tmp_path, asked), {"gpu-1": HGX})
     assert not fits and lines[0] == "the config says none of it; write:" and "network: infiniband" in lines[-1]
-    assert node_survey.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
-    lines, fits = node_survey.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
+    assert provisioning.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
+    lines, fits = provisioning.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
     assert fits and lines[0] == "the config says less than that; write:", "the network is open"
-    lines, fits = node_survey.compare(config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)})
+    lines, fits = provisioning.compare(config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)})
     assert not fits and "name: a100, per_node: 8, memory_gib: 80" in lines[-1]
-    lines, fits = node_survey.compare(config(tmp_path, "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s"), {"a": HGX})
+    lines, fits = provisioning.compare(config(tmp_path, "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s"), {"a": HGX})
     assert fits and lines[-1] == "as it is, ranks compute on the CPU cores", "which may be meant"
-    lines, fits = node_survey.compare(config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")})
+    lines, fits = provisioning.compare(config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")})
     assert not fits and lines == ["no GPU that is known answers, and fleet.stack is cuda"]
 
 

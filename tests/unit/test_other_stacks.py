@@ -91,7 +91,7 @@ def test_the_table_is_what_the_wheel_says() -> None:
 
 
 def test_hosts_and_images_are_sent_all_of_it() -> None:
-    assert {f"python/trainfleet_nxd/{path.name}" for path in OURS} <= code_files().keys()
+    assert {f"python/trainfleet_nxd/{path.name}" for path in OURS} <= code_files("").keys()
 
 
 def test_a_stack_of_another_package_is_found_by_its_entry_point(toys: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +20,12 @@ from test_support import table
 from trainfleet import entrypoint
 from trainfleet.backends import BACKENDS, OURS, backend_of, skeleton
 from trainfleet.cli import main
+from trainfleet.config import Settings, load
 from trainfleet.host import plugins
+from trainfleet.launch.job_image import recipe_for
 from trainfleet.node import placements
 from trainfleet.node.placement import Seat
+from trainfleet.nodes.tar import code_files, content_hash, pack
 from trainfleet.trust.errors import BackendError, ConfigError
 
 Typed = Callable[..., tuple[int, str]]
@@ -68,7 +75,7 @@ def typed(package: Path, capsys: pytest.CaptureFixture[str]) -> Typed:
 
 
 def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
-    code, said = typed("plan", "OUT=out", backend_options=["queue=gpu"])
+    code, said = typed("plan", "OUT=out", options=["queue=gpu"])
     assert code == 0, said
     script = "\n".join(path.read_text() for path in Path("out").rglob("*node.sh"))
     assert "in the queue gpu" in script and "trainfleet.entrypoint --on dummy --folder runs/there" in script
@@ -79,14 +86,15 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     ("fleet", "problem"),
     [
         ({"shared_folder": None}, "fleet.shared_folder: null: nodes of dummy need a folder"),
-        ({"backend_options": ["qeue=gpu"]}, "fleet.backend_options: qeue: is no key that belongs here"),
-        ({"backend_options": ["queue=7"]}, "fleet.backend_options: queue: must be text, not 7"),
-        ({"backend_options": ["queue=a", "queue=b"]}, "fleet.backend_options: queue: is given twice"),
-        ({"backend_options": ["queue=[1"]}, "fleet.backend_options: queue: is not a value"),
-        ({"backend_options": ["queue"]}, "is not written"),
+        ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is no key that belongs here"),
+        ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
+        ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
+        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a value"),
+        ({"options": ["queue"]}, "is not written"),
+        ({"backend_options": ["queue=gpu"]}, "fleet.backend_options: unknown key; did you mean options?"),
         ({"spot": True}, "fleet.spot: true: the dummy backend does not use it"),
         ({"backend": "dumy"}, "sagemaker, dummy; did you mean dummy?"),
-        ({"backend": "slurm", "backend_options": ["queue=a"]}, "the slurm backend has keys of its own"),
+        ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend has keys of its own"),
     ],
 )
 def test_what_it_does_not_take_is_refused_by_key(typed: Typed, fleet: dict[str, Any], problem: str) -> None:
@@ -105,6 +113,49 @@ def test_its_nodes_find_their_seat(package: Path, monkeypatch: pytest.MonkeyPatc
     options = entrypoint.parse(["--on", "dummy", "--folder", "runs/x", "--", "m"])
     assert options.engine.read() == Seat(1, 2, "10.0.0.1") and placements.here().name == "dummy"
     assert BACKENDS["dummy"].seat is options.engine
+
+
+FOUND = """
+import trainfleet_dummy
+from trainfleet.backends import BACKENDS
+from trainfleet.node import placements
+from trainfleet.nodes.tar import code_files, content_hash
+assert BACKENDS["dummy"].seat is placements.seating("dummy")
+print(trainfleet_dummy.__file__, content_hash(code_files("dummy")))
+"""
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_its_package_goes_to_the_nodes_with_ours_and_is_found_there(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, editable: bool
+) -> None:
+    """An editable install has its metadata in another folder than its modules."""
+    if editable:
+        (info,) = (package / "src").glob("*.dist-info")
+        (tmp_path / "site").mkdir()
+        info.rename(tmp_path / "site" / info.name)
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        forget()
+    files = code_files("dummy")
+    assert files.keys() - code_files("").keys() == {
+        *(f"python/trainfleet_dummy/{name}.py" for name in ("__init__", "bench", "seat")),
+        *(f"python/trainfleet_dummy-0.1.0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")),
+    }
+    with tarfile.open(fileobj=io.BytesIO(pack(files))) as archive:
+        archive.extractall(tmp_path / "sent", filter="data")
+    done = subprocess.run(
+        [sys.executable, "-c", FOUND], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}/sent/python", "PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    there = f"{tmp_path}/sent/python/trainfleet_dummy/__init__.py"
+    assert done.stdout.split() == [there, content_hash(files)], done.stderr
+
+
+def test_its_package_is_in_the_image(package: Path) -> None:
+    fleet = {"backend": "dummy", "shared_folder": "/shared"}
+    Path("config.yaml").write_text(yaml.safe_dump({"name": "there", "fleet": fleet}))
+    recipe = recipe_for(load(Settings(Path("config.yaml")))[0])
+    assert "python/trainfleet_dummy/seat.py" in recipe.files
 
 
 def test_its_bench_is_found_by_the_cases_of_the_contract(package: Path, tmp_path: Path) -> None:

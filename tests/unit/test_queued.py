@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from trainfleet.backends.base import Handle, Phase, Status
+from trainfleet.backends import terms_of
+from trainfleet.backends.base import Handle, Phase, Status, save_job
 from trainfleet.backends.run_storage import Here
-from trainfleet.config import Settings, load
+from trainfleet.backends.slurm import Slurm
+from trainfleet.cli import main
+from trainfleet.config import Settings, dump_resolved, load
 from trainfleet.health import watchdog
+from trainfleet.host.processes import identity
 from trainfleet.plan.bill import Bill
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
@@ -166,6 +172,77 @@ def test_status_says_how_old_a_reason_is(run: Run, clock: Clock) -> None:
     assert f"queued: {REASON} (noted 0 s ago)" in summary(run)
     clock.passed = 3 * 3600.0
     assert f"queued: {REASON} (noted 3 h 00 min ago)" in summary(run)
+
+
+SQUEUE = "7|{state}|0|||trainfleet 0123 2 {folder} {folder}|{reason}|"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Leaves the run of a job that waited, without a launcher, and writes the cluster's squeue."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    fleet = {"backend": "slurm", "nodes": 2, "shared_folder": str(tmp_path)}
+    Path("config.yaml").write_text(yaml.safe_dump({"name": "queued", "fleet": fleet}))
+    config, _ = load(Settings(Path("config.yaml")), terms_of)
+    run = Run(Path("runs/queued"))
+    run.folder.mkdir(parents=True)
+    run.config.write_text(dump_resolved(config))
+    run.update_results(name="queued", status="running", unattended=True)
+    request = Request(Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),))
+    save_job(run, Handle("slurm", f"{run.folder}:7", "0123", 2), request)
+    run.record("launched", nodes=2, ranks_per_node=1)
+    run.note("queued", phase="queued", reason=REASON)
+
+    def cluster(script: str) -> None:
+        (tmp_path / "bin/squeue").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin/squeue").chmod(0o755)
+
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("PENDING", "Priority", "queued: (Priority): "),
+        ("RUNNING", "None", "running\n"),
+    ],
+)
+def test_status_asks_the_engine_why_a_job_waits_now(
+    waiting: Callable[..., None], capsys: pytest.CaptureFixture[str], state: str, reason: str, said: str
+) -> None:
+    folder = Path("runs/queued").absolute()
+    waiting(f"echo '{SQUEUE.format(state=state, reason=reason, folder=folder)}'")
+    assert main(["status"]) == 0
+    told = capsys.readouterr().out
+    assert said in told and REASON not in told and "noted" not in told
+
+
+def test_status_of_an_engine_that_does_not_answer_says_how_old_the_reason_is(
+    waiting: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    waiting(f"echo $$ > {tmp_path}/asked; exec sleep 50")
+    began = time.monotonic()
+    assert main(["status"]) == 0
+    assert time.monotonic() - began < 20
+    assert f"queued: {REASON} (noted " in capsys.readouterr().out
+    assert not identity(int((tmp_path / "asked").read_text())), "squeue was ended too"
+
+
+def test_status_leaves_the_engine_of_a_run_that_was_handed_over_to_its_head(
+    waiting: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting(f"touch {tmp_path}/asked")
+
+    def elsewhere(self: Slurm, config: object) -> None:
+        self.hands_over, self._head = True, None
+
+    monkeypatch.setattr(Slurm, "__init__", elsewhere)
+    monkeypatch.setattr(Slurm, "place", lambda self, run: Here(run))
+    monkeypatch.setattr(Slurm, "find", lambda self, run: Handle("slurm", "", "", 0))
+    assert main(["status"]) == 0
+    assert f"queued: {REASON} (noted " in capsys.readouterr().out and not (tmp_path / "asked").exists()
 
 
 def test_the_live_line_says_what_it_waits_for(run: Run) -> None:

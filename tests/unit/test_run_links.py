@@ -177,6 +177,7 @@ OPENS = {
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described",
     "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
     "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:load_stack", "nodes/tar.py:code_files",
+    "host/plugins.py:sources",
     "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes
     "cloud/discovery.py:public_key", "data/documents.py:_library_text", "data/documents.py:read_plain", "data/source_files.py:open_file",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,11 +243,12 @@ def test_who_takes_over_a_finished_run_ends_what_is_left_of_it(tmp_path: Path, m
         stop=lambda handle, at_once: ended.append((handle.id, at_once)),
     )  # fmt: skip
     monkeypatch.setattr(training, "backend_of", lambda config: backend)
+    monkeypatch.setattr(training, "launching", lambda config, verb: nullcontext())
     monkeypatch.setattr(training, "require_same", lambda config, run: None)
     monkeypatch.setattr(training.run_folder, "run_of", lambda name: run)
     run.update_results(status="finished", steps=600)
     plan: Any = SimpleNamespace(config=SimpleNamespace(name="x", train=SimpleNamespace(steps=600)))
     monkeypatch.setattr(execution, "status", lambda run: "finished")
-    assert training._train(plan, time.time(), False, None) == 0 and ended == [("the-job", True)]
+    assert training.train(plan, time.time(), False) == 0 and ended == [("the-job", True)]
     alive = True
-    assert training._train(plan, time.time(), False, None) == 0 and len(ended) == 1, "a launcher is at work, which does it"
+    assert training.train(plan, time.time(), False) == 0 and len(ended) == 1, "a launcher is at work, which does it"

@@ -106,9 +106,9 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
     """The same, but for what the nodes are."""
     backend, own = BACKENDS[config.fleet.backend], config.fleet.accelerator
     yield from backend.refuse(config)
-    if config.fleet.backend_options and backend.name in OURS and not backend.is_here:
+    if config.fleet.options and backend.name in OURS and not backend.is_here:
         what = f"the {backend.name} backend has keys of its own; leave it out"
-        yield "fleet.backend_options", f"{config.fleet.backend_options[0]}: {what}"
+        yield "fleet.options", f"{config.fleet.options[0]}: {what}"
     yield from _refuse_arm(config)
     if own and own.usd_per_hour is not None and not (backend.owned or backend.is_here):
         counts = f"AWS's own prices count on the {backend.name} backend"

@@ -1,7 +1,7 @@
 """EC2 instances: the SSH fleet, with hosts found by tag and machines made by a CloudFormation stack.
 
 A node is known by its instance id, in quarantine too: AWS gives an address to another machine later. Its host key comes from AWS
-(cloud/hostkeys.py). On the head, hosts and file system stand in the config that it was handed: it asks AWS nothing.
+(host_keys.py). On the head, hosts and file system stand in the config that it was handed: it asks AWS nothing.
 
 What is covered: everything that SSH does is real in the tests, on nodes in namespaces; AWS is a pretended account (tests/aws).
 What is not: EFA, FSx, and AWS itself.

@@ -76,7 +76,7 @@ class Head:
     @property
     def code(self) -> str:
         """The folder on the nodes with this very code."""
-        return f"{self.folder}/code/{content_hash(code_files())}" if self.hands_over else str(ROOT)
+        return f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}" if self.hands_over else str(ROOT)
 
     @property
     def interpreter(self) -> str:

@@ -173,7 +173,7 @@ class Hosts:
 
     def _send(self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink) -> int:
         """The exit code of a verb that a host carries out; what goes wrong there is said here."""
-        code = send_code(self.transport, self.folder, [host])
+        code = send_code(self.transport, self.config.fleet, [host])
         command, order = remote_verb.command(self.head.python, code, self.folder), remote_verb.encode(verb, config, variables)
         ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
         if isinstance(ended, HostFailure):

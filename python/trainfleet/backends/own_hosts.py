@@ -1,15 +1,36 @@
-"""The hosts of a fleet that are yours, as machines: setup mends them, and nothing takes them down."""
+"""The hosts of a fleet that are yours, as machines: setup mends them, and nothing takes them down.
+
+make clean PURGE=1 lists what setup and runs leave on them beside runs and datasets, and PURGE=all
+removes it. Drivers, EFA, Lustre and packages are neither listed nor removed: other programs may use
+them by now.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
+
 from ..config import Config
-from ..nodes import leftovers
 from ..nodes.fleet import open_fleet
+from ..nodes.head import KEY
 from ..nodes.host_results import Host, HostFailure, Implausible, Result, grouped, implausible, names, settled
+from ..nodes.install_steps import HARDENING, LIMITS
 from ..plan.request import Artifact
+from ..run import contents
 from .base import Machines
 
 REMOVAL = 600.0  # seconds: a folder of files may be large
+IN_SHARED = tuple(kind.name.rstrip("/") for kind in contents.kinds(contents.SHARED))
+HOME = "~/.trainfleet"
+KEYS = "~/.ssh/authorized_keys"
+OURS = " trainfleet head "  # in the comment of a head's key
+WORDS = {
+    "shared": "{what} in the shared folder",
+    "key": f"{KEY}, a head's key",
+    "admitted": f"{{what}} heads' keys in {KEYS}",
+    "home": f"{HOME}, scripts and logs of jobs",
+    "file": "{what}",
+}
 
 
 class OwnHosts(Machines):
@@ -36,7 +57,7 @@ class OwnHosts(Machines):
             return []
         with open_fleet(self.config) as transport:
             shared = {transport.hosts[0]: self.config.fleet.shared_folder or ""}
-            answers = transport.run(lambda host: leftovers.find(shared.get(host, "")), timeout=REMOVAL)
+            answers = transport.run(lambda host: find(shared.get(host, "")), timeout=REMOVAL)
         traces: dict[str, dict[Host, str]] = {}
         for host, answer in answers.items():
             for what in _traces(settled(answer)):
@@ -48,7 +69,7 @@ class OwnHosts(Machines):
             return
         with open_fleet(self.config) as transport:
             user = self.config.fleet.ssh.user
-            command = leftovers.remove(self.config.fleet.shared_folder or "", is_root=user == "root")
+            command = remove(self.config.fleet.shared_folder or "", is_root=user == "root")
             answers = transport.run(command, timeout=REMOVAL)
         answers.require("not all could be removed", then="make clean PURGE=all again")
 
@@ -58,6 +79,41 @@ def _traces(answer: Result | HostFailure) -> list[str]:
     if isinstance(answer, HostFailure):
         return [f"it is not known, as {answer}"]
     try:
-        return leftovers.read(answer.stdout)
+        return read(answer.stdout)
     except Implausible as error:
         return [f"it is not known: {implausible(error, 'a list of what is left')}"]
+
+
+def find(shared: str = "") -> str:
+    """Prints a line for each: its kind, and what it is. `shared`: checked by one host for all."""
+    names = " ".join(IN_SHARED)
+    look = f"""cd {shlex.quote(shared)} 2> /dev/null && for name in {names}; do
+[ ! -d "$name" ] || [ -L "$name" ] || echo "shared $(du -sh -- "$name" | cut -f 1) $name"
+done
+"""
+    return f"""{look if shared else ""}[ ! -e {KEY} ] || echo key
+count=$(grep -cs -e '{OURS}' {KEYS})
+[ "${{count:-0}}" = 0 ] || echo "admitted $count"
+[ ! -d {HOME} ] || echo home
+for path in {HARDENING} {LIMITS}; do [ ! -e "$path" ] || echo "file $path"; done"""
+
+
+def read(text: str) -> list[str]:
+    """What `find` printed, in words; Implausible where it printed something else."""
+    found = []
+    for line in filter(None, text.split("\n")):
+        kind, _, what = line.partition(" ")
+        if kind not in WORDS or not re.fullmatch(r"[A-Za-z0-9 ./_-]{0,80}", what):
+            raise Implausible(f"the line {line[:80]!a}")
+        found.append(WORDS[kind].format(what=what))
+    return found
+
+
+def remove(shared: str, is_root: bool) -> str:
+    """Removes all of it. The key that came in by this connection is the user's own, and stays."""
+    sudo = "" if is_root else "sudo -n "
+    return f"""cd {shlex.quote(shared)} 2> /dev/null && rm -rf --one-file-system -- {" ".join(IN_SHARED)}
+rm -rf -- {KEY} {KEY}.pub {HOME}
+[ ! -e {KEYS} ] || sed -i -e '/{OURS}/d' {KEYS}
+[ ! -e {HARDENING} ] || {sudo}rm -f -- {HARDENING}
+[ ! -e {LIMITS} ] || {sudo}rm -f -- {LIMITS}"""

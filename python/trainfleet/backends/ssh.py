@@ -9,6 +9,7 @@ What is covered: the links, sshd, torchrun, kills and reboots are real in the te
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from ..config.host_list import parse_hosts
 from ..health import lease
 from ..host.host_marker import ALONE
 from ..host.install_paths import python_path
+from ..images.ecr import Registry
+from ..images.image_recipe import ARCHITECTURE
 from ..node.placement import PORT, Seat
 from ..node.placements.fleet import SEATING
 from ..nodes import job_commands, polling
@@ -39,13 +42,15 @@ from ..trust.errors import BackendError
 from . import supported_keys
 from .base import Backend, Can, Handle, Harm, Machines, Phase, Status
 from .head import FENCE_TIMEOUT, Head, hours_alone
-from .image_pull import fetch
 from .node_script import node_script, values_of
 from .own_hosts import OwnHosts
 from .run_storage import OnHead, Place
 
 PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
 START_TIMEOUT = 60.0
+PULL_TIMEOUT = 1800.0  # an image of CUDA has several GB
+LOOK = """docker image inspect --format '{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}'"""
+NOBODY = ("", "<no value>")  # whose lock an image has that was not built here
 
 
 @dataclass
@@ -288,3 +293,38 @@ class Ssh(Backend):
     def _too_few(self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]) -> BackendError:
         what = f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts can take a job"
         return BackendError(by_host(what, unsound), next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor")
+
+
+def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
+    """Returns when every host has the image. AWS's token goes in by stdin, and is in no word and no file that stays.
+
+    Raises:
+        BackendError: a host can't have it, or it is not what the config's stack is; all that is wrong, by host.
+    """
+    registry = Registry.of(image)
+    _, token = registry.token() if registry else ("", "")
+    words = pull_words(image, registry.host if registry else "")
+    answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
+    remedy = "fleet.docker: true and make setup install Docker; docker pull on one of them says more"
+    answers.require(f"{image} can't be had", then=remedy)
+    said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
+    wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
+    if wrong:
+        raise BackendError(by_host(f"{image} does not fit", wrong), next="make push, with fleet.image: build")
+
+
+def pull_words(image: str, registry: str) -> str:
+    """A shell command that inspects the image, and pulls it if it is missing."""
+    look, pull = f"{LOOK} {shlex.quote(image)}", f"docker pull --quiet {shlex.quote(image)} > /dev/null"
+    if registry:
+        own = "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf \"$DOCKER_CONFIG\"' EXIT"
+        pull = f"{own} && docker login --username AWS --password-stdin {shlex.quote(registry)} > /dev/null && {pull}"
+    return f"{look} 2> /dev/null || {{ {pull} && {look}; }}"
+
+
+def misfit(words: str, lock: str) -> str:
+    """Why an image with this processor and lock can't be used; nothing when it can."""
+    architecture, _, theirs = words.partition(" ")
+    if architecture != ARCHITECTURE:
+        return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
+    return f"it is of the lock {theirs}, the config's stack of {lock}" if theirs not in (*NOBODY, lock) else ""

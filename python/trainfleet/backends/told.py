@@ -1,4 +1,4 @@
-"""What fleet.backend_options tells a backend of another package, as a frozen dataclass of that package's."""
+"""What fleet.options tells a backend of another package, as a frozen dataclass of that package's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..config import Config
 from ..trust.errors import InputError
 from ..trust.validation import fit
 
-KEY = "fleet.backend_options"
+KEY = "fleet.options"
 T = TypeVar("T")
 
 
@@ -22,7 +22,7 @@ def told(config: Config, kind: type[T]) -> T:
         InputError: one is not known, is missing, is given twice, or its value is of another type.
     """
     given: dict[str, object] = {}
-    for option in config.fleet.backend_options:
+    for option in config.fleet.options:
         name, _, text = option.partition("=")
         if name in given:
             raise InputError("is given twice", key=name)

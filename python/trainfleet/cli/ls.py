@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..launch.account_inventory import holdings
+from collections.abc import Iterator
+
+from ..backends import backend_of
+from ..config import Config
 from ..launch.command import config_of, settings_of
 from .variables import Variables
 
@@ -11,3 +14,23 @@ def main(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
     print("\n".join(holdings(config)))
     return 0
+
+
+def holdings(config: Config) -> Iterator[str]:
+    """What is ours in the region, by config, for people."""
+    if not backend_of(config).machines().made:
+        yield f"the {config.fleet.backend} backend makes no machines: there is nothing that costs money by itself"
+        return
+    from ..cloud.calls import Calls
+    from ..cloud.inventory import find, table, total, weighed
+    from ..cloud.region import region_of
+
+    region = region_of(config)
+    calls = Calls(region)
+    found = list(weighed(calls, find(calls)))
+    if not found:
+        yield f"nothing of ours is in {region}"
+        return
+    yield from table(found)
+    yield f"{len(found)} thing{'s' * (len(found) > 1)} in {region}: {total(found)}"
+    yield "next: make clean removes those of its config, with CONFIG=path those of another; PURGE=1 those that hold data"

@@ -1,4 +1,7 @@
-"""make status: how the run stands, from its folder alone; of a fleet that can't be reached, as it was last seen."""
+"""make status: how the run stands, from its folder, and why its job waits, from the engine.
+
+Of a fleet that can't be reached: as it was last seen.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ def main(variables: Variables, started: float) -> int:
     try:
         with run_location.place_of(variables) as place:
             place.refresh()
-            led, intent = place.is_running(), intent_watch.under_way(place)
+            # An engine that is silent now would be asked by is_running again.
+            heard = run_location.heard_now(run, variables)
+            led, intent = heard is None or place.is_running(), intent_watch.under_way(place)
             alone = "" if led or intent else run_location.orphan_note(run, variables)
             alone = f"\nit is being launched: {intent}" if intent and not led else alone
     except BackendError:
@@ -22,5 +27,5 @@ def main(variables: Variables, started: float) -> int:
             minutes = (started - run.results.stat().st_mtime) / 60
             print(f"{status(run)}\nthat is how it was last seen, {minutes:.0f} min ago", flush=True)
         raise
-    print(status(run) + alone)
+    print(status(run, heard or "") + alone)
     return 0

@@ -312,7 +312,7 @@ class Fleet:
     slurm: Annotated[SlurmConfig, Key(backends=["slurm", "parallelcluster"])]
     """What jobs of the slurm backend ask for. Run `make` on a machine that has sbatch, in a folder
     that every node sees; or elsewhere, with that machine as the only entry of fleet.hosts."""
-    backend_options: Annotated[
+    options: Annotated[
         tuple[str, ...],
         Key(
             maxItems=100,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,7 +15,6 @@ from ..config.types import Data
 from ..config.vocabulary import FILE
 from . import manifest
 from .bad_records import STOP, Skipped
-from .chunking import LONG, parts
 from .dataset_store import DatasetStore
 from .documents import in_batches, left_out, read_unit
 from .encoders import Ids, Offsets, TextEncoder
@@ -28,6 +29,12 @@ from .tokenizer import described, load
 CUT_TOKENS = 16
 RENEWED = 2**27  # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to 100 MB
 CHECKED_CHARACTERS = 1024  # of each batch, so that about 0.1 % of the text is encoded twice
+LONG = 2**24  # characters: below it a document is encoded whole
+PART = 2**20
+AROUND = 256  # characters on each side that decide
+SEARCHED = 2**16
+TRIED = 8
+WORD_END = re.compile(r"(?<=\S)\n(?=[^\W\d_])|(?<=[^\W\d_])(?= [^\W\d_])")
 
 
 class Mismatch(Exception):
@@ -174,3 +181,33 @@ def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict
         else:
             texts[VALIDATION if document.hash < bound else TRAIN].append(text)
     return {split: found for split, found in texts.items() if found}
+
+
+def parts(text: str, encoder: TextEncoder) -> Iterator[str]:
+    """Cuts a text into parts of about PART characters; joined they are the text, as are their ids.
+
+    A tokenizer's splitter decides from a few characters around a position whether a word ends
+    there. So a cut is made only where encoding its surroundings in two parts gives the same ids as
+    in one; a tokenizer for which that never holds (SentencePiece puts a space before every text)
+    gets the whole document.
+    """
+    start = 0
+    while len(text) - start > 2 * PART and (cut := _find_cut(text, start + PART, encoder)):
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _find_cut(text: str, at: int, encoder: TextEncoder) -> int | None:
+    """The first good place from `at` on; None when the first that look good are none."""
+    for number, found in enumerate(WORD_END.finditer(text, at, at + SEARCHED)):
+        if number == TRIED:
+            break
+        if _can_cut(text[found.end() - AROUND : found.end()], text[found.end() : found.end() + AROUND], encoder):
+            return found.end()
+    return None
+
+
+def _can_cut(before: str, after: str, encoder: TextEncoder) -> bool:
+    ids, offsets = encoder.encode([before, after, before + after])
+    return np.array_equal(ids[: offsets[2]], ids[offsets[2] :])

@@ -8,6 +8,7 @@ trainfleet.benches   how tests/conformance tries it: a generator that yields a `
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from ..trust.errors import BackendError
 
@@ -37,3 +38,23 @@ def offered(group: str, name: str) -> object:
             why, then = f"{type(error).__name__}: {error}", f"mend or remove the package {point.dist.name if point.dist else ''}"
             raise BackendError("can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then) from error
     return None
+
+
+def sources(group: str, name: str) -> tuple[list[Path], dict[str, bytes]]:
+    """Finds the packages that add that name, and writes the metadata by which a node finds it.
+
+    An installer's own metadata names folders of this machine, and differs from one to the next.
+    """
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    packages, metadata = list[Path](), dict[str, bytes]()
+    for point in entry_points(group=group, name=name):
+        spec = find_spec(point.module.partition(".")[0])
+        if spec and (dist := point.dist):
+            packages += map(Path, spec.submodule_search_locations or [str(spec.origin)])
+            info = f"python/{dist.name.replace('-', '_')}-{dist.version}.dist-info"
+            told = f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: {dist.version}\n"
+            metadata[f"{info}/METADATA"] = told.encode()
+            metadata[f"{info}/entry_points.txt"] = str(dist.read_text("entry_points.txt")).encode()
+    return packages, metadata

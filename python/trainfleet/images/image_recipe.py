@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..nodes.install_steps import environment_words, lock_name
 from ..nodes.stack import PinnedStack
-from ..nodes.tar import LOCKS, code_files, content_hash
+from ..nodes.tar import LOCKS, content_hash
 
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
@@ -71,9 +71,8 @@ class ImageRecipe:
         return [name for name, made in self.layers.items() if theirs.get(name) != made]
 
 
-def recipe_of(stack: PinnedStack, base: str = "", files: Mapping[str, bytes] | None = None) -> ImageRecipe:
-    """The recipe of a stack's image from this checkout. `base`: another image than the stack's to begin from."""
-    files = code_files() if files is None else files
+def recipe_of(stack: PinnedStack, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
+    """Returns the recipe of a stack's image. `base`: another image than the stack's to begin from."""
     given = {name: value for name, value in _arguments(stack, base) if value}
     return ImageRecipe(stack.name, lock_name(stack), tuple(given.items()), files)
 

@@ -47,14 +47,11 @@ def experience_of(config: Config) -> Experience | None:
     found = list(_lessons(config))
     for of, is_like in (("this layout", _is_same), ("this model", _is_of_model), ("this hardware", lambda one, other: True)):
         if alike := [lesson for lesson in found if is_like(config, lesson.config)]:
-            parts = {} if of == "this layout" else _medians(alike)
+            each = [] if of == "this layout" else [lesson.parts for lesson in alike]
+            shares = {group: [parts[group] for parts in each if group in parts] for group in GROUPS}
+            parts = {group: median(known) for group, known in shares.items() if known}
             return Experience(len(alike), of, median(lesson.ratio for lesson in alike), parts)
     return None
-
-
-def _medians(lessons: list[Lesson]) -> dict[str, float]:
-    each = [lesson.parts for lesson in lessons if lesson.parts]
-    return {group: median(parts[group] for parts in each if group in parts) for group in GROUPS if any(group in p for p in each)}
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
@@ -62,7 +59,7 @@ def _lessons(config: Config) -> Iterator[Lesson]:
     written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
         lesson = _read(folder, written[folder])
-        if lesson and _is_on_same(config, lesson.config):
+        if lesson and _hardware(config.fleet) == _hardware(lesson.config.fleet):
             yield lesson
 
 
@@ -107,15 +104,11 @@ def _median(lines: list[Record], name: str) -> float:
     return median(float(line.get(name) or 0.0) for line in lines) if lines else 0.0
 
 
-def _is_on_same(config: Config, other: Config) -> bool:
-    one, two = config.fleet, other.fleet
-    return (_kind(one), one.stack, one.backend) == (_kind(two), two.stack, two.backend)
-
-
-def _kind(fleet: Fleet) -> object:
-    """What its nodes are, whatever they cost."""
+def _hardware(fleet: Fleet) -> object:
+    """Returns what its nodes are, whatever they cost, and what they run."""
     kind = fleet.node_type
-    return replace(kind, usd_per_hour=None) if kind else fleet.is_told
+    what = replace(kind, usd_per_hour=None) if kind else fleet.is_told
+    return what, fleet.stack, fleet.backend
 
 
 def _is_of_model(config: Config, other: Config) -> bool:

@@ -19,7 +19,7 @@ from ..config.elastic import smaller
 from ..data.dataset_lock import is_busy
 from ..health.lease import SUCCEEDS, Lease, led_already, newest_holder
 from ..node.placement import require_numbers
-from ..plan.job import Job, tokenize_job, train_job
+from ..plan.job import tokenize_job, train_job
 from ..plan.plan import Plan
 from ..plan.request import Request
 from ..report.live import Live, TokenizeLive
@@ -122,12 +122,6 @@ def left_running(config: Config, run: run_folder.Run) -> tuple[Handle, Request] 
     return None if status.ended or status.failed else job
 
 
-def _jobs_of(plan: Plan, request: Request, attempt: int) -> list[Job]:
-    """The request's job, and the same for fewer nodes where the config allows that."""
-    fewer = [train_job(config) for config in smaller(plan.config)] if request.job.kind == "train" else []
-    return [replace(job, launch=request.job.launch, attempt=attempt) for job in (request.job, *fewer)]
-
-
 def refit(run: run_folder.Run, config: Config) -> None:
     """Makes the ranks continue with this config."""
     run_folder.write_atomic(run.config, dump_resolved(config))
@@ -209,37 +203,39 @@ class Launch:
             time.sleep(ASK_AGAIN)
 
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
-        return first_that_fits(self.backend, _jobs_of(self.plan, request, number), [without, {}])
+        """Plans the request's job anew, or for fewer nodes where the config allows that."""
+        fewer = map(train_job, smaller(self.config) if request.job.kind == "train" else ())
+        jobs = (replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer))
+        return first_that_fits(self.backend, [*jobs], [without, {}])
 
     def do(self, request: Request, running: tuple[Handle, Request] | None) -> bool:
-        """Whether a request of the plan has ended well, or what runs in its place already; False after a stop."""
+        """Carries out a request of the plan, or follows what runs in its place already.
+
+        True once the dataset is whole, or every node has ended well; False after a stop before that.
+        """
         handle = None
         if running and running[1].job.kind == request.job.kind:
             handle, request = running
             how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
             print(f"{self.run.name} {how}", flush=True)
-        if request.job.kind == "tokenize":
-            return self.tokenize(request, handle)
+        job = request.job
+        if job.kind == "tokenize":
+            folder = job.folder
+            if not handle and is_busy(folder):
+                raise BackendError(
+                    f"another command is tokenizing {job.name}",
+                    where=str(folder),
+                    next="wait for it, or make stop",
+                )
+            live = TokenizeLive(folder, self.config.data.store)
+            still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
+            return self._execute(request, live, handle, progress=lambda: live.progress, still=still)
         if not handle:
             record_launch(self.run, request)
-        return self.train(request, handle)
-
-    def tokenize(self, request: Request, running: Handle | None = None) -> bool:
-        """Whether the dataset is whole now; False after a stop."""
-        folder = request.job.folder
-        if not running and is_busy(folder):
-            what = f"another command is tokenizing {request.job.name}"
-            raise BackendError(what, where=str(folder), next="wait for it, or make stop")
-        live = TokenizeLive(folder, self.config.data.store)
-        still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
-        return self._execute(request, live, running, progress=lambda: live.progress, still=still)
-
-    def train(self, request: Request, running: Handle | None = None) -> bool:
-        """Whether every node ended well; False when it was stopped before that."""
-        told: dict[str, Any] = {}
-        if request.job.ahead:  # what compiles says little
-            told = {"progress": lambda: sum(run_folder.size_of(log) for log in request.logs), "still": lambda: COMPILES}
-        return self._execute(request, Live(self.run, self.config.train.steps), running, sequel=self.sequel, **told)
+        logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
+        # What compiles says little.
+        told = {"progress": logged, "still": lambda: COMPILES} if job.ahead else {}
+        return self._execute(request, Live(self.run, self.config.train.steps), handle, sequel=self.sequel, **told)
 
     def _execute(self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any) -> bool:
         """Follows a job to its end; `told`: what its watch is to know beside the rest.

@@ -19,6 +19,7 @@ from ..images.ecr import Registry, StoredImage
 from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
 from ..nodes.install_steps import lock_name
 from ..nodes.stack import load_stack
+from ..nodes.tar import code_files
 from ..trust.errors import CloudError, ConfigError, ImageError
 
 NONE = "none"  # of fleet.image
@@ -26,8 +27,9 @@ NONE = "none"  # of fleet.image
 
 def recipe_for(config: Config) -> ImageRecipe:
     """What the image of this config's stack is made of."""
-    recipe = recipe_of(load_stack(config.fleet.stack), config.fleet.base_image or "")
-    return replace(recipe, arguments=(*recipe.arguments, *BACKENDS[config.fleet.backend].image_arguments))
+    fleet = config.fleet
+    recipe = recipe_of(load_stack(fleet.stack), fleet.base_image or "", code_files(fleet.backend))
+    return replace(recipe, arguments=(*recipe.arguments, *BACKENDS[fleet.backend].image_arguments))
 
 
 def registry_for(config: Config) -> Registry:

@@ -10,13 +10,15 @@ from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospect
 from ..config import Config
 from ..host.rdma_adapters import fastest, listed
+from ..nodes import probe
+from ..nodes.facts import Facts
 from ..nodes.quarantine import Quarantine
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
 from ..trust.errors import BackendError
-from . import job_image, node_survey
+from . import job_image
 from .run_location import say_unheard
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..nodes.finding import Finding
     from ..nodes.host_results import Host
     from ..nodes.transport import Transport
+NAMED = 8  # nodes of which a line tells
 
 
 def make_ready(config: Config, may_buy: bool = False) -> int:
@@ -111,7 +114,7 @@ def examine(config: Config, lift: Sequence[str]) -> int:
     for entry in quarantine.entries().values() if Can.LEAVE_OUT in backend.can else ():
         print(f"in quarantine: {entry}; make doctor LIFT={entry.host} lets it out")
     if found := backend.probe():
-        differs, fits = node_survey.compare(config, found.facts)
+        differs, fits = compare(config, found.facts)
         print("\n".join([*found.lines, *differs]), end="\n" if found.lines or differs else "")
         if not fits:
             print("next: write it into your config, then make plan")
@@ -148,10 +151,10 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
     """Lines on what the hosts have, where the config says otherwise, and their fabric's settings; whether the config fits."""
     named = {host.name: found for host, found in facts.items()}
-    differs, fits = node_survey.compare(config, named)
+    differs, fits = compare(config, named)
     host, found = next(iter(facts.items()), (None, None))
     settings = environment(config, host, found) if host and found else ()
-    return [*node_survey.described(named), *differs, *settings], fits
+    return [*described(named), *differs, *settings], fits
 
 
 def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
@@ -172,3 +175,39 @@ def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
     ports = listed(fastest(facts.ports, kind.fabric))
     for setting in fabric_settings(kind, facts.card(host), ports, alone=config.fleet.nodes == 1):
         yield f"{setting.name}={setting.value}  {setting.why}" if setting.value else f"{setting.name} not set: {setting.why}"
+
+
+def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool]:
+    """Lines on where the config differs from the nodes, with what to write into it; and whether it may stay as it is."""
+    fleet = config.fleet
+    wrong = [f"{name}: {words}" for name, fact in facts.items() for words in probe.differing(fact, fleet)]
+    found = next((devices for fact in facts.values() if (devices := probe.devices_of(fact))), None)
+    if found is None:
+        asked = fleet.device == "cuda" and bool(facts)
+        return [*wrong, *(["no GPU that is known answers, and fleet.stack is cuda"] if asked else [])], not (wrong or asked)
+    own, kind = fleet.accelerator, fleet.node_type
+    counts = {len(fact.gpus) for fact in facts.values()}
+    if kind and not wrong and counts == {kind.accelerators} and not (own and own.network is None and fleet.nodes > 1):
+        return [], True
+    if kind is not None and not kind.owned:
+        return wrong, not wrong  # an EC2 type says it all
+    says = "none of it" if kind is None else "otherwise" if wrong else "less than that"
+    lines = [*wrong, f"the config says {says}; write:", *probe.block(found).splitlines()]
+    if found.network == "roce":
+        lines.append("  # network: ethernet, where the switches are not set up for RoCE")
+    if kind is None and fleet.device == "cpu":
+        return [*lines, "as it is, ranks compute on the CPU cores"], True
+    return lines, not (wrong or kind is None)
+
+
+def described(facts: Mapping[str, Facts]) -> list[str]:
+    """What the nodes have, those that are alike together; nothing of nodes without anything but cores."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, fact in facts.items():
+        if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:
+            alike.setdefault(tuple(probe.describe(fact)), []).append(name)
+    lines = []
+    for words, names in alike.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        lines += [f"{', '.join(names[:NAMED])}{more}:", *(f"  {line}" for line in words)]
+    return lines

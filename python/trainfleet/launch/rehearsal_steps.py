@@ -6,6 +6,8 @@ change of that process alone (kill, prlimit), so nothing of it outlives its job.
 
 What is not covered: this machine dies too, so that the jobs run to their end and the folder stays until the next rehearsal; jobs
 in an image; a login node that is reached by SSH (the command is typed on it).
+
+`stage_for` chooses where a rehearsal is played: here, on this machine, or on hosts.
 """
 
 from __future__ import annotations
@@ -14,15 +16,18 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..backends import backend_of
 from ..backends.base import JobSteps, load_job
 from ..config import Config
-from ..trust.errors import BackendError, RunError
+from ..trust.errors import BackendError, ConfigError, RunError
+from ..trust.safe_output import is_agreed
 from . import rehearsal
-from .rehearsal import APART, MOUNTS, REMOVE, RehearsalStage, config_of_run, furnish, rehearse_unbroken
+from .rehearsal import APART, MOUNTS, REMOVE, RehearsalStage, config_of_run, furnish, rehearse_unbroken, stage
+from .rehearsal_hosts import require_hosts, stage_on
 
 NODES = 2
 STEPS = 240
@@ -30,6 +35,8 @@ PATIENCE = 1800.0  # seconds of a command, with its time in the queue
 LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
 KEPT = ("stack", "slurm", "instance_type", "accelerator", "exclusive", "device")  # of the user's fleet
 ROOT = "root may write everywhere, and what a step mounts would outlive it"
+OWN = "runs of its own, in a folder of its own: none of yours is touched. First the one to which nothing happens"
+ENGINES = "nodes that an engine in the cloud starts let nobody in: kill -9, tc or a mount can't be had there"
 
 
 @dataclass
@@ -97,3 +104,34 @@ def _furnish(made: JobStage, config: Config) -> None:
     text = config_of_run(given | own, "text", batch=4 * NODES, steps=STEPS)
     python = rehearsal.python_of(made.place, made.beside.interpreter)
     furnish(made.folder, rehearsal.documents() | {"config.yaml": text.encode(), "python": python})
+
+
+def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractContextManager[RehearsalStage]:
+    """The stage for the faults called `names`; where nodes are real somebody has agreed. `sure`: nobody is asked.
+
+    Raises:
+        ConfigError: they can't be played on that fleet.
+        RunError: nobody agreed.
+    """
+    harm = backend_of(config).harm()
+    if harm is None:
+        problem = f"{ENGINES}; played on local, ssh, ec2 and slurm"
+        raise ConfigError.of("fleet.backend", problem, next="make rehearse SET='fleet.backend=local'")
+    if harm.steps:
+        harm.steps.require()
+        agree("kill and stop processes in short jobs of your own", harm.steps.where, sure)
+        made = stage_in_jobs(config, harm.steps)
+    elif harm.head:
+        located = require_hosts(harm.head)
+        agree("kill, stop and cut off processes of a short run", ", ".join(located.fleet.hosts), sure)
+        made = stage_on(located, names)
+    else:
+        made = stage()
+    print(OWN, flush=True)
+    return made
+
+
+def agree(what: str, where: str, sure: bool) -> None:
+    """RunError where nobody agrees to do `what` on `where`."""
+    if not sure and not is_agreed(f"{what} on {where}?"):
+        raise RunError("a rehearsal harms real hosts, and nobody has agreed", where=where, next="make rehearse YES=1")

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from ..backends import Backend, backend_of
-from ..backends.base import Handle, Status
+from ..backends.base import Handle, Status, load_job
 from ..backends.run_storage import Here, Place
 from ..config import Config, export_formats, load_resolved
 from ..config.host_list import parse_hosts
 from ..host.processes import run_module
+from ..report.history import History
 from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
+ANSWERS = 2  # seconds that an engine gets to say why a job waits
 PATIENCE, LONGEST = 120.0, 1800.0  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
 
 
@@ -97,6 +100,28 @@ def orphan_note(run: Run, variables: Variables) -> str:
     if nodes:
         return f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes over, make stop ends it"
     return "\nits launcher is gone, and nothing of it runs: make train resumes from the last checkpoint"
+
+
+def heard_now(run: Run, variables: Variables) -> str | None:
+    """Says in the engine's words what a job does that waited when a launcher last heard of it.
+
+    "" for any other job, and for a run that another machine leads; None when the engine gives no
+    answer within ANSWERS, or before Ctrl-C.
+    """
+    waited = History(run, {}, [], run.read_events(), "").waits_for
+    backend = backend_known(run, variables) if waited else None
+    if backend is None or backend.hands_over or not (job := load_job(run)):
+        return ""
+    # It raises KeyboardInterrupt, which no `except Exception` on the way takes for its own.
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(ANSWERS)
+    try:
+        status = backend.status(job[0])
+        return f"{status.phase.value}: {status.reason}".rstrip(": ")
+    except (BackendError, KeyboardInterrupt):
+        return None
+    finally:
+        signal.alarm(0)
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:

@@ -17,25 +17,21 @@ from .intent_watch import launching
 def tokenize(plan: Plan, started: float) -> int:
     """Turns the sources into data/<name> by this plan; the command's exit code."""
     with launching(plan.config, "tokenize"):
-        return _tokenize(plan, started)
+        run = run_folder.run_of(plan.config.name)
+        if backend_of(plan.config).hands_over:
+            from .remote_launch import hand_over  # loads SSH
 
-
-def _tokenize(plan: Plan, started: float) -> int:
-    run = run_folder.run_of(plan.config.name)
-    if backend_of(plan.config).hands_over:
-        from .remote_launch import hand_over  # loads SSH
-
-        return hand_over("tokenize", plan, started, summarize=False)
-    place = backend_of(plan.config).place(run)
-    place.refresh()
-    with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
-        if not _is_whole(execution.Launch(plan, place, lease, interrupts, started)):
-            print("stopped; the units that were done stay: make tokenize resumes from there")
-            lease.code = execution.STOPPED
-            return lease.code
-        lease.code = 0
-    describe(plan)
-    return 0
+            return hand_over("tokenize", plan, started, summarize=False)
+        place = backend_of(plan.config).place(run)
+        place.refresh()
+        with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
+            if not _is_whole(execution.Launch(plan, place, lease, interrupts, started)):
+                print("stopped; the units that were done stay: make tokenize resumes from there")
+                lease.code = execution.STOPPED
+                return lease.code
+            lease.code = 0
+        describe(plan)
+        return 0
 
 
 def _is_whole(launch: execution.Launch) -> bool:

@@ -35,42 +35,39 @@ NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what
 def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
     """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is summed up here."""
     with launching(plan.config, "train"):
-        return _train(plan, started, summarize, sequel)
+        run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
+        if backend.hands_over:
+            from .remote_launch import hand_over  # loads SSH
 
-
-def _train(plan: Plan, started: float, summarize: bool, sequel: Sequel | None) -> int:
-    run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
-    if backend.hands_over:
-        from .remote_launch import hand_over  # loads SSH
-
-        return hand_over("train", plan, started, summarize)
-    place = backend.place(run)
-    place.refresh()
-    require_same(plan.config, run)
-    if execution.is_finished(plan, run):
-        if backend.is_here:
-            mend_finished(plan, run)
-        else:
-            execution.end_remains(run, place, backend)
-        return execution.say_finished(plan, run)
-    require_able(plan.config, run)
-    with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
-        try:
-            lease.code = lead(Launch(plan, place, lease, interrupts, started, sequel))
-        except CutOff as error:
-            lease.leave()
-            print(error, flush=True)
-            return LEFT
-        except TrainfleetError:
-            lease.confirm()
-            report(run, plan.config, "failed")
-            raise
-        finally:
-            run.stop.unlink(missing_ok=True)
-            backend.learn(run)
-    if summarize and (backend.is_here or Can.SHARED not in backend.can):  # on a head it is printed where the command was typed
-        print_summary(run)
-    return lease.code
+            return hand_over("train", plan, started, summarize)
+        place = backend.place(run)
+        place.refresh()
+        require_same(plan.config, run)
+        if execution.is_finished(plan, run):
+            if backend.is_here:
+                mend_finished(plan, run)
+            else:
+                execution.end_remains(run, place, backend)
+            return execution.say_finished(plan, run)
+        require_able(plan.config, run)
+        with execution.in_charge(plan.config, run, place) as lease, Interrupts() as interrupts:
+            try:
+                lease.code = lead(Launch(plan, place, lease, interrupts, started, sequel))
+            except CutOff as error:
+                lease.leave()
+                print(error, flush=True)
+                return LEFT
+            except TrainfleetError:
+                lease.confirm()
+                report(run, plan.config, "failed")
+                raise
+            finally:
+                run.stop.unlink(missing_ok=True)
+                backend.learn(run)
+        # On a head it is printed where the command was typed.
+        if summarize and (backend.is_here or Can.SHARED not in backend.can):
+            print_summary(run)
+        return lease.code
 
 
 def require_same(config: Config, run: Run) -> None:

@@ -11,10 +11,11 @@ import secrets
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import Config
+from ..config.types import Fleet
 from ..hardware.node_types import NodeType
 from ..host.install_paths import python_path
 from ..host.rdma_adapters import fastest, listed
@@ -27,9 +28,9 @@ from .fleet import wanted_of
 from .host_results import Answers, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
 from .install_steps import Wanted
 from .node_checks import exposed, flaws, heard, sound
-from .run_in_parallel import run_together
+from .polling import spread
 from .tar import code_files, content_hash
-from .transport import Transport
+from .transport import GRACE, Transport
 
 PORT = 29399  # of the bandwidth test; one below torchrun's usual one, so that a job that runs is not in its way
 CONNECT_SECONDS = 10
@@ -37,6 +38,8 @@ FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 BANDWIDTH = "== bandwidth "
 SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
+START_SECONDS = 20.0
+END_SECONDS = 10  # that the others get once the first has ended
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ done
 def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> tuple[Bandwidth | None, list[Finding]]:
     """The all-reduce bandwidth over these nodes, and what is wrong with it."""
     fleet, hosts = wanted.fleet, list(facts)
-    code = send_code(transport, fleet.shared_folder or "", hosts)
+    code = send_code(transport, fleet, hosts)
     answers = run_together(transport, lambda host: speed_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
     said = _printed(answers, hosts[0]).splitlines()
     return judge_output(said, wanted.type, hosts) or (None, _explain_silence(answers))
@@ -279,10 +282,13 @@ def last_error(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def send_code(transport: Transport, folder: str, hosts: Sequence[Host]) -> str:
-    """The folder under the shared one that holds this checkout's code now; nothing is sent when it is there already."""
-    files = code_files()
-    target = f"{folder}/code/{content_hash(files)}"
+def send_code(transport: Transport, fleet: Fleet, hosts: Sequence[Host]) -> str:
+    """Returns the folder under the shared one that holds this checkout's code now.
+
+    Nothing is sent when it is there already.
+    """
+    files = code_files(fleet.backend)
+    target = f"{fleet.shared_folder or ''}/code/{content_hash(files)}"
     transport.put_once(files, target, hosts=hosts)
     return target
 
@@ -290,3 +296,48 @@ def send_code(transport: Transport, folder: str, hosts: Sequence[Host]) -> str:
 def _printed(answers: Answers, host: Host) -> str:
     answer = answers.get(host)
     return answer.stdout if isinstance(answer, Result) else ""
+
+
+def run_together(transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]) -> Answers:
+    """Runs commands that wait for one another: at the same time, however few threads there are.
+
+    Returns what they came to, as Transport.run has it. Each is started in the background of its
+    host, in a session of its own, and ends after `timeout` seconds; what it printed is collected
+    when the first host's has ended. A command that others wait for must not wait itself until the
+    transport has a thread for it.
+    """
+    token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
+
+    def folder(host: Host) -> str:
+        return f"/tmp/trainfleet-{token}-{numbers[host]}"
+
+    limit = timeout + spread(len(hosts))
+    began = transport.run(lambda host: begin(folder(host), command(host), limit), timeout=START_SECONDS, hosts=hosts)
+    started = list(began.ok)
+    if len(started) == len(hosts):
+        transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
+    seconds = END_SECONDS if len(started) == len(hosts) else 0  # without one, the others wait in vain
+    ended = transport.run(lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started)
+    return Answers({host: ended.get(host, answer) for host, answer in began.items()})
+
+
+def begin(folder: str, command: str, timeout: float) -> str:
+    """Starts a command that leaves what it prints in `folder`/out and its exit code in `folder`/code. Returns at once."""
+    inner = f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > code.part; mv code.part code"
+    return (
+        f"umask 077; mkdir {folder} && cd {folder} && "
+        f"{{ setsid sh -c {shlex.quote(inner)} < /dev/null > out 2>&1 & echo $! > pid; }}"
+    )
+
+
+def wait(folder: str, timeout: float) -> str:
+    """Ends when the command in `folder` has, or its time is over."""
+    return f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
+
+
+def collect(folder: str, seconds: int) -> str:
+    """Prints what the command in `folder` has printed, and ends as it did; what takes so many seconds more is killed (124)."""
+    return f"""cd {folder} || exit 125
+for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done
+[ -e code ] || {{ kill -KILL -- "-$(cat pid)"; echo 124 > code; }}
+cat out; read -r code < code; cd /; rm -rf {folder}; exit "$code\""""

@@ -63,7 +63,7 @@ class FleetHead:
         `asked` the config that was asked for, which it leaves in the run folder.
         """
         hosts = list(facts)
-        send_code(self.transport, self.folder, hosts)
+        send_code(self.transport, self.config.fleet, hosts)
         for host, failure in self.open_doors(hosts, hosts).items():  # any may come to lead, also when this one can't tell others
             raise BackendError(f"the head's key can't be let in: {failure}", where=host.name, next="make doctor")
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)

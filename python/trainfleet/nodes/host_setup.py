@@ -173,7 +173,7 @@ class Application:
 
 def send_scripts(transport: Transport, hosts: Iterable[Host]) -> tuple[str, dict[Host, HostFailure]]:
     """The folder on the nodes with this checkout's scripts and lock, relative to the user's home; who lacks it, and why."""
-    files = {name: data for name, data in code_files().items() if name.startswith(("scripts/", "requirements"))}
+    files = {name: data for name, data in code_files("").items() if name.startswith(("scripts/", "requirements"))}
     folder = f".trainfleet/{content_hash(files)}"
     return f"{folder}/{SCRIPTS}", transport.put_once(files, folder, hosts=hosts).failed
 

@@ -8,7 +8,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..host.install_paths import CODE, PACKAGES, ROOT
+from ..host import plugins
+from ..host.install_paths import PACKAGES, ROOT
 
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
 PARTS = ("schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job
@@ -25,11 +26,19 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def code_files() -> dict[str, bytes]:
-    """The program as it stands here: relative path → content, without what Python and editors leave behind."""
+def code_files(backend: str) -> dict[str, bytes]:
+    """Reads the program as it stands here, and the package that adds a backend of that name.
+
+    Relative path → content, without what Python and editors leave behind.
+    """
+    packages, metadata = plugins.sources(plugins.OF_BACKENDS, backend)
     beside = {path.relative_to(ROOT): path for name in PARTS for path in (ROOT / name, *(ROOT / name).rglob("*"))}
-    own = {Path("python") / path.relative_to(CODE): path for package in PACKAGES for path in package.rglob("*")}
-    return {
+    own = {
+        Path("python") / path.relative_to(package.parent): path
+        for package in (*PACKAGES, *packages)
+        for path in (package, *package.rglob("*"))
+    }
+    return metadata | {
         str(name): path.read_bytes()
         for name, path in sorted((beside | own).items())
         if path.is_file() and not {"__pycache__", "checkout"} & set(name.parts) and not path.name.startswith(".")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # NCCL then logs over what it talks (watch/nccl.py)
+NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}  # NCCL then logs over what it talks (watch/monitor.py)
 FLOOR = 0.6  # of the line rate: sound links keep to it whatever the number of nodes; from reports, not measured by us
 RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}  # the fabrics that NCCL itself speaks by verbs, in words
 PORTS = "<ports>"  # stands for what a node finds

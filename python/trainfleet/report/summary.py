@@ -22,16 +22,19 @@ def print_summary(run: Run, stream: TextIO | None = None) -> None:
     print("\n" + _aligned(rows), file=stream or sys.stdout, flush=True)
 
 
-def status(run: Run) -> str:
-    """How the run stands now, as aligned lines; the next command is the last."""
+def status(run: Run, heard: str = "") -> str:
+    """Says how the run stands now, as aligned lines; the next command is the last.
+
+    `heard`: what its engine says now of a job that waited.
+    """
     history = read(run)
     rows = [*_outcome(history), *_freshness(history), *_led(history), *_next(history)]
-    return _aligned([(run.name, _headline(history)), *rows])
+    return _aligned([(run.name, _headline(history, heard)), *rows])
 
 
-def _headline(history: History) -> str:
+def _headline(history: History, heard: str = "") -> str:
     if history.status == "running" and history.waits_for:
-        return history.waits_for
+        return heard or history.waits_for
     if not history.metrics:
         return f"{history.status}, no step logged yet" if history.results else history.status
     done = history.step / max(history.steps_total, 1)

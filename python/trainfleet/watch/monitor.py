@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ..backends.base import Backend, Handle, Phase, Status, save_job
 from ..backends.run_storage import Place
 from ..hardware.node_types import NodeType
 from ..health import fence
 from ..health.watchdog import Alarm, Limits, Sentry
+from ..plan.fabric_environment import judge_nccl
 from ..plan.request import Request
-from ..run.run_folder import Run
+from ..run.run_folder import Run, node_log, size_of
+from ..trust import untrusted_input
 from ..trust.errors import BackendError
 from .budget import Budget
-from .nccl import FabricLog
 from .signals import Interrupts
 
 POLL = 0.2  # seconds
@@ -30,6 +32,8 @@ ALIVE = 5.0  # seconds without a beat after which a node that can't be reached c
 CUT_OFF = 143  # the exit code of SIGTERM
 SILENT_GRACE = 60.0  # seconds that a node which does not answer gets once the ranks are done
 FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
+MOST = 1 << 22  # bytes of a log's beginning that are read
+SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
@@ -309,3 +313,27 @@ class MonitoredAttempt:
             if self.watch.replaces and node is not None and self.sentry and self.sentry.slower and not self.asked:
                 return Alarm(why, None, node)
         return None
+
+
+class FabricLog:
+    """What the ranks of node 0 log of NCCL from now on: of the fabric, its interfaces, GPUDirect.
+
+    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no gate
+    tests their nodes first. On hosts `make doctor` and the gate have judged the same lines already
+    (nodes/gate.py), and jobs do not log them.
+    """
+
+    def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:
+        self.run, self.log, self.kind = run, node_log(folder, 0), kind
+        self.start = size_of(self.log)
+        self.since, self.heard = time.time(), False
+
+    def wrong(self) -> list[str]:
+        """What is wrong with the fabric, returned once: after the first step, as NCCL connects on the first collective."""
+        if self.heard or not (self.run.metrics.exists() and self.log.exists()) or self.run.metrics.stat().st_mtime < self.since:
+            return []
+        self.heard = True
+        with untrusted_input.open_regular(self.log) as file:
+            file.seek(self.start)
+            said = file.read(MOST).decode(errors="replace").splitlines()
+        return judge_nccl(said, self.kind) if any(SAID in line for line in said) else []

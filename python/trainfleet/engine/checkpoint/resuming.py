@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
@@ -18,11 +20,13 @@ from ...checkpoints.init_from import locate, notes, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import CheckpointStore, store_of
 from ...config import Config
-from ...config.hub_addresses import folder_of, pinned
+from ...config import huggingface_config as shapes
+from ...config.hub_addresses import HUB, folder_of, pinned
+from ...config.types import Model
 from ...devices import Device
+from ...models import huggingface_weights
 from ...run.run_folder import Run
 from ...trust.errors import RunError
-from .. import initial
 from ..parallel.rank_model import Parts, State
 from . import rng_state
 from .checkpoint_group import Peers
@@ -114,8 +118,8 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     if found := peers.one("can't look for a stack's checkpoint", lambda: stacks.checkpoint_at(address)):
         peers.all("can't load a stack's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
-    if initial.is_folder(address):
-        peers.all("can't load a Hugging Face folder", lambda: initial.load_folder(address, parts, config.model))
+    if is_folder(address):
+        peers.all("can't load a Hugging Face folder", lambda: load_folder(address, parts, config.model))
         for line in notes(folder_of(address), config.model) if peers.first else ():
             print(line)
         return pinned(address)
@@ -133,7 +137,7 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
     stack = stacks.named(name)
     for folder in stack.described(checkpoint):
         require_shape(folder, config.model)
-    initial.fill(parts, config.model, lambda sizes: stack.load(checkpoint, config.model, sizes))
+    fill_parts(parts, config.model, lambda sizes: stack.load(checkpoint, config.model, sizes))
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
@@ -181,3 +185,30 @@ def fill(state: State, reader: Reader) -> None:
                 "holds other tensors than this model", where=reader.store.address(reader.step), why=str(error)
             ) from error
         raise error from None
+
+
+def is_folder(address: str) -> bool:
+    """Whether an address is a Hugging Face folder of this machine, and not a checkpoint."""
+    return address.startswith(HUB) or (Path(address) / shapes.CONFIG).is_file()
+
+
+Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
+
+
+def load_folder(address: str, parts: Parts, shape: Model) -> None:
+    """Loads the weights of a Hugging Face folder; every rank reads the tensors that it has parameters for.
+
+    Raises:
+        RunError: the folder's model has another shape, or lacks a file or a weight; each by name.
+    """
+    folder = folder_of(address, weights=True)
+    require_shape(folder, shape)
+    fill_parts(parts, shape, lambda sizes: huggingface_weights.load(folder, shape, sizes))
+
+
+def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
+    """Loads this rank's parameters, a tied one once."""
+    tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
+    named: dict[str, Any] = {name: tensor for name, tensor in parts.weights().items() if name not in tied}
+    tensors: dict[str, Any] = dict(load(huggingface_weights.sizes_of(named.items())))
+    parts.set_weights(tensors, whole=True)
