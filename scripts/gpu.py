@@ -1,7 +1,7 @@
 """The first minutes on a GPU: `python scripts/gpu.py [--minutes 2] [PART...]`. It needs no network, and goes on where it ended.
 
-`python scripts/gpu.py pack [PYTHON]` puts into .gpu/packages, which git ignores, what a bare CUDA image lacks for that version of
-Python (3.12). Beside that it takes torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboard and pytest.
+`python scripts/gpu.py pack [PYTHON]` puts into .gpu/packages-PYTHON, which git ignores, what a bare CUDA image lacks for that
+version of Python (3.12). Beside that it takes torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboard and pytest.
 
 Each check that has ended is a line of .gpu/results.jsonl, and is not done again (--again does). The named parts, in order; those
 after `peers` only run by name. On a CPU, GPU_TESTS_ON=cpu tries all of it at toy size.
@@ -23,7 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".gpu"
-PACKAGES = HOME / "packages"
 LARGEST = 40 * 2**20  # bytes of the packed folder
 # What the tests and a job of one node import beside the packages of the image.
 PACKED = ("rich", "markdown-it-py", "mdurl", "pygments", "zstandard", "pytest-timeout", "hypothesis", "sortedcontainers")
@@ -74,13 +73,19 @@ USUAL = ("first", "runs", "peers")
 PARTS = tuple(dict.fromkeys(check.part for check in CHECKS))
 
 
+def packages(version: str = f"{sys.version_info.major}.{sys.version_info.minor}") -> Path:
+    """The folder of what is packed for a version of Python: another's modules in C would not load."""
+    return HOME / f"packages-{version}"
+
+
 def pack(version: str) -> int:
     """Packs the wheels for a version of Python, as this interpreter has them; the exit code."""
-    shutil.rmtree(PACKAGES, ignore_errors=True)
+    folder = packages(version)
+    shutil.rmtree(folder, ignore_errors=True)
     pinned = [f"{name}=={importlib.metadata.version(name)}" for name in PACKED]
     where = (
         "--target",
-        str(PACKAGES),
+        str(folder),
         "--python-version",
         version,
         "--only-binary=:all:",
@@ -90,8 +95,8 @@ def pack(version: str) -> int:
     )
     if code := subprocess.run([sys.executable, "-m", "pip", "install", *where, *pinned], cwd=ROOT).returncode:
         return code
-    size = sum(path.stat().st_size for path in PACKAGES.rglob("*") if path.is_file())
-    print(f"{PACKAGES.relative_to(ROOT)}: {size / 2**20:.1f} MiB for Python {version}: {' '.join(pinned)}")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder.relative_to(ROOT)}: {size / 2**20:.1f} MiB for Python {version}: {' '.join(pinned)}")
     return int(size > LARGEST)
 
 
@@ -134,7 +139,7 @@ def done(results: Path) -> dict[str, dict[str, object]]:
 def run(check: Check, folder: Path) -> dict[str, object]:
     """The record of a check, once it has ended or its time is over."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT / "tests", ROOT / "scripts", PACKAGES))),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT / "tests", ROOT / "scripts", packages()))),
         "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "REQUIRE_ALL": "",
     }  # fmt: skip
     began, seconds = time.monotonic(), check.seconds * (5 if TOY else 1)  # a CPU compiles C++, and slowly
@@ -207,5 +212,5 @@ def device() -> str:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "python"), str(PACKAGES)]
+    sys.path[:0] = [str(ROOT / "python"), str(packages())]
     sys.exit(main())

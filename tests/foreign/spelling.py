@@ -177,7 +177,7 @@ def missed_others(folder: Path) -> tuple[int, list[str]]:
     """As `missed`, of OTHERS."""
     found = [(word, meant, told_of((), word, folder)) for _, word, meant in others()]
     return len(found), [
-        f"{word}: {told}" for word, meant, told in found if not any(told.endswith(f"did you mean {key}?") for key in meant)
+        f"{word}: {told}" for word, meant, told in found if not any(f"did you mean {key}?" in told for key in meant)
     ]
 
 
@@ -195,6 +195,6 @@ def missed(meant: Iterator[Meant], folder: Path) -> tuple[int, list[str]]:
     for place, word, key in meant:
         count += 1
         guess = dotted(key) if key[:-1] != place else key[-1]
-        if not (told := told_of(place, word, folder)).endswith(f"did you mean {guess}?"):
+        if f"did you mean {guess}?" not in (told := told_of(place, word, folder)):
             wrong.append(f"{dotted((*place, word))} → {dotted(key)}: {told}")
     return count, wrong

@@ -152,7 +152,7 @@ steps: 4
         "config.yaml:4: fleet.nodes: must be at least 1 and at most 16384 nodes, not 0",
         "config.yaml:6: data.sources: must not be empty",
         'config.yaml:8: train.learning_rate: must be a number, not "abc"',
-        "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length?",
+        "config.yaml:9: train.seqlen: unknown key; did you mean sequence_length? Tokens in a sequence",
         "config.yaml:10: train.global_batch: 7 sequences do not divide over 2 data-parallel ranks; nearest that do: 6, 8",
         "config.yaml:11: train.sequence_length: 100000 is more than the model takes (model.max_sequence_length 1024)",
         "config.yaml:12: model.kv_heads: 2 does not divide model.heads 7",

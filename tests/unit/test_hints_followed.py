@@ -185,7 +185,7 @@ def test_each_hint_about_records_ends_in_a_dataset(kind: str, name: str, field: 
         data = Data("set", (name,), "body", "bpe", 300, 0.1)
     else:
         assert "instruction tuning" in hint and "text_field=" not in hint, hint
-        command = re.search(r"as plain text: (.*); then SET='data\.sources=\[flat\.jsonl\]'$", hint)
+        command = re.search(r"as plain text: with jq installed, (.*); then SET='data\.sources=\[flat\.jsonl\]'$", hint)
         assert command, hint
         subprocess.run(command[1], shell=True, check=True)
         data = Data("set", (Source("flat.jsonl"),), "text", "bpe", 300, 0.1)

@@ -7,11 +7,10 @@ import time
 
 from ..launch.command import config_of, settings_of
 from ..launch.faults import FAULTS, Fault, rehearse
-from ..launch.rehearsal_steps import stage_for
+from ..launch.rehearsal_targets import stage_for
 from ..report import html, rehearsal_table
 from ..run.run_folder import run_of
 from ..trust.errors import ConfigError, Problem
-from ..trust.safe_output import unguarded
 from ..trust.spelling import suggest
 from .variables import Variables, flag
 
@@ -26,7 +25,7 @@ def main(variables: Variables, started: float) -> int:
     with stage_for(config, [fault.name for fault in faults], flag(variables, "YES")) as made:
         print(row(*rehearsal_table.HEAD), flush=True)
         for fault in faults:
-            print(fault.name, end="", file=unguarded(sys.stdout), flush=True)  # its row is there once it was played
+            print(fault.name, end="", flush=True)  # its row is there once it was played
             try:
                 outcomes.append(rehearse(fault, made))
             except BaseException:

@@ -25,7 +25,7 @@ from ..models.network import Network
 from ..run import run_folder
 from ..run.run_folder import Run
 from ..trust.errors import RunError, telling
-from ..trust.safe_output import install, shown, unguarded
+from ..trust.safe_output import install
 from .checkpoint import load_model, newest
 from .token_healing import Healing
 
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     options = parser.parse_args(arguments)
     for text in stream(options):
-        print(shown(text), end="", file=unguarded(sys.stdout), flush=True)  # as it comes
+        print(text, end="", flush=True)
     print()
     return 0
 

@@ -20,7 +20,7 @@ from ..host.install_paths import ROOT
 from ..host.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
-from ..trust.safe_output import shown, unguarded
+from ..trust.safe_output import shown
 from .builders import Builder, LocalImage
 from .image_recipe import ARCHITECTURE, LAYERS, PARTS, ImageRecipe, write_context
 
@@ -251,7 +251,7 @@ class BuildSteps:
             self.end()
             number, instruction = (part for part in match.groups() if part)
             if AT_WORK.match(instruction):
-                print(f"  {number:>5} {short(shown(instruction))}", end="", file=unguarded(sys.stdout), flush=True)
+                print(f"  {number:>5} {short(shown(instruction))}", end="", flush=True)
                 self.runs, self.open, self.began = True, True, time.monotonic()
         elif CACHED.match(text):
             self.end("(from the cache)")

@@ -26,6 +26,7 @@ HIDDEN = "***"
 LEAST, LEAST_LINE = 4, 8  # characters of a value, and of one of its lines: shorter ones would hide half of every text
 LEAST_UNNAMED = 12  # of a value that nothing but its variable's name calls a secret
 WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
+UNFINISHED = 4096  # characters of an unfinished line among which a secret may begin
 # Variables that hold a secret; those of ours name jobs, and a public key is not secret.
 TELLING = re.compile(r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID")
 PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")  # such a variable may name a file instead
@@ -75,6 +76,27 @@ _HINTS = (  # a text without one of these holds no form: most lines are passed b
 )  # fmt: skip
 
 
+def _begin(word: str, behind: str) -> str:
+    """A pattern of this word's beginnings, and of the word with what may stand `behind` it."""
+    for letter in reversed(word[1:]):
+        behind = f"(?:{re.escape(letter)}{behind})?"
+    return re.escape(word[0]) + behind
+
+
+def _any(words: Iterable[str], behind: str) -> str:
+    return "|".join(_begin(word, behind) for word in words)
+
+
+_WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
+          "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
+_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
+_OPEN = re.compile(  # the end of a line that is still being written, from where a secret may begin in it
+    rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
+    rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
+    rf"|{_any(('https://', 'http://', '://'), '[^/ @]*@?')}|[?&][A-Za-z_]*(?:=[^& ]*)?)\Z"
+)
+
+
 def keep_secret(names: Iterable[str]) -> None:
     """Registers variables whose values are hidden from now on, here and in every process that this one starts."""
     known = filter(None, os.environ.get(NAMES, "").split(","))
@@ -117,6 +139,24 @@ def hide_all(value: Any) -> Any:
         case list() | tuple():
             return [hide_all(inner) for inner in value]
     return value
+
+
+def begun(text: str) -> int:
+    """How many of the last characters must be held back, as a secret may begin in them."""
+    keep = _begun_form(text)
+    for pattern in _patterns():
+        longest = min(len(pattern) - 1, len(text))
+        keep = max(keep, next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0))
+    cut = len(text) - keep
+    for start, stop in sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True) if keep else ():
+        cut = start if start < cut < stop else cut
+    return len(text) - cut
+
+
+def _begun_form(text: str) -> int:
+    """As `begun`, for secrets that are known by their form: of the last line what follows something that may come before one."""
+    line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
+    return len(line) - found.start() if line and (found := _OPEN.search(line)) else 0
 
 
 def _forms(text: str) -> Iterator[tuple[int, int]]:

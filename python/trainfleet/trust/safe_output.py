@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
-from .redaction import hide
+from .redaction import begun, hide
 
 COMMANDS = re.compile(  # of our Makefile, wherever a text names one
     r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|stop"
@@ -44,7 +44,7 @@ def shown(text: object) -> str:
 class SafeStream:
     """A text stream that hides secrets and makes control characters visible.
 
-    A secret may be split over several writes: a line is written once it has ended.
+    A secret may be split over several writes: text that may begin one is held back.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -56,8 +56,10 @@ class SafeStream:
     def write(self, text: str) -> int:
         """Takes all of the text."""
         with self._turn:
-            lines, ended, self._held = (self._held + text).rpartition("\n")
-            self._stream.write(_as_typed(shown(lines + ended)))
+            whole = self._held + text
+            keep = begun(whole)
+            self._held = whole[len(whole) - keep :]
+            self._stream.write(_as_typed(shown(whole[: len(whole) - keep])))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -68,7 +70,7 @@ class SafeStream:
         self._stream.flush()
 
     def release(self) -> None:
-        """Writes the line that has not ended."""
+        """Writes what was held back, which turned out to be no secret."""
         with self._turn:
             held, self._held = self._held, ""
             self._stream.write(shown(held))
