@@ -1,7 +1,8 @@
 """The first minutes on a GPU: `python scripts/gpu.py [--minutes 2] [PART...]`. It needs no network, and goes on where it ended.
 
 `python scripts/gpu.py pack [PYTHON]` puts into .gpu/packages-PYTHON, which git ignores, what a bare CUDA image lacks for that
-version of Python (3.12). Beside that it takes torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboard and pytest.
+version of Python (3.12). Beside that it takes torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboard,
+pytest.
 
 Each check that has ended is a line of .gpu/results.jsonl, and is not done again (--again does). The named parts, in order; those
 after `peers` only run by name. On a CPU, GPU_TESTS_ON=cpu tries all of it at toy size.
