@@ -7,7 +7,7 @@ import time
 
 from ..launch.command import config_of, settings_of
 from ..launch.faults import FAULTS, Fault, rehearse
-from ..launch.rehearsal_targets import stage_for
+from ..launch.rehearsal_steps import stage_for
 from ..report import html, rehearsal_table
 from ..run.run_folder import run_of
 from ..trust.errors import ConfigError, Problem
