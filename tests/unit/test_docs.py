@@ -84,6 +84,16 @@ def test_every_config_plans_within_its_budget(
     assert main(["plan", "SET=fleet.hosts=[] data.sources=[stdlib]"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [recipe.name for recipe in all_recipes()])
+def test_every_recipe_plans_within_its_budget(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Offline, without its hosts and the run that it goes on from."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", f"RECIPE={name}"]) == 0
+    assert main(["plan", "SET=fleet.hosts=[] train.init_from=null"]) == 0, capsys.readouterr().err
+
+
 def test_the_page_of_errors_has_the_exit_codes_of_the_program() -> None:
     parts = re.split("^## .*", (ROOT / "docs/reference/errors.md").read_text(), flags=re.MULTILINE)
     verb, node = ({int(code) for code in re.findall(r"^\| (\d+) \|", part, flags=re.MULTILINE)} for part in parts[1:3])
