@@ -230,15 +230,15 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
         if "." in key[-1] and dotted(meant) == dotted(key):
             return f"; {meant[-1]} stands on a line of its own below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
-        told = _first_sentence(meant) if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
+        told = f" {_meanings()[meant]}" if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
         return f"; did you mean {meant[-1] if here else dotted(meant)}?{told}"
     return f"; known here: {', '.join(siblings)}"
 
 
-def _first_sentence(path: tuple[str, ...]) -> str:
-    """What the key is: another program's key of a like name may have another unit."""
-    described = dict(walk(schema_of(Config, described=True)))[path]["description"]
-    return f" {described.partition('. ')[0].rstrip('.')}"
+@cache
+def _meanings() -> dict[tuple[str, ...], str]:
+    """The first sentence on each key: another program's key of a like name may have another unit."""
+    return {path: part["description"].partition(". ")[0].rstrip(".") for path, part in walk(schema_of(Config, described=True))}
 
 
 def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
