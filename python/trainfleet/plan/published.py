@@ -7,8 +7,10 @@ history: the newest row of each model. None has ever been published of Trn2 or T
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..config import Config
+from ..config.tables import read_table
 from ..hardware import node_types
 
 MEASURED = "trn1.32xlarge"
@@ -26,15 +28,7 @@ class PublishedSpeed:
     sdk: str
 
 
-ROWS = (
-    PublishedSpeed("llama-2-7b", 16, 4096, 101.3, "TP 8, DP 64, ZeRO 1", "2.20"),
-    PublishedSpeed("llama-2-13b", 32, 4096, 84.0, "TP 8, PP 8, DP 16", "2.20"),
-    PublishedSpeed("llama-2-70b", 32, 4096, 14.2, "TP 32, PP 8, DP 4", "2.20"),
-    PublishedSpeed("llama-3-8b", 32, 8192, 47.95, "TP 32, DP 32, ZeRO 1", "2.24"),
-    PublishedSpeed("llama-3-70b", 32, 8192, 7.94, "TP 32, PP 8, DP 4", "2.24"),
-    PublishedSpeed("bert-large", 16, 128, 57407.9, "DP 512, LAMB", "2.28"),
-    PublishedSpeed("bert-large", 1, 128, 3826.6, "DP 32, AdamW", "2.28"),
-)
+ROWS = tuple(PublishedSpeed(**row) for row in read_table(Path(__file__).with_name("published.yaml")))
 
 
 def beside(config: Config) -> str:
