@@ -8,7 +8,7 @@ from ..config import Config
 from . import baking, changeset, checks, data_access, spending
 from .calls import Calls
 from .capacity import NOTHING, Paid
-from .prices import LOG_GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
+from .prices import GB, TABLE, WHERE_PRICES_ARE, Prices, by_table
 from .stack_nodes import FleetStack, Foreseen
 from .template_inputs import Inputs, bucket_of, slug
 from .template_storage import LOG_DAYS, log_group, makes_file_system
@@ -36,7 +36,11 @@ def describe(
     yield from ("", "data", *data_access.describe(config, speed))
     if makes_file_system(config) and config.fleet.fsx.export:
         yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
-    yield from ("", "logs", f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${LOG_GB:.2f} a GB")
+    yield from (
+        "",
+        "logs",
+        f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${GB['logs']:.2f} a GB",
+    )
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:

@@ -14,9 +14,11 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..config.tables import read_table
 from ..hardware import node_types
 from ..trust.errors import CloudError, ConfigError
 from ..trust.untrusted_input import parse_json
@@ -30,15 +32,7 @@ RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
 WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
 MONTH = 730.0  # hours, as AWS reckons
-GIB_MONTH = {  # a GiB for a month; the pages are aws.amazon.com's, their figures as public copies had them at READ
-    "gp3": 0.08, "gp2": 0.10, "io2": 0.125, "snapshot": 0.05,  # /ebs/pricing
-    "bucket": 0.023, "image": 0.10, "log group": 0.03,  # /s3/pricing, /ecr/pricing, /cloudwatch/pricing
-    "SCRATCH_2": 0.140, "PERSISTENT_2-125": 0.145, "PERSISTENT_2-250": 0.210, "PERSISTENT_2-500": 0.340,  # /fsx/lustre/pricing
-    "PERSISTENT_2-1000": 0.600, "training volume": 0.14,
-}  # fmt: skip
-HOUR = {"nat": 0.045, "address": 0.005}  # /vpc/pricing
-NAT_GB = 0.045  # for each GB that goes through it (/vpc/pricing)
-LOG_GB = 0.50  # for each GB that CloudWatch Logs takes in (/cloudwatch/pricing)
+GIB_MONTH, HOUR, GB = read_table(Path(__file__).with_name("prices.yaml")).values()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..config.tokenizing import tokenizing
 from ..config.types import Fsx, Queue
 from ..plan.bill import Bill, BillStage
 from .instances import HEAD_GIB, capacity_of
-from .prices import GIB_MONTH, NAT_GB, OF_SAGEMAKER, TABLE, Prices, by_table, of
+from .prices import GB, GIB_MONTH, OF_SAGEMAKER, TABLE, Prices, by_table, of
 from .template_storage import has_file_system, makes_file_system
 
 STACK = BillStage("stack", 4.0)
@@ -208,7 +208,9 @@ def head(name: str, size: int, prices: Prices) -> CostRow:
 def network(config: Config, addresses: int) -> Iterator[CostRow]:
     """The network of the stack, where it makes one."""
     if not config.fleet.aws.vpc:
-        yield CostRow("NAT", 1, f"NAT gateway; ${NAT_GB} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE)
+        yield CostRow(
+            "NAT", 1, f"NAT gateway; ${GB['nat']} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE
+        )
         yield CostRow("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
 
 
