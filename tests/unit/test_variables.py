@@ -85,6 +85,7 @@ def test_an_option_is_its_variable(words: str, read: dict[str, str]) -> None:
     [
         ("--nodes", '"--nodes" has no value'),
         ("--nodes --yes", '"--nodes" has no value'),
+        ("--top-p", '"--top-p" has no value'),
         ("--nodes=", "NODES: is empty"),
         ("--nods 4", "did you mean NODES"),
         ("NODES=4 --nodes 8", 'NODES: is "4" and "8"'),
@@ -92,7 +93,7 @@ def test_an_option_is_its_variable(words: str, read: dict[str, str]) -> None:
 )
 def test_an_option_that_says_nothing_or_otherwise_is_one_line(words: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_variables("x", (*ALLOWED, "YES"), words.split(), {})
+        read_variables("x", (*ALLOWED, "YES", "TOP_P"), words.split(), {})
     assert len(caught.value.problems) == 1 and said in str(caught.value)
 
 

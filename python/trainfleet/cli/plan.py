@@ -26,7 +26,7 @@ def main(variables: Variables, started: float) -> int:
     if (wish := Wish(*amounts(variables, "DAYS", "USD", "TOKENS"))) != Wish():
         print("\n".join(sizing_tables.answer(config, wish, bill, out)))
         return 0
-    layouts = sizing_tables.describe_layouts(config, best(config, 5), bill)  # of all, five are shown
+    layouts = sizing_tables.describe_layouts(config, best(config, sizing_tables.ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
     print("\n".join([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts]))
     preflight.require(config)

@@ -75,8 +75,8 @@ def read_variables(
         name, equals, value = word.partition("=")
         if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):  # else it is the 5 of `--steps 5`
             meant = _as_set(word, allowed, following if following and "=" not in following else "...")
-            known = word.startswith("--") and word[2:].upper() in allowed
-            fault = "has no value" if known else f"is not VARIABLE=value{meant or suggest(word.upper(), allowed)}"
+            variable = _variable_of(word)
+            fault = "has no value" if variable in allowed else f"is not VARIABLE=value{meant or suggest(variable, allowed)}"
             problems.append(Problem(0, f"make {verb}", "", f"{show(word)} {fault}"))
         elif equals and name in told and name != "SET" and told[name] != value:
             problems.append(Problem(0, name, "", f"is {show(told[name])} and {show(value)}"))
@@ -103,8 +103,7 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
     left = list(reversed(words))
     while left:
         word = left.pop()
-        name, equals, value = word.removeprefix("--").partition("=")
-        name = name.upper().replace("-", "_")
+        name, (_, equals, value) = _variable_of(word), word.partition("=")
         if not word.startswith("--") or name not in allowed:
             yield word
         elif equals:
@@ -113,6 +112,10 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
             yield f"{name}=1"
         else:
             yield f"{name}={left.pop()}" if left and left[-1][:2] != "--" else word
+
+
+def _variable_of(option: str) -> str:
+    return option.partition("=")[0].lstrip("-").upper().replace("-", "_")
 
 
 def _no_path(value: str) -> str:

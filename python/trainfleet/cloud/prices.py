@@ -32,9 +32,8 @@ RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
 WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
 MONTH = 730.0  # hours, as AWS reckons
-GIB_MONTH: dict[str, float]
-HOUR: dict[str, float]
-GIB_MONTH, HOUR, GB = read_table(Path(__file__).with_name("prices.yaml")).values()
+_LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
+GIB_MONTH, HOUR, GB = (_LISTED[per] for per in ("gib_month", "hour", "gb"))
 
 
 @dataclass(frozen=True)

@@ -72,17 +72,17 @@ def warnings(config: Config) -> list[str]:
         RunError: the run can't go on with this config.
     """
     in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
-    resumed = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
+    found = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
     own, trained = config.model.vocabulary_size, config.data.vocabulary_size
     if config.data.tokenizer == TRAINED and own > UNUSED * trained:
         then = "set data.tokenizer to the model's folder, or data.vocabulary_size"
-        resumed.append(f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}")
+        found.append(f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
-        return resumed
+        return found
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()
     if spare is None or wanted <= spare:
-        return resumed
-    return [*resumed, f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
+        return found
+    return [*found, f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
 
 
 def resumption(config: Config, run: Run) -> list[str]:

@@ -15,6 +15,7 @@ from .history import duration, percent, quantity, table
 from .plots import BLUE, INK, STYLE, note, save
 from .proposal import PARTS, rough
 
+ALTERNATIVES = 5  # layouts that are shown
 LAYOUTS = ("", "layout", "micro-batch", "recompute", "memory", "a step", "cost", "limited by")
 SIZES = ("", "nodes", "tokens/s", "MFU", "goodput", "time", "cost", "a billion tokens", "layout")
 LEFT = ("layout", "recompute", "limited by")
