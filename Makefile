@@ -9,6 +9,7 @@ $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(eval une
 override export PYTHONPATH := python
 override export PYTHONSAFEPATH := 1 # a yaml.py or random.py here is a user's, not a package's
 override export PYTHONUTF8 := 1
+unexport PYTHONDONTWRITEBYTECODE # set in some containers: every verb would compile the program again
 export MAKECMDGOALS
 .DEFAULT_GOAL := help
 .SUFFIXES: # no built-in rules, nor those for files like a.c, a.tex and a.out

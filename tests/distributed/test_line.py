@@ -153,6 +153,7 @@ def test_any_number_of_nodes_gives_the_same_losses(desk: Desk) -> None:
         assert desk.losses(other) == pytest.approx(desk.losses("n1"), rel=1e-5)
 
 
+@pytest.mark.thorough  # tests/distributed/test_training.py has one such case in make test
 def test_after_kill_9_of_everything_it_goes_on_as_if_never_killed(desk: Desk) -> None:
     desk.type("train", "SET=name=whole train.steps=30")
     launcher = desk.start("train", "SET=train.steps=30", start_new_session=True)
@@ -177,7 +178,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(desk: Desk) -> None:
     launcher.communicate()
 
 
-def test_ctrl_c_saves_and_stops_and_twice_stops_at_once(desk: Desk) -> None:
+def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
     launcher = desk.start("train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True)
     desk.await_step(2)
     assert "running" in desk.type("status") and "is running already" in desk.type("train", code=1)
@@ -190,8 +191,11 @@ def test_ctrl_c_saves_and_stops_and_twice_stops_at_once(desk: Desk) -> None:
     assert (desk.run / "checkpoints" / f"step-{saved:08d}").is_dir()
     desk.assert_nothing_runs()
 
+
+@pytest.mark.thorough
+def test_ctrl_c_twice_stops_at_once(desk: Desk) -> None:
     launcher = desk.start("train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True)
-    desk.await_step(saved + 2)
+    desk.await_step(2)
     began = time.monotonic()
     for _ in range(2):
         os.killpg(launcher.pid, signal.SIGINT)

@@ -83,6 +83,7 @@ def test_merges_give_the_ids_of_the_same_tokenizer_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fastokens", "gigatoken"])
+@pytest.mark.thorough
 def test_fast_encoders_on_every_code_point(name: str) -> None:
     """Where they are exact they are used, and where not (a newer Unicode table, say) the check at opening has to see it."""
     pytest.importorskip(name)

@@ -41,6 +41,7 @@ def test_a_trial_takes_what_is_clearly_faster() -> None:
     assert not replace(AMD, bf16=225e9).half, "a gain of a tenth in products is lost by casting"
 
 
+@pytest.mark.thorough
 def test_the_trial_of_this_machine_is_of_this_machine() -> None:
     found = cpu_speed.measure()
     assert cpu_speed.identity(found) == cpu_speed.here()

@@ -87,7 +87,7 @@ def test_streaming_holds_back_half_a_character(tokenizer: Tokenizer) -> None:
     assert "" in pieces and "�" not in "".join(pieces)
 
 
-@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("lower", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_wordpiece_by_words_has_the_ids_of_whole_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: bool) -> None:
     sources = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     trained = BertWordPieceTokenizer(lowercase=lower)

@@ -176,6 +176,7 @@ def test_half_a_line_that_a_full_disk_left_costs_no_other_line(tmp_path: Path) -
     assert list(read_lines(path)) == [{"step": 1}, {"step": 3}] and lines.new() == [{"step": 3}]
 
 
+@pytest.mark.thorough
 def test_an_environment_whose_making_was_stopped_is_made_again(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "empty.lock").touch()

@@ -91,13 +91,13 @@ def test_a_true_answer_that_has_changed_is_believed_or_untrue(reader: str) -> No
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(FUZZ, max_examples=80)
+@settings(FUZZ, max_examples=40)
 @given(text=st.text(max_size=200))
 def test_any_text_is_believed_or_untrue(reader: str, text: str) -> None:
     believe(reader, text)
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=60)
 @given(
     files=st.dictionaries(st.sampled_from([*NAMES, "results.json", "stop"]), JSON, max_size=3) | JSON,
     paths=JSON,
@@ -109,14 +109,14 @@ def test_any_values_of_the_mirror_s_keys_are_believed_or_untrue(files: Any, path
     assert news is None or all(limit(name) is not None for name in news.names)
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=60)
 @given(values=st.lists(JSON, min_size=5, max_size=5))
 def test_any_piece_is_believed_or_untrue(values: list[Any]) -> None:
     news = believe("mirror", answer({"metrics.jsonl": values}))
     assert news is None or news.pieces["metrics.jsonl"].offset in (0, 8)
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=60)
 @given(record=JSON)
 def test_any_measurement_is_believed_or_untrue(record: Any) -> None:
     believe("bandwidth", json.dumps({"bandwidth": record, "bytes": record, "nodes": 2, "pairs": record}))

@@ -25,7 +25,7 @@ from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.manifest import read_manifest, read_preparation
 from trainfleet.trust.errors import TrainfleetError
 
-FUZZ = settings(max_examples=60, deadline=None, derandomize=True, database=None,
+FUZZ = settings(max_examples=25, deadline=None, derandomize=True, database=None,
                 suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_subnormal=False) | st.text(max_size=8),

@@ -276,14 +276,14 @@ def test_changed_files_end_in_an_error_or_in_numbers(folder: Path, name: str) ->
     draw, path = random.Random(1), folder / PLACE / name
     whole, before = path.read_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for _ in range(int(os.environ.get("FUZZ", "60"))):
+    for _ in range(int(os.environ.get("FUZZ", "30"))):
         path.write_bytes(mutate(whole, draw))
         seal(folder)
         try:
             verify_all(folder)
         except TrainfleetError:
             refused += 1
-    assert refused > 10
+    assert refused > 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes, for files of 300"
 
 

@@ -136,7 +136,7 @@ def test_a_beat_that_no_rank_leaves_is_none(run: Run, row: tuple[float, ...]) ->
 
 
 FUZZ = settings(
-    max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

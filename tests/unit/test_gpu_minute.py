@@ -29,6 +29,7 @@ def lines(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 def test_it_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
     code, said = minute(tmp_path, "--minutes", "0.001", "first", **TOY)
     assert code == 0 and "the device" in said and "ten losses of Llama: its time is over; the same command goes on" in said, said

@@ -21,7 +21,7 @@ train: {steps: 2, precision: fp32, global_batch: 8, micro_batch: 2, sequence_len
 """
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.thorough)])
 def test_a_checkpoint_has_each_copied_head_once_and_its_ranks_add_up(tmp_path: Path, rank: int) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     done = subprocess.run(

@@ -46,7 +46,7 @@ def test_a_recipe_that_makes_machines_has_a_budget(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_artifact_is_written(tmp_path: Path, name: str) -> None:
+def test_every_artifact_is_written_and_the_whole_cost_shown(tmp_path: Path, name: str) -> None:
     said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", "OUT=out")
     assert said.returncode == 0, said.stdout + said.stderr
     written = [str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()]
@@ -56,6 +56,9 @@ def test_every_artifact_is_written(tmp_path: Path, name: str) -> None:
         assert "the account 000000000000, the zone" in said.stdout and "list price in" in said.stdout
         body = json.loads((tmp_path / "out/requests/01-cloudformation-CreateStack.json").read_text())
         assert "000000000000" in json.dumps(body)
+    assert "dollars an hour" in said.stdout and "dollars from set-up to teardown" in said.stdout, said.stdout
+    assert "min, assumed" in said.stdout and "which budget.max_usd limits" in said.stdout
+    assert ("  head  " in said.stdout) == ("parallelcluster" in name)
 
 
 def test_the_partition_follows_the_region(tmp_path: Path) -> None:
@@ -64,14 +67,6 @@ def test_the_partition_follows_the_region(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
     text = (tmp_path / "out/stack.yaml").read_text()
     assert "arn:aws-us-gov:" in text and "arn:aws:" not in text and "the zone us-gov-west-1b" in said.stdout
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_plan_shows_what_an_hour_costs_and_the_whole_from_set_up_to_teardown(tmp_path: Path, name: str) -> None:
-    said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml").stdout
-    assert "dollars an hour" in said and "dollars from set-up to teardown" in said, said
-    assert "min, assumed" in said and "which budget.max_usd limits" in said
-    assert ("  head  " in said) == ("parallelcluster" in name)
 
 
 def test_a_cluster_can_be_planned_without_pcluster_and_without_slurm(tmp_path: Path) -> None:

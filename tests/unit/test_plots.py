@@ -58,7 +58,9 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("steps", [range(1, 4), range(5, 500, 5)], ids=["3 steps", "500 steps"])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(range(1, 4), id="3 steps", marks=pytest.mark.thorough), pytest.param(range(5, 500, 5), id="500 steps")]
+)
 @pytest.mark.parametrize("kind", RUNS)
 def test_no_text_lies_on_a_curve_or_on_another_text(kind: str, steps: range, tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=steps[-1])

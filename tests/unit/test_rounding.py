@@ -130,6 +130,7 @@ def imitated(weights: str, nearest: bool = False) -> float:
     return loss.item()
 
 
+@pytest.mark.thorough
 def test_it_learns_as_fp32_does_where_rounding_to_the_nearest_stalls() -> None:
     exact = imitated("fp32")
     assert imitated("bf16") == pytest.approx(exact, rel=0.2)

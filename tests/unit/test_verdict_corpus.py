@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from verdict_cases import (
@@ -29,6 +30,11 @@ CASES = read_cases()
 TUNED = [case for case in CASES if not case.judging]
 JUDGING = [case for case in CASES if case.judging]
 UNTOUCHED = [case for case in CASES if case.untouched]
+
+
+def some(forms: Iterable[str]) -> list[Any]:
+    """Every fourth form in make test, all of them among the thorough cases."""
+    return [form if number % 4 == 0 else pytest.param(form, marks=pytest.mark.thorough) for number, form in enumerate(forms)]
 
 
 def test_the_corpus_is_large_and_labelled() -> None:
@@ -81,7 +87,7 @@ def test_logs_without_our_stamps_are_read_as_well() -> None:
     assert len(found.wrong_and_sure) <= 0.01 * found.sure, found.wrong_and_sure
 
 
-@pytest.mark.parametrize("how", PRINTED)
+@pytest.mark.parametrize("how", some(PRINTED))
 def test_what_stands_before_each_line_hides_little(how: str) -> None:
     """Another launcher's, logger's or shipper's form of the same lines; what the watchdog saw is in none of them."""
     cases = [case for case in CASES[::2] if not any(line.who == "watch" for line in case.lines)]
@@ -90,7 +96,7 @@ def test_what_stands_before_each_line_hides_little(how: str) -> None:
     assert len(found.fooled) <= 8 and len(found.wrong_and_sure) <= 2, (found.fooled, found.wrong_and_sure)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", some(FORMS))
 def test_exceptions_are_read_in_every_form_in_which_they_are_printed(form: str) -> None:
     """A root's cause stands, whatever box it is in and whatever failed because of it."""
     cases = [case for case in CASES if any(line.text == HEAD for line in case.lines)][::2]

@@ -76,7 +76,7 @@ def _undecided(config: Config, asked: set[str]) -> Config:
     return replace(config, train=replace(train, layout=replace(layout, **plain), **rest))  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=64)  # numbers of nodes, which `make plan` goes through more than once
 def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple[Choice, ...]:
     room, found = usable_bytes(device), []
     for candidate in candidates(config, asked, device):
