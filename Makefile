@@ -17,7 +17,7 @@ export MAKECMDGOALS
 %.c: %.w %.ch
 %.tex: %.w %.ch
 .NOTPARALLEL: # make -j8 train tokenize: one after the other
-.PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling rehearse inspect sample runs watch compare status logs stop checkpoints verify eval export report ls clean new-backend test drills check release
+.PHONY: .force help setup build push image doctor recipes config plan tokenize compile train profile scaling rehearse inspect sample runs watch compare status logs explain stop checkpoints verify eval export report ls clean new-backend test drills check release
 
 ifeq ($(word 2,$(MAKECMDGOALS)),)
 help:
@@ -90,6 +90,9 @@ status: .venv/.stamp ## show the state of the run [RUN=name]
 
 logs: .venv/.stamp ## print the log of every node [FOLLOW=1]
 	@.venv/bin/python -m trainfleet logs
+
+explain: .venv/.stamp ## name the cause in anybody's log of a failure [LOG=file]
+	@.venv/bin/python -m trainfleet explain
 
 stop: .venv/.stamp ## stop the run at its next step, with a checkpoint
 	@.venv/bin/python -m trainfleet stop

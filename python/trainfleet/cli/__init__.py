@@ -48,6 +48,7 @@ VERBS = {
     "compare": ("RUNS",),
     "status": ("CONFIG", "RUN", "SET"),
     "logs": ("CONFIG", "RUN", "SET", "FOLLOW"),
+    "explain": ("LOG",),
     "stop": ("CONFIG", "RUN", "SET"),
     "checkpoints": ("CONFIG", "RUN", "SET"),
     "verify": ("CONFIG", "RUN", "SET", "STEP"),

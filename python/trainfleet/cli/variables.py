@@ -23,6 +23,7 @@ VARIABLES = {
     "PROMPT": "the text to continue",
     "SAMPLE": "which sample of the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
+    "LOG": "the log of a job that failed, a folder with a log of each node, or - for what is piped in",
     "FOLLOW": "1: stay and show what comes",
     "WEAK": "1: the batch grows with the nodes, so the work per rank is constant",
     "STEPS": "how many steps are timed at each number of nodes",

@@ -115,7 +115,7 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
     pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
-    verdict = _of(finding, lines, request) if finding else None
+    verdict = of_finding(finding, lines, request.host(finding.node)) if finding else None
     if verdict is None or verdict.cause == "unknown":
         verdict = _abstained(verdict, _unexplained(request, status, lines, since), request)
     verdict = _with_others(verdict, status, request, outcome.alive)
@@ -154,9 +154,9 @@ def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
     return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
-def _of(finding: Diagnosis, lines: list[LogLine], request: Request) -> Verdict:
+def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
+    """The verdict that a finding in these lines makes; `host`: the name of its node, "" if it is not known."""
     cause = CAUSES[finding.cause]
-    host = request.host(finding.node)
     quoted = tuple(map(plain, quote(finding, lines)))
     return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next,
                    sure=finding.sure, nodes=len(finding.nodes))  # fmt: skip
