@@ -68,7 +68,7 @@ CHECKS = (
     _bench("3b", "3b", "ours", 240),
     _bench("8b", "8b", "ours", 240),
     _tests("fp8", "fp8", 240, PARITY, RUNS, "-k", "fp8"),
-    _bench("profile", "1b", "ours", 240, "--set", "train.profile_steps=12-14"),
+    _bench("profile", "1b", "ours", 240, "--set", f"train.profile_steps={'4-6' if TOY else '12-14'}"),
 )
 USUAL = ("first", "runs", "peers")
 PARTS = tuple(dict.fromkeys(check.part for check in CHECKS))
