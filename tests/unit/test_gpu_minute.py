@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,25 @@ def test_a_check_is_known_by_its_name() -> None:
 def test_a_machine_without_a_gpu_gets_a_line(tmp_path: Path) -> None:
     code, said = minute(tmp_path, CUDA_VISIBLE_DEVICES="")
     assert code == 1 and "sees no GPU: " in said and len(said.splitlines()) == 1, said
+
+
+@pytest.mark.parametrize(
+    ("cuda", "free", "line"),
+    [
+        (None, None, r"torch \S+ sees no GPU: it is built without CUDA"),
+        ("13.0", None, r"torch \S+ sees no GPU: its driver is missing or older than CUDA 13.0 needs: nvidia-smi"),
+        ("13.0", 40, "another process has 40 of 80 GiB of the GPU: nvidia-smi"),
+    ],
+)
+def test_what_a_machine_lacks_is_a_line(monkeypatch: pytest.MonkeyPatch, cuda: str | None, free: int | None, line: str) -> None:
+    import torch
+
+    monkeypatch.setattr(gpu, "TOY", False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: free is not None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((free or 0) * 2**30, 80 * 2**30))
+    (said,) = gpu.lacks()
+    assert re.fullmatch(line, said), said
 
 
 def test_a_part_that_does_not_exist_is_named(tmp_path: Path) -> None:
