@@ -5,27 +5,26 @@
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file of its own
 
 Also there may be `optim`, `scheduler.pt` and `user_content.pt`, of which a beginning takes nothing. NxD reads such files with
-weights_only=False, which runs what they say; here they are data (`folder`). fbac349, trainer/checkpoint.py.
+weights_only=False, which runs what they say; here they are read with weights_only=True. fbac349, trainer/checkpoint.py.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainfleet.config.types import Model
-from trainfleet.engine.checkpoint.tensors import read_tensor
+from trainfleet.engine.checkpoint.files import NAMES
 from trainfleet.models import huggingface_weights
-from trainfleet.trust import untrusted_input
 from trainfleet.trust.errors import RunError
 
 from . import weights as nxd
-from .folder import BEGUN, DONE, MODEL, Apart, Inside, name_of, require_all, tensors_of
+from .folder import BEGUN, DONE, MODEL, name_of, require_all, require_plain, unreadable
 
 TAG = "pretrained_weight"  # under which AWS's Llama trainer looks for weights to begin from
 
@@ -39,29 +38,60 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
         raise RunError("can't be taken from NxD's checkpoint", where=str(tag), why=why, next="begin from a Hugging Face folder")
     files = require_all(tag)
-    with ExitStack() as stack:
-        ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(1 + max(rank for rank, _ in files))]
-        for (rank, _), path in sorted(files.items()):
-            found = tensors_of(path, stack.enter_context(untrusted_input.open_regular(path)))
-            ranks[rank] |= {name: Tensors(at) for name, at in found.items()}
-        return huggingface_weights.collect([nxd.Whole(ranks, shape, str(tag))], tag, shape, sizes)
+    ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(1 + max(rank for rank, _ in files))]
+    for (rank, _), path in sorted(files.items()):
+        content = content_of(path)
+        if not isinstance(content, dict) or not all(map(_is_weight, content, content.values())):
+            raise unreadable(path, "it holds no weights by name")
+        ranks[rank] |= {name: StoredTensor(path, name, value) for name, value in content.items()}
+    return huggingface_weights.collect([nxd.Whole(ranks, shape, str(tag))], tag, shape, sizes)
+
+
+class TensorReference:
+    """What stands in a file for a tensor that lies in a file of its own; torch_xla's, which need not be installed."""
+
+    tid: object = None
+
+
+def _is_weight(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor | TensorReference)
+
+
+def content_of(path: Path) -> Any:
+    """What a file holds; its tensors are read once they are used. RunError where it can't be read, or is more than tensors."""
+    require_plain(path)
+    try:
+        with torch.serialization.safe_globals([(TensorReference, "torch_xla.utils.serialization.TensorReference")]):
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch meets a damaged file with a dozen kinds
+        raise unreadable(path, f"it is damaged, or more than tensors ({type(error).__name__})") from error
 
 
 @dataclass(frozen=True)
-class Tensors:
+class StoredTensor:
     """A tensor of a checkpoint's, which is read when it is asked for."""
 
-    at: Inside | Apart
+    path: Path
+    name: str
+    value: object
 
     def get_shape(self) -> tuple[int, ...]:
-        return self.at.get_shape()
+        return tuple(self.read().shape)
 
     def get_dtype(self) -> str:
-        return self.at.get_dtype()
+        return NAMES[self.read().dtype]
 
     def read(self) -> Tensor:
-        with self.at.opened() as found:
-            return read_tensor(found.archive.window.stream, found.archive.place(found.numbers))
+        """RunError where it is no tensor, or has more numbers than are there."""
+        path, value = self.path, self.value
+        if isinstance(value, TensorReference) and type(value.tid) is int:
+            path = path.with_name(f"{path.name}.tensors") / f"tensor_{value.tid}.pt"
+            value = content_of(path)
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.dtype not in NAMES:
+            raise unreadable(path, f"{self.name} is no tensor of weights")
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise unreadable(path, f"{self.name} has more numbers than are there")
+        return value
 
 
 def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:

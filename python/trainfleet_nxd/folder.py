@@ -4,30 +4,23 @@
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
     <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file of its own
 
-They are read as data (trainfleet.checkpoints.torch_saved); weights themselves only ranks read (`files`). fbac349,
-trainer/checkpoint.py.
+Only ranks read what is in them (`files`), with torch. fbac349, trainer/checkpoint.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import struct
+import zipfile
 from itertools import product
 from pathlib import Path
-from typing import BinaryIO
 
-from trainfleet.checkpoints.index import LOOKED_AT
-from trainfleet.checkpoints.torch_saved.archive import Archive, Stored, TensorNumbers, numbers_of
-from trainfleet.checkpoints.torch_saved.pickled import Made
 from trainfleet.config.huggingface_config import CONFIG
 from trainfleet.trust import untrusted_input
 from trainfleet.trust.errors import RunError
 
 BEGUN, DONE, MODEL = "checkpoint", "done", "model"
 FILE = re.compile(r"dp_rank_00_tp_rank_([0-9]{2,4})_pp_rank_([0-9]{2,4})\.pt")
-REFERENCE = "torch_xla.utils.serialization.TensorReference"
 COPY = "copy the checkpoint again; NxD writes `done` last"
 
 
@@ -77,95 +70,24 @@ def name_of(rank: int, stage: int) -> str:
     return f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"
 
 
-def tensors_of(path: Path, stream: BinaryIO) -> dict[str, Inside | Apart]:
-    """What one file has, by name; nothing but its pickle is read. RunError where that can't be so."""
-    try:
-        archive = _archive_of(path, stream)
-        content = archive.content()
-        if type(content) is not dict or not all(type(name) is str for name in content):
-            raise ValueError("it holds no weights by name")
-        return {name: _stored(path, archive, made) for name, made in content.items()}
-    except ValueError as error:
-        raise _unreadable(path, error) from error
-
-
 def require_readable(tag: Path) -> None:
-    """Raises RunError where the files of a checkpoint can't be what they say. Of weights that lie apart, LOOKED_AT are seen."""
-    left = LOOKED_AT
+    """Raises RunError where a rank's and stage's file is not what torch.save writes. Ranks find tensors in files of their own."""
     for path in require_all(tag).values():
-        with untrusted_input.open_regular(path) as stream:
-            for at in tensors_of(path, stream).values():
-                left -= isinstance(at, Apart)
-                if left >= 0 or isinstance(at, Inside):
-                    at.require(path)
+        require_plain(path)
 
 
-@dataclass(frozen=True)
-class Inside:
-    """A tensor in the file that names it."""
-
-    archive: Archive
-    numbers: TensorNumbers
-
-    def get_shape(self) -> tuple[int, ...]:
-        return self.numbers.size
-
-    def get_dtype(self) -> str:
-        return self.numbers.dtype
-
-    def require(self, path: Path) -> None:
-        try:
-            self.archive.place(self.numbers)
-        except ValueError as error:
-            raise _unreadable(path, error) from error
-
-    @contextmanager
-    def opened(self) -> Iterator[Inside]:
-        yield self
+def require_plain(path: Path) -> None:
+    """Raises RunError where a file is no whole zip of parts that are not packed, as torch.save writes it."""
+    try:
+        with untrusted_input.open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
+            parts = archive.infolist()
+    except FileNotFoundError as error:
+        raise RunError("is missing", where=str(path), next=COPY) from error
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, OverflowError) as error:
+        raise unreadable(path, str(error)) from error
+    if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > path.stat().st_size:
+        raise unreadable(path, "its parts are packed, and may be of any size")
 
 
-@dataclass(frozen=True)
-class Apart:
-    """A tensor in a file of its own."""
-
-    path: Path
-
-    def get_shape(self) -> tuple[int, ...]:
-        with self.opened() as found:
-            return found.get_shape()
-
-    def get_dtype(self) -> str:
-        with self.opened() as found:
-            return found.get_dtype()
-
-    def require(self, path: Path) -> None:
-        with self.opened() as found:
-            found.require(self.path)
-
-    @contextmanager
-    def opened(self) -> Iterator[Inside]:
-        try:
-            with untrusted_input.open_regular(self.path) as stream:
-                archive = _archive_of(self.path, stream)
-                yield Inside(archive, numbers_of(archive.content()))
-        except FileNotFoundError as error:
-            raise RunError("is missing", where=str(self.path), next=COPY) from error
-        except ValueError as error:
-            raise _unreadable(self.path, error) from error
-
-
-def _stored(path: Path, archive: Archive, made: object) -> Inside | Apart:
-    if isinstance(made, Made) and made.of == REFERENCE:
-        state = made.state if type(made.state) is dict else {}
-        if type(number := state.get("tid")) is not int or not 0 <= number < 10**6:
-            raise ValueError("it refers to no tensor")
-        return Apart(path.with_name(f"{path.name}.tensors") / f"tensor_{number}.pt")
-    return Inside(archive, numbers_of(made))
-
-
-def _archive_of(path: Path, stream: BinaryIO) -> Archive:
-    return Archive(stream, Stored(path.name, path.name, length=path.stat().st_size))
-
-
-def _unreadable(path: Path, error: Exception) -> RunError:
-    return RunError("can't be read as torch.save writes it", where=str(path), why=str(error), next=COPY)
+def unreadable(path: Path, why: str) -> RunError:
+    return RunError("can't be read as torch.save writes it", where=str(path), why=why, next=COPY)

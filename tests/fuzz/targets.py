@@ -10,7 +10,6 @@ import contextlib
 import gzip
 import io
 import json
-import pickle
 import re
 import shutil
 import struct
@@ -25,7 +24,8 @@ from typing import Any
 from trainfleet.backends import job_starts
 from trainfleet.backends.slurm import client as slurm
 from trainfleet.backends.slurm.client import Said, SlurmClient
-from trainfleet.checkpoints.torch_saved import index, pickled
+from trainfleet.checkpoints import index
+from trainfleet.checkpoints.marker import FileSum
 from trainfleet.config import Settings, load, weight_files
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
@@ -39,7 +39,7 @@ from trainfleet.trust.validation import fit
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
 KINDS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet", ".arrow", ".tar", ".tar.gz", ".txt.gz")
 RECORDS = (records.Results, records.Event, records.Profile)
-PLAIN = (str, int, float, bool, type(None), pickled.Made)
+FILES = {index.file_of(0): FileSum(400, 1)}
 FACTS = (
     "== facts\nclock=1000.50\nos=ubuntu 22.04\nhostname=n1\nboot_id=a\nuser=ubuntu\nroot=yes\ncores=96\nmemlock=unlimited\n"
     "disk=123 ext4 /dev/root\nshared=9 lustre 10.0.0.5@tcp:/fsx /fsx\ngpu=580.1, 32768, 0, Tesla\nneuron_ls=[{\"neuron_device\": 0}]\n"
@@ -147,14 +147,11 @@ def _starts(content: bytes) -> None:
         job_starts.why_cancelled(folder, "7", 0), job_starts.ends(folder, "7", 0, 4)
 
 
-def pickles(content: bytes) -> None:
-    """Any bytes are plain values or refused, in memory that their size bounds."""
+def indexes(content: bytes) -> None:
+    """Any bytes are a checkpoint's index or refused, and its pieces lie in the files that are there."""
     with refused(ValueError):
-        value = pickled.read(content)
-        if type(value) is dict:
-            assert all(type(key) in PLAIN for key in value)
-    with refused(ValueError):
-        index.parse(content, {})
+        for tensor in index.parse(content, FILES).values():
+            assert all(0 <= piece.begins <= FILES[piece.file].size for piece in tensor.pieces)
 
 
 def configs(content: bytes) -> None:
@@ -193,7 +190,7 @@ def weights(content: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    "door": checked_door, "records": shaped_records, "answers": answers_of_nodes, "slurm": slurms_answers, "pickles": pickles,
+    "door": checked_door, "records": shaped_records, "answers": answers_of_nodes, "slurm": slurms_answers, "indexes": indexes,
     "configs": configs, "sources": sources, "weights": weights,
 }  # fmt: skip
 
@@ -227,9 +224,9 @@ def _tables() -> list[bytes]:
     return [bytes([KINDS.index(".parquet")]) + parquet.getvalue(), bytes([KINDS.index(".arrow")]) + arrow.getvalue()]
 
 
-def _pickles() -> list[bytes]:
-    values: list[Any] = [{"a": [1, 2.5, None, True], "b": (1, 2, 3, "c")}, OSError("x"), 2**70, -1, b"x", {"x": {"y": ()}}]
-    return [pickle.dumps(value, protocol) for value in values for protocol in (2, 5)]
+def _indexes() -> list[bytes]:
+    pieces = tuple(index.TensorPiece(index.file_of(0), 100 * row, (row, 0), (1, 3)) for row in (0, 1))
+    return [index.render({"a.weight": index.IndexedTensor("F32", (2, 3), pieces)})]
 
 
 def _weights() -> list[bytes]:
@@ -260,7 +257,7 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "answers": lambda: [FACTS.encode(), b"4.5"],
     "slurm": lambda: [SQUEUE.encode(), SINFO.encode(), PARTITIONS.encode(), b"7|CANCELLED by 0|n1\n", b"1-00:30:00", b"12 a/b\n",
                       b"srun: error: n1: tasks 0-3: Exited with exit code 1\n"],
-    "pickles": _pickles,
+    "indexes": _indexes,
     "configs": lambda: [CONFIG.encode(), b"train.steps=4 data.sources=[a, b]", b"a: &a [1]\nb: *a\n"],
     "sources": _sources,
     "weights": _weights,

@@ -77,7 +77,7 @@ def test_any_changed_byte_of_a_marker_is_found(config: Config) -> None:
 
 
 def test_a_marker_of_another_format_is_not_called_damaged(config: Config) -> None:
-    with pytest.raises(RunError, match="of format 99, this program reads") as caught:
+    with pytest.raises(RunError, match="of format 99, and this program reads") as caught:
         parse(render(dataclasses.replace(commit_of(config, 4), format=99)), "here")
     assert not isinstance(caught.value, Broken)
 

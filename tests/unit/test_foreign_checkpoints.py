@@ -1,12 +1,11 @@
-"""A checkpoint that somebody else made runs nothing, and whatever its files say ends in an error or in numbers.
+"""A checkpoint that somebody else made runs nothing, and whatever its files say ends in one error, or in numbers.
 
-`old_checkpoint` was written by the program before its index was read as data: FSDP over two ranks, AdamW.
+Its checksums fit, as those of whoever makes one on purpose would. `old_checkpoint` is of two ranks: FSDP, AdamW.
 """
 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import pickle
@@ -17,32 +16,36 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemReader, load
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from safetensors import safe_open
+from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 import verbs
 from s3server import serve
 from trainfleet import models
-from trainfleet.checkpoints import init_from, listing
-from trainfleet.checkpoints.marker import MARKER, STATES, Broken, FileSum, parse, render
+from trainfleet.checkpoints import index, init_from, listing
+from trainfleet.checkpoints.marker import MARKER, Broken, FileSum, parse, render
 from trainfleet.checkpoints.s3_store import BucketStore
 from trainfleet.checkpoints.store import FolderStore
-from trainfleet.checkpoints.torch_saved import pickled
 from trainfleet.config import load_resolved
 from trainfleet.devices.cpu import Cpu
-from trainfleet.engine.checkpoint import load_model, resuming, rng_state, verify
+from trainfleet.engine.checkpoint import resuming, rng_state, verify
 from trainfleet.engine.checkpoint.checkpoint_group import Peers
-from trainfleet.engine.checkpoint.files import Reader
+from trainfleet.engine.checkpoint.files import DTYPES, Reader
+from trainfleet.engine.checkpoint.snapshot import Snapshot
 from trainfleet.engine.parallel.rank_model import TorchParts
 from trainfleet.trust.errors import RunError, TrainfleetError
 
 OLD, STEP, NAME = Path(__file__).parent / "old_checkpoint", 4, "step-00000004"
-CANARY = "canary"
+CANARY, NORM = "canary", "model.norm.weight"
+FIRST, SECOND = index.file_of(0), index.file_of(1)
+Change = Callable[[dict[str, Any]], object]
 
 
 class Harm:
@@ -57,7 +60,7 @@ class Harm:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run's folder with the old checkpoint in it."""
+    """A run's folder with the checkpoint in it."""
     shutil.copytree(OLD / NAME, tmp_path / "checkpoints" / NAME)
     shutil.copy(OLD / "config.yaml", tmp_path)
     return tmp_path
@@ -73,70 +76,110 @@ def seal(folder: Path, **changes: Any) -> None:
     (place / MARKER).write_text(render(replace(commit, **{"files": files} | changes)))
 
 
-def rewrite(folder: Path, change: Callable[[Metadata], object]) -> None:
+def rewrite(folder: Path, change: Change) -> None:
     """Changes what the index says."""
-    path = folder / "checkpoints" / NAME / ".metadata"
-    metadata: Metadata = pickle.loads(path.read_bytes())
-    path.write_bytes(pickle.dumps(change(metadata) or metadata))
+    path = folder / "checkpoints" / NAME / index.FILE
+    content = json.loads(path.read_bytes())
+    path.write_text(json.dumps(change(content) or content))
     seal(folder)
 
 
-def put_piece(folder: Path, name: str, value: object) -> None:
-    """Puts an object in place of a tensor or of a rank's random numbers."""
-    place = folder / "checkpoints" / NAME
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    (place / "__2_0.distcp").write_bytes(buffer.getvalue())
-
-    def point(metadata: Metadata) -> None:
-        metadata.state_dict_metadata[name] = BytesStorageMetadata()
-        keys = [key for key in metadata.storage_data if key.fqn == name]
-        entry, *_ = [metadata.storage_data.pop(key) for key in keys]
-        entry.relative_path, entry.offset, entry.length = "__2_0.distcp", 0, len(buffer.getvalue())
-        metadata.storage_data[type(keys[0])(name)] = entry
-
-    rewrite(folder, point)
+def harm(folder: Path, file: str) -> None:
+    """Puts a pickle in place of a file."""
+    (folder / "checkpoints" / NAME / file).write_bytes(pickle.dumps(Harm(folder)))
+    seal(folder)
 
 
-def fill_model(folder: Path) -> torch.nn.Module:
-    model = models.build(load_resolved(folder / "config.yaml").model)
+def verify_all(folder: Path) -> dict[str, torch.Tensor]:
     store = FolderStore(folder / "checkpoints")
-    load_model(store, listing.read(store, STEP), model)
-    return model
+    commit = listing.read(store, STEP)
+    assert not any(listing.damage(store, STEP, name, file) for name, file in commit.files.items())
+    return dict(verify.tensors(Reader(store, commit)))
 
 
-def test_a_checkpoint_of_before_loads_to_the_last_bit(folder: Path) -> None:
-    model = fill_model(folder)
-    expected = {"model": {name: torch.empty_like(tensor) for name, tensor in model.state_dict().items()}}
-    load(expected, storage_reader=FileSystemReader(OLD / NAME), no_dist=True)
-    assert all(torch.equal(tensor, expected["model"][name]) for name, tensor in model.state_dict().items())
+def by_the_index(place: Path) -> dict[str, Any]:
+    """All tensors of a checkpoint, by its index and numpy alone."""
+    found, formats = {}, {"F32": np.float32, "U8": np.uint8}
+    for name, tensor in json.loads((place / "index.json").read_text()).items():
+        found[name] = np.empty(tensor["shape"], formats[tensor["dtype"]])
+        for piece in tensor["pieces"]:
+            numbers = np.memmap(place / piece["file"], found[name].dtype, "r", piece["begins"], tuple(piece["shape"]))
+            at = tuple(slice(begins, begins + length) for begins, length in zip(piece["offsets"], piece["shape"], strict=True))
+            found[name][at] = numbers
+    return found
 
 
-def test_every_tensor_of_a_checkpoint_of_before_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify.main([str(folder / "checkpoints" / NAME)]) == 0
-    assert "every tensor is whole and finite" in capsys.readouterr().out
+def by_torch(place: Path) -> dict[str, torch.Tensor]:
+    """The same by torch's reader."""
+    reader = HuggingFaceStorageReader(str(place))
+    entries = reader.read_metadata().state_dict_metadata.items()
+    found: dict[str, Any] = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries}
+    load(found, storage_reader=reader, no_dist=True)
+    return found
 
 
-@pytest.mark.parametrize("harmed", ["index", "weights", "random"])
-def test_a_foreign_checkpoint_runs_nothing(folder: Path, harmed: str) -> None:
-    harm = Harm(folder)
-    if harmed == "index":
-        rewrite(folder, lambda metadata: setattr(metadata, "planner_data", harm))
-        path = folder / "checkpoints" / NAME / ".metadata"
-        assert b"system" in path.read_bytes()
-    else:
-        put_piece(folder, {"weights": "model.norm.weight", "random": "random.0"}[harmed], harm)
-    for look in (lambda: fill_model(folder), lambda: verify.main([str(folder / "checkpoints" / NAME)])):
-        try:
-            look()
-        except TrainfleetError:
-            pass
-    if harmed == "random":
-        state = {"random": {"0": ""}}
-        store = FolderStore(folder / "checkpoints")
-        with pytest.raises(Broken, match="can't be believed"):
-            resuming.fill(state, Reader(store, listing.read(store, STEP)))
+def test_others_read_the_same_bits_by_the_index_and_by_the_headers(folder: Path) -> None:
+    place, found = folder / "checkpoints" / NAME, verify_all(folder)
+    theirs, plain = by_torch(place), by_the_index(place)
+    assert found.keys() == theirs.keys() == plain.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, theirs[name]) and np.array_equal(tensor.numpy(), plain[name]), name
+
+
+def alone() -> Any:
+    """The only rank of a job."""
+    same: Callable[[Any], Any] = lambda value: value  # noqa: E731
+    return SimpleNamespace(rank=0, first=True, gather=lambda plan: [plan], tell=same, scatter=lambda shares: shares[0])
+
+
+def test_every_number_format_comes_back_and_nothing_is_a_pickle(tmp_path: Path) -> None:
+    """Transposed tensors, tensors of no dimension and empty ones too; a rank's random state has one length at each save."""
+    state: dict[str, Any] = {name: (torch.arange(6) % 2).to(dtype).reshape(2, 3).t() for name, dtype in DTYPES.items()}
+    state |= {"count": torch.tensor(7), "empty": torch.empty(0, 3), "random": {"0": rng_state.read(Cpu())}}
+    store, place = FolderStore(tmp_path), tmp_path / NAME
+    snapshot = Snapshot(alone(), state)
+    for _ in range(2):
+        torch.rand(3)
+        state["random"]["0"] = rng_state.read(Cpu())
+        snapshot.take(state, Cpu())
+        store.begin(STEP)
+        written = snapshot.write_index(store, STEP, [snapshot.write(store, STEP)])
+        commit = replace(parse((OLD / NAME / MARKER).read_text(), "here"), files=written)
+        store.commit(STEP, render(commit))
+        found, theirs = dict(verify.tensors(Reader(store, commit))), by_torch(place)
+        flat = state | {"random.0": state["random"]["0"]}
+        assert found.keys() == theirs.keys() == flat.keys() - {"random"}
+        for name, tensor in found.items():
+            assert torch.equal(tensor, flat[name]) and torch.equal(tensor, theirs[name]) and tensor.dtype == flat[name].dtype
+        assert rng_state.restore(found["random.0"], Cpu())
+    for path in place.iterdir():
+        assert not any(sign in path.read_bytes() for sign in (b"torch._utils", b"collections", b"PK\x03\x04"))
+    with safe_open(place / FIRST, framework="pt") as file:
+        assert torch.equal(file.get_tensor("BF16"), state["BF16"])
+
+
+def test_what_is_not_a_tensor_is_not_saved() -> None:
+    with pytest.raises(TrainfleetError) as caught:
+        Snapshot(alone(), {"rate": 0.1})
+    assert "rate is not a tensor" in caught.value.why
+
+
+@pytest.mark.parametrize("file", [index.FILE, FIRST, MARKER])
+def test_a_pickle_in_a_checkpoint_runs_nothing(folder: Path, file: str) -> None:
+    harm(folder, file)
+    if file == MARKER:
+        (folder / "checkpoints" / NAME / MARKER).write_bytes(pickle.dumps(Harm(folder)))
+    with pytest.raises(Broken) as caught:
+        verify_all(folder)
+    assert file in str(caught.value) and caught.value.next and len(str(caught.value)) < 600
     assert not (folder / CANARY).exists()
+
+
+def test_a_checkpoint_of_another_format_is_one_message(folder: Path) -> None:
+    seal(folder, format=3)
+    with pytest.raises(RunError, match="of format 3, and this program reads format 4") as caught:
+        verify_all(folder)
+    assert NAME in str(caught.value) and "make export" in caught.value.next
 
 
 @pytest.mark.parametrize("verb", ["verify", "sample", "export", "checkpoints", "eval"])
@@ -146,10 +189,8 @@ def test_verbs_tell_what_is_wrong_with_a_foreign_checkpoint(folder: Path, verb: 
     (folder / "checkpoints").rename(run / "checkpoints")
     (folder / "config.yaml").rename(run / "config.yaml")
     shutil.copy(run / "config.yaml", folder)
-    place, path = run / "checkpoints", run / "checkpoints" / NAME / ".metadata"
-    path.write_bytes(pickle.dumps(Harm(folder)))
-    (folder / "checkpoints").symlink_to(place)
-    seal(folder)
+    (folder / "checkpoints").symlink_to(run / "checkpoints")
+    harm(folder, index.FILE)
     words = ["SET=name=old", *(["OUT=out"] if verb == "export" else [])]
     said = verbs.enter(folder, verb, *words, code=0 if verb == "checkpoints" else 1)
     assert "Traceback" not in said and not (folder / CANARY).exists()
@@ -165,15 +206,14 @@ def peers(tmp_path: Path) -> Iterator[Peers]:
 
 
 def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path, peers: Peers) -> None:
-    path, config = folder / "checkpoints" / NAME / ".metadata", load_resolved(folder / "config.yaml")
+    place, config = folder / "checkpoints" / NAME, load_resolved(folder / "config.yaml")
     model = models.build(config.model)
     parts = TorchParts(model, torch.optim.AdamW(model.parameters()))
-    resuming.load_weights(peers, str(path.parent), parts, config)
-    path.write_bytes(pickle.dumps(Harm(folder)))
-    seal(folder)
+    resuming.load_weights(peers, str(place), parts, config)
+    harm(folder, index.FILE)
     store = FolderStore(folder / "checkpoints")
     for begin in (
-        lambda: resuming.load_weights(peers, str(path.parent), parts, config),
+        lambda: resuming.load_weights(peers, str(place), parts, config),
         lambda: resuming.load(peers, store, listing.read(store, STEP), parts, Cpu()),
     ):
         with pytest.raises(RunError) as caught:
@@ -182,7 +222,7 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path
     assert not (folder / CANARY).exists()
 
 
-@pytest.mark.parametrize("harmed", ["index", "weights", "marker", "names"])
+@pytest.mark.parametrize("harmed", [index.FILE, FIRST, "marker", "names"])
 def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(folder: Path, peers: Peers, harmed: str) -> None:
     config, place = load_resolved(folder / "config.yaml"), folder / "checkpoints" / NAME
     model = models.build(config.model)
@@ -193,16 +233,12 @@ def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(folder: Path
             assert resuming.load_weights(peers, address, parts, config).endswith(NAME)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         match harmed:
-            case "index":
-                rewrite(folder, lambda metadata: setattr(metadata, "planner_data", Harm(folder)))
-                (place / ".metadata").write_bytes(pickle.dumps(Harm(folder)))
-                seal(folder)
-            case "weights":
-                put_piece(folder, "model.norm.weight", Harm(folder))
             case "marker":
                 (place / MARKER).write_bytes(pickle.dumps(Harm(folder)))
             case "names":
-                rewrite(folder, lambda metadata: setattr(_entry(metadata), "relative_path", "../../../etc/passwd"))
+                rewrite(folder, LIES["a file elsewhere"])
+            case _:
+                harm(folder, harmed)
         upload(place)
         with pytest.raises(RunError) as caught:
             resuming.load_weights(peers, f"s3://bucket/run/{NAME}", parts, config)
@@ -219,79 +255,89 @@ def upload(place: Path) -> None:
     bucket.commit(STEP, (place / MARKER).read_text(errors="replace"))
 
 
-def _entry(metadata: Metadata) -> Any:
-    return next(iter(metadata.storage_data.values()))
+def entry(content: dict[str, Any]) -> dict[str, Any]:
+    return dict.__getitem__(content, NORM)  # type: ignore[no-any-return]
 
 
-LIES: dict[str, Callable[[Metadata], object]] = {
-    "a file elsewhere": lambda metadata: setattr(_entry(metadata), "relative_path", "../../../etc/passwd"),
-    "an absolute file": lambda metadata: setattr(_entry(metadata), "relative_path", "/etc/passwd"),
-    "behind the end": lambda metadata: setattr(_entry(metadata), "offset", 2**40),
-    "before the beginning": lambda metadata: setattr(_entry(metadata), "offset", -1),
-    "without an end": lambda metadata: setattr(_entry(metadata), "length", 2**62),
-    "a length of text": lambda metadata: setattr(_entry(metadata), "length", "9"),
-    "packed": lambda metadata: setattr(_entry(metadata), "transform_descriptors", ["zstd"]),
-    "a terabyte": lambda metadata: setattr(metadata.state_dict_metadata["model.norm.weight"], "size", torch.Size([2**38])),
-    "negative": lambda metadata: setattr(metadata.state_dict_metadata["model.norm.weight"], "size", torch.Size([-16])),
-    "no pieces": lambda metadata: setattr(metadata.state_dict_metadata["model.norm.weight"], "chunks", []),
-    "a piece twice": lambda metadata: metadata.state_dict_metadata["model.norm.weight"].chunks.append(
-        metadata.state_dict_metadata["model.norm.weight"].chunks[0]
-    ),
-    "complex": lambda metadata: setattr(metadata.state_dict_metadata["model.norm.weight"].properties, "dtype", torch.complex64),
-    "another format": lambda metadata: setattr(
-        metadata.state_dict_metadata["model.norm.weight"].properties, "dtype", torch.float64
-    ),
-    "no place": lambda metadata: metadata.storage_data.clear(),
-    "no tables": lambda metadata: setattr(metadata, "state_dict_metadata", None),
-    "a name with an escape": lambda metadata: metadata.state_dict_metadata.update({"\x1b]0;x": BytesStorageMetadata()}),
-    "a number": lambda metadata: 7,
-    "nested": lambda metadata: nested(5000),
-}
+def piece(content: dict[str, Any], **changes: Any) -> None:
+    entry(content)["pieces"][0].update(changes)
 
 
-def nested(depth: int) -> Any:
-    """A dict whose key is as deep as that, which a recursive hash does not survive."""
-    value: Any = ()
-    for _ in range(200):
-        value = (value,)
-    return {value: depth}
+LIES: dict[str, Change] = {
+    "a file elsewhere": lambda content: piece(content, file="../../../etc/passwd"),
+    "the marker": lambda content: piece(content, file=MARKER),
+    "itself": lambda content: piece(content, file=index.FILE),
+    "behind the end": lambda content: piece(content, begins=2**40),
+    "over the end": lambda content: piece(content, begins=(OLD / NAME / FIRST).stat().st_size - 31),
+    "before the beginning": lambda content: piece(content, begins=-1),
+    "a beginning of text": lambda content: piece(content, begins="9"),
+    "a terabyte": lambda content: (entry(content).update(shape=[2**38], pieces=entry(content)["pieces"][:1]), piece(content, shape=[2**38])),
+    "more than there is": lambda content: content.update({f"more.{i}": content[NORM] for i in range(10_000)}),
+    "empty and absurd": lambda content: (entry(content).update(shape=[2**59, 2**59, 0], pieces=entry(content)["pieces"][:1]),
+                                         piece(content, shape=[2**59, 2**59, 0], offsets=[0, 0, 0])),
+    "negative": lambda content: entry(content).update(shape=[-16]),
+    "negative pieces": lambda content: (entry(content).update(shape=[0]), piece(content, shape=[8]), entry(content)["pieces"][1].update(shape=[-8])),
+    "a shape that is not a number": lambda content: entry(content).update(shape=[float("nan")]),
+    "a shape of truths": lambda content: entry(content).update(shape=[True]),
+    "a shape of text": lambda content: entry(content).update(shape="16"),
+    "nine dimensions": lambda content: (entry(content).update(shape=[1] * 9, pieces=entry(content)["pieces"][:1]),
+                                        piece(content, shape=[1] * 9, offsets=[0] * 9)),
+    "no pieces": lambda content: entry(content).update(pieces=[]),
+    "half of it": lambda content: entry(content)["pieces"].pop(),
+    "a piece twice": lambda content: entry(content)["pieces"].append(entry(content)["pieces"][0]),
+    "complex": lambda content: entry(content).update(dtype="C64"),
+    "a format that is a list": lambda content: entry(content).update(dtype=[]),
+    "a field more": lambda content: entry(content).update(more=1),
+    "a field less": lambda content: entry(content).pop("dtype"),
+    "a name with an escape": lambda content: content.update({"\x1b]0;x": content[NORM]}),
+    "a list": lambda content: [content],
+    "a piece that is a number": lambda content: entry(content).update(pieces=[7]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_an_index_says_is_held_against_the_files(folder: Path, lie: str) -> None:
+def test_what_an_index_says_is_held_against_the_files(folder: Path, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whoever reads the weights, and by the plan before it."""
     rewrite(folder, LIES[lie])
-    with pytest.raises(Broken):
+    refuse(folder, monkeypatch)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[" * 10**6, b'{"a":' * 10**5, b'{"a": {}, "a": {}}', b'{"a": 1e999}', b"\xff\xfe{}",
+                                  b'{"\\ud800": {}}', b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "pieces": []}}'])  # fmt: skip
+def test_an_index_that_is_none_or_is_cut_off_is_refused_in_one_sentence(
+    folder: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before = folder / "checkpoints" / NAME / index.FILE, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    path.write_bytes(data or path.read_bytes()[:-100])
+    seal(folder)
+    refuse(folder, monkeypatch)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes"
+
+
+def refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Broken, match="can't be believed") as caught:
         verify_all(folder)
-
-
-@pytest.mark.parametrize("lie", ["", "weights", "numbers", *LIES])
-def test_what_ranks_would_refuse_to_begin_from_the_plan_refuses(folder: Path, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With checksums that fit. Nothing runs, and what reads it can read nothing else."""
+    error = caught.value
+    assert (
+        NAME in error.where and index.FILE in error.why and "made to do harm" in error.why and error.next and len(error.why) < 400
+    )
     monkeypatch.chdir(folder)
-    place = folder / "checkpoints" / NAME
-    match lie:
-        case "weights":
-            path = place / "__0_0.distcp"
-            path.write_bytes(path.read_bytes().replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9"))
-            seal(folder)
-        case "numbers":
-            path = place / "__0_0.distcp"
-            path.write_bytes(path.read_bytes().replace(b"FloatStorage", b"LongStorage\n"))
-            seal(folder)
-        case _ if lie:
-            rewrite(folder, LIES[lie])
     config = load_resolved(folder / "config.yaml")
-    config = replace(config, name="new", train=replace(config.train, init_from=str(place)))
+    config = replace(config, name="new", train=replace(config.train, init_from=str(folder / "checkpoints" / NAME)))
     said = [message for _, message in init_from.faults(config)]
-    assert len(said) == bool(lie) and ("can't be believed" in "".join(said)) == bool(lie), said
+    assert len(said) == 1 and "can't be believed" in said[0], said
 
 
-def verify_all(folder: Path) -> None:
+def test_pieces_of_another_step_are_refused(folder: Path) -> None:
+    """A file of the same size, which the marker's checksum tells apart."""
+    path = folder / "checkpoints" / NAME / SECOND
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.write_bytes(data)
     store = FolderStore(folder / "checkpoints")
     commit = listing.read(store, STEP)
-    assert not any(listing.damage(store, STEP, name, file) for name, file in commit.files.items())
-    for _ in verify.tensors(Reader(store, commit)):
-        pass
+    with pytest.raises(Broken, match=f"{SECOND} has other bytes than were written"):
+        resuming.load_model(store, commit, models.build(load_resolved(folder / "config.yaml").model))
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:
@@ -311,7 +357,7 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "__1_0.distcp"])
+@pytest.mark.parametrize("name", [index.FILE, FIRST])
 def test_changed_files_end_in_an_error_or_in_numbers(folder: Path, name: str) -> None:
     """With checksums that fit. A MemoryError, a hang or any error that is not ours would be a defect."""
     draw, path = random.Random(1), folder / "checkpoints" / NAME / name
@@ -324,7 +370,7 @@ def test_changed_files_end_in_an_error_or_in_numbers(folder: Path, name: str) ->
             verify_all(folder)
         except TrainfleetError:
             refused += 1
-    assert refused > 10
+    assert refused > 10 or name != index.FILE
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes, for files of 300"
 
 
@@ -357,7 +403,7 @@ def test_changed_markers_are_refused_whatever_their_checksum_says() -> None:
         except RunError:
             continue
         assert all(name.isascii() and "/" not in name for name in commit.files) and abs(commit.time) < 1e12
-        assert render(commit) == text or key in STATES or not STATES.keys() <= content.keys()
+        assert render(commit) == text
 
 
 def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Path) -> None:
@@ -375,7 +421,7 @@ def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Pat
 
 def test_links_and_pipes_are_no_files_of_a_checkpoint(folder: Path) -> None:
     place = folder / "checkpoints" / NAME
-    for path in (place / "__1_0.distcp", place / MARKER):
+    for path in (place / SECOND, place / MARKER):
         path.rename(folder / "elsewhere")
         path.symlink_to(folder / "elsewhere")
         with pytest.raises((Broken, AssertionError)):
@@ -389,29 +435,9 @@ def test_links_and_pipes_are_no_files_of_a_checkpoint(folder: Path) -> None:
     verify_all(folder)
 
 
-def test_a_pickle_is_data_here() -> None:
-    for value in ("text", 7, -5, 2**40, 1.5, None, True, [1, [2]], {"a": {"b": ()}}, (1, 2, 3, 4)):
-        for protocol in (2, 4, 5):
-            assert pickled.read(pickle.dumps(value, protocol)) == value
-    harm = pickled.read(pickle.dumps(Harm(Path("/nowhere"))))
-    assert harm.of == "posix.system" and harm.arguments == ("touch /nowhere/canary",)
-    for data in (
-        b"",
-        b"\x80",
-        b"\x80\x04",
-        b".",
-        b"r\xff\xff\xff\xff.",
-        b"X\xff\xff\xff\xffabc.",
-        b"\x8e" + b"\xff" * 8,
-        pickle.dumps(nested(1)),
-    ):
-        with pytest.raises(ValueError, match="damaged at byte"):
-            pickled.read(data)
-
-
 def test_states_of_random_numbers_are_held_to_their_form() -> None:
     device, state = Cpu(), bytes(rng_state.read(Cpu()).numpy()).decode()
-    assert rng_state.restore(rng_state.read(device), device) and rng_state.restore(state, device)
+    assert rng_state.restore(rng_state.read(device), device)
     whole = json.loads(state)
     numpy = whole["numpy"]
     for change in (
@@ -419,7 +445,11 @@ def test_states_of_random_numbers_are_held_to_their_form() -> None:
         {"torch": [base64.b64encode(b"x").decode()]}, {"torch": 3}, {"python": None},
     ):  # fmt: skip
         with pytest.raises(RunError, match="can't be read"):
-            rng_state.restore(json.dumps(whole | change), device)
-    for text in (None, 3, "", "[]", "[" * 10**6):
+            rng_state.restore(as_tensor(json.dumps(whole | change)), device)
+    for text in (" ", "[]", "[" * 10**6, "3", "\x80"):
         with pytest.raises(RunError):
-            rng_state.restore(text, device)
+            rng_state.restore(as_tensor(text), device)
+
+
+def as_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(text.encode("latin-1")), dtype=torch.uint8)

@@ -149,7 +149,8 @@ def rewrite(tag: Path, write: Callable[[dict[str, Tensor], Path], object]) -> No
 def test_tensors_in_files_of_their_own_are_found(tmp_path: Path) -> None:
     tag = save(ours := make(SHAPES["grouped"]), Degrees(4, 2), tmp_path)
     rewrite(tag, separate)
-    assert all(torch.equal(load(tag, ours.shape)[name], value) for name, value in ours.named_parameters())
+    found = load(tag, ours.shape)
+    assert all(torch.equal(found[name], value) for name, value in ours.named_parameters())
     (tag / "model/dp_rank_00_tp_rank_01_pp_rank_01.pt.tensors/tensor_0.pt").unlink()
     with pytest.raises(RunError, match=r"tensor_0\.pt"):
         load(tag, ours.shape)
@@ -171,7 +172,8 @@ def test_the_forms_that_aws_s_flags_choose_are_all_read(tmp_path: Path) -> None:
 
     tag = save(ours := make(SHAPES["grouped"]), Degrees(4, 1), tmp_path)
     rewrite(tag, split)
-    assert all(torch.equal(load(tag, ours.shape)[name], value) for name, value in ours.named_parameters())
+    found = load(tag, ours.shape)
+    assert all(torch.equal(found[name], value) for name, value in ours.named_parameters())
 
 
 def test_the_newest_whole_checkpoint_is_meant_and_none_that_was_cut_off(tmp_path: Path) -> None:

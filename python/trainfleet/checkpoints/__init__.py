@@ -2,8 +2,7 @@
 
 marker      what makes a checkpoint of a folder of files: written last, with the checksum of each
 store       where they lie: a folder of a local or shared file system (`bucket` is the other one), and how one appears at once
-index       which tensors it holds, and which file has each of their pieces (`pieces`; `headers`: where)
-torch_saved reads checkpoints of format 2, and NxD Core's
+index       which tensors it holds, and where each of their pieces lies
 listing     what is there: good, broken; what verifying, going on and retention make of it
 changes     what of the config may differ when a run goes on, what may not, and why
 """

@@ -1,37 +1,63 @@
-"""A checkpoint's index: which tensors it holds, and which file has each of their pieces.
+"""A checkpoint's index: which tensors it holds, and where the numbers of each of their pieces lie.
 
     {name: {"dtype": "F32", "shape": [4, 6],
-            "pieces": [["rank-00000.safetensors", [0, 0], [2, 6]], …]}, …}
+            "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0], "shape": [2, 6]}, …]}, …}
 
-A file's own header (`headers`) says where a piece lies in it; without the index, each rank would have
-to read all headers. Every name, size and file is checked against the files that the marker lists, so
-no more is allocated and read later than those files hold. It needs no torch: `make plan` looks at what
-train.init_from names in this way, too.
+A piece begins at a byte of a file and at `offsets` in the tensor. Its numbers lie row by row. Each file also has the header of
+safetensors, which other tools read. `make plan` reads the index of what train.init_from names, so it needs no torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ..trust import untrusted_input
 from ..trust.errors import InputError
-from . import headers
+from ..trust.validation import Name, fit
 from .marker import Broken, Commit, FileSum
-from .pieces import NAME, NUMBERS, WEIGHTS, ArchivePiece, CheckpointIndex, Key, PiecePlace, Sizes, Tensor, are_tiles, is_size
 from .store import CheckpointStore
-from .torch_saved import archive
-from .torch_saved import index as torch_saved
-from .torch_saved.archive import Stored
 
 FILE = "index.json"
 SUFFIX = ".safetensors"
 LARGEST = 2**28  # bytes of an index: of two million pieces
-LOOKED_AT = 256  # pieces of a checkpoint that are looked for in their files before a launch
-FIELDS = {"dtype", "shape", "pieces"}
+DIMENSIONS = 8  # of a tensor, at most
+NUMBERS = {  # number format, by safetensors' name → bytes of a number
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+LENGTH = 8  # bytes of the length of a header, which is filled up to a multiple of it: https://huggingface.co/docs/safetensors
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorPiece:
+    """A piece of a tensor: its file, the byte at which it begins there, where it begins in the tensor, and its size."""
+
+    file: str
+    begins: int
+    offsets: Sizes
+    shape: Sizes
+
+
+@dataclass(frozen=True)
+class IndexedTensor:
+    """A tensor of a checkpoint: its number format, its size and its pieces."""
+
+    dtype: str
+    shape: Sizes
+    pieces: tuple[TensorPiece, ...]
+
+    def bytes_of(self, shape: Sizes) -> int:
+        """Bytes of a piece of that size."""
+        return math.prod(shape) * NUMBERS[self.dtype]
+
+
+CheckpointIndex = Mapping[str, IndexedTensor]
 
 
 def file_of(rank: int) -> str:
@@ -41,17 +67,34 @@ def file_of(rank: int) -> str:
 
 def render(found: CheckpointIndex) -> bytes:
     """The text of an index; `parse` takes exactly this."""
-    files = {key: piece.file for key, piece in found.pieces.items()}
-    content = {
-        name: {
-            "dtype": tensor.dtype,
-            "shape": tensor.size,
-            "pieces": [[files[name, offsets], offsets, sizes] for offsets, sizes in tensor.chunks],
-        }
-        for name, tensor in found.entries.items()
-        if tensor
+    return json.dumps(found, default=vars, separators=(",", ":")).encode()
+
+
+def header(parts: CheckpointIndex) -> bytes:
+    """The header of a file of one piece each of some tensors; their numbers follow in this order.
+
+    `__metadata__` says where each piece begins in its tensor, as torch's HuggingFaceStorageWriter does, so torch's own reader
+    reads the file, too.
+    """
+    ends = [0, *accumulate(part.bytes_of(part.pieces[0].shape) for part in parts.values())]
+    begins = {name: {"saved_offsets": part.pieces[0].offsets} for name, part in parts.items()}
+    content: dict[str, object] = {
+        name: {"dtype": part.dtype, "shape": part.pieces[0].shape, "data_offsets": ends[number : number + 2]}
+        for number, (name, part) in enumerate(parts.items())
     }
-    return json.dumps(content, separators=(",", ":")).encode()
+    sharding = {"DCP_SHARDING_INFO": json.dumps(begins), "DCP_VERSION": "1.0", "format": "pt"}
+    text = json.dumps({"__metadata__": sharding} | content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH)
+    return len(text).to_bytes(LENGTH, "little") + text
+
+
+def placed(parts: CheckpointIndex) -> dict[str, IndexedTensor]:
+    """The parts of one file, each with the byte at which it begins there."""
+    at, found = len(header(parts)), dict[str, IndexedTensor]()
+    for name, part in parts.items():
+        found[name] = replace(part, pieces=(replace(part.pieces[0], begins=at),))
+        at += part.bytes_of(part.pieces[0].shape)
+    return found
 
 
 def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
@@ -60,49 +103,11 @@ def read(store: CheckpointStore, commit: Commit) -> CheckpointIndex:
     Raises:
         Broken: it can't be read, or says what can't be so.
     """
-    file, parser = (torch_saved.FILE, torch_saved.parse) if commit.torch_saved else (FILE, parse)
-    with judged(store, commit.step), store.open(commit.step, file) as stream:
+    with judged(store, commit.step), store.open(commit.step, FILE) as stream:
         data = stream.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"its index has more than {LARGEST:,} bytes")
-        return parser(data, commit.files)
-
-
-class Places:
-    """Finds pieces in the files of a checkpoint; each file's header is read once."""
-
-    def __init__(self, files: Mapping[str, FileSum]) -> None:
-        self.files = files
-        self.headers: dict[str, dict[str, PiecePlace]] = {}
-
-    def find(self, stream: BinaryIO, piece: ArchivePiece) -> PiecePlace:
-        """Where a piece lies in the stream of its file.
-
-        Raises:
-            ValueError: it is not there, or has another size or number format than the index says.
-        """
-        if isinstance(piece, Stored):
-            return archive.place_of(stream, piece)
-        if piece.file not in self.headers:
-            self.headers[piece.file] = headers.read(stream, self.files[piece.file].size, piece.file)
-        place = self.headers[piece.file].get(piece.name)
-        if place is None or (place.dtype, place.size) != (piece.dtype, piece.size):
-            wanted = f"{piece.dtype} numbers of size {piece.size}"
-            raise ValueError(f"{piece.file} does not hold {wanted} as {piece.name}")
-        return place
-
-
-def require_weights(store: CheckpointStore, commit: Commit, most: int) -> None:
-    """Raises Broken where a checkpoint's index, or a header of its weights' files, can't be so.
-
-    No weight is read. What is wrong with pieces beyond the first `most`, ranks find out.
-    """
-    pieces = read(store, commit).pieces.values()
-    weights = [piece for piece in pieces if piece.dtype and piece.name.startswith(WEIGHTS)]
-    places = Places(commit.files)
-    for piece in weights[:most]:
-        with judged(store, commit.step), store.open(commit.step, piece.file) as stream:
-            places.find(stream, piece)
+        return parse(data, commit.files)
 
 
 @contextmanager
@@ -116,54 +121,52 @@ def judged(store: CheckpointStore, step: int) -> Iterator[None]:
 
 
 def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
-    """What an index says.
+    """What an index says, held against the files that the marker lists.
+
+    No more is allocated and read later than those files hold.
 
     Raises:
-        ValueError: what it says can't be so, given these files.
+        ValueError: it can't be so.
     """
     try:
         content = untrusted_input.parse_json(untrusted_input.decode(data, FILE), FILE)
+        found = fit(dict[Name, IndexedTensor], content, FILE)
     except InputError as error:
-        raise ValueError(f"its index {error.what}") from error
-    if not isinstance(content, dict):
-        raise ValueError("its index has no table of what it holds")
-    entries: dict[str, Tensor] = {}
-    pieces: dict[Key, ArchivePiece] = {}
-    for name, entry in content.items():
-        entries[name], files_of = _entry(name, entry, files)
-        for (offsets, sizes), file in zip(entries[name].chunks, files_of, strict=True):
-            pieces[name, offsets] = ArchivePiece(name, file, sizes, entries[name].dtype)
-    needed = sum(math.prod(tensor.size) * NUMBERS[tensor.dtype] for tensor in entries.values())
-    if needed > sum(file.size for file in files.values()):
-        raise ValueError(f"its index has tensors of {needed:,} bytes, which its files do not hold")
-    return CheckpointIndex(entries, pieces)
+        raise ValueError(f"{error.where}: {error.key[:80]} {error.what}") from error
+    for name, tensor in found.items():
+        if why := _fault(tensor, files):
+            raise ValueError(f"{FILE}: {name[:80]} {why}")
+    # An empty tensor may have other dimensions that are absurd, and torch would choke on them.
+    needed = sum(tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape)) for tensor in found.values())
+    if needed > sum(file.size for name, file in files.items() if name.endswith(SUFFIX)):
+        raise ValueError(f"{FILE}: it has tensors of {needed:,} bytes, which its files do not hold")
+    return found
 
 
-def _entry(name: str, entry: Any, files: Mapping[str, FileSum]) -> tuple[Tensor, list[str]]:
-    """A tensor, and the file of each of its pieces."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"its index has {name[:80]!r} for a name")
-    if not isinstance(entry, dict) or entry.keys() != FIELDS:
-        raise ValueError(f"its index does not say what {name} is")
-    dtype, size, listed = entry["dtype"], entry["shape"], entry["pieces"]
-    if not isinstance(dtype, str) or dtype not in NUMBERS:
-        raise ValueError(f"its index has {name} in an unknown number format")
-    if not is_size(size) or not isinstance(listed, list):
-        raise ValueError(f"its index has no size, or no pieces, of {name}")
-    found = [_piece(name, piece, files) for piece in listed]
-    chunks = tuple((offsets, sizes) for _, offsets, sizes in found)
-    files_of = [file for file, _, _ in found]
-    if not are_tiles(tuple(size), chunks) or len(set(files_of)) < len(files_of):
-        raise ValueError(f"its index does not have all of {name}, or has some of it twice")
-    return Tensor(tuple(size), dtype, chunks), files_of
+def _fault(tensor: IndexedTensor, files: Mapping[str, FileSum]) -> str:
+    """Why a tensor of an index can't be; "" when it can."""
+    if tensor.dtype not in NUMBERS:
+        return "has an unknown number format"
+    if len(tensor.shape) > DIMENSIONS or not are_tiles(tensor.shape, tensor.pieces):
+        return "is not there once and whole"
+    for piece in tensor.pieces:
+        if piece.file not in files or not piece.file.endswith(SUFFIX):
+            return f"lies in {piece.file[:80]!r}, which is not a file of weights here"
+        if not 0 <= piece.begins <= files[piece.file].size - tensor.bytes_of(piece.shape):
+            return f"lies outside {piece.file}"
+    return ""
 
 
-def _piece(name: str, listed: Any, files: Mapping[str, FileSum]) -> tuple[str, Sizes, Sizes]:
-    match listed:
-        case [str(file), offsets, sizes] if is_size(offsets) and is_size(sizes):
-            pass
-        case _:
-            raise ValueError(f"its index has a piece of {name} that can't be")
-    if file not in files or not file.endswith(SUFFIX):
-        raise ValueError(f"its index looks for {name} in {file[:80]!r}, which is not a file of it")
-    return file, tuple(offsets), tuple(sizes)
+def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
+    """Whether pieces cover a tensor once, cut along each dimension into the same intervals."""
+    if any(not len(piece.offsets) == len(piece.shape) == len(shape) for piece in pieces):
+        return False
+    cuts = [sorted({(piece.offsets[axis], piece.shape[axis]) for piece in pieces}) for axis in range(len(shape))]
+    starts = {piece.offsets for piece in pieces}
+    return all(map(_covers, cuts, shape)) and len(starts) == len(pieces) == math.prod(map(len, cuts))
+
+
+def _covers(intervals: Sequence[tuple[int, int]], length: int) -> bool:
+    """Whether each interval (start, extent) begins where the one before ends, and the last one ends at `length`."""
+    ends = [*accumulate((extent for _, extent in intervals), initial=0)]
+    return ends == sorted(ends) == [*(start for start, _ in intervals), length]

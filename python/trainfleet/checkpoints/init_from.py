@@ -100,8 +100,7 @@ def require_checkpoint(address: str, config: Config) -> None:
     if entry.commit is None or entry.fault:
         raise RunError("is not whole", where=entry.address, why=entry.fault, next="name another, or copy it again")
     require_fit(entry.commit, config, entry.address)
-    # Of a bucket the index alone: each piece would be four requests.
-    index.require_weights(store, entry.commit, 0 if address.startswith(SCHEME) else index.LOOKED_AT)
+    index.read(store, entry.commit)
 
 
 def require_shape(folder: Path, shape: Model) -> None:

@@ -22,8 +22,7 @@ MARKER = "committed.json"
 NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
-FORMAT = 3
-READABLE = (2, FORMAT)  # 2: torch.save wrote its pieces (torch_saved)
+FORMAT = 4
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TEXT = re.compile(r'\{"crc32": "([0-9a-f]{8})",\n"commit": (\{.*\})\}\n', re.DOTALL)
@@ -58,11 +57,6 @@ class Commit:
     scale: tuple[float, ...] = ()  # the loss scale of fp16 (engine.loss_scale)
 
     @property
-    def torch_saved(self) -> bool:
-        """Whether torch.save wrote its files, which programs before format 3 did."""
-        return self.format < FORMAT
-
-    @property
     def size(self) -> int:
         return sum(file.size for file in self.files.values())
 
@@ -91,16 +85,14 @@ def parse(text: str, where: str) -> Commit:
     if match is None or match[1] != _checksum(match[2]):
         raise Broken(f"{MARKER} is damaged", where=where, why="its text does not fit its checksum")
     content = _object(match[2], where)
-    if content.get("format") not in READABLE:
+    if content.get("format") != FORMAT:
         shown = json.dumps(content.get("format"))[:20]
         raise RunError(
-            f"is a checkpoint of format {shown}, this program reads {READABLE[0]} to {FORMAT}",
+            f"is a checkpoint of format {shown}, and this program reads format {FORMAT}",
             where=where,
             why="another version of trainfleet wrote it",
-            next="train under another name: make train SET='name=again'",
+            next="make export with that version, then make train SET='name=again train.init_from=the folder'",
         )
-    for later in STATES:  # markers of before they were there have none
-        content.setdefault(later, [])
     wrong = [key for key, fits in FIELDS.items() if key not in content or not fits(content[key])]
     if wrong or content.keys() - FIELDS.keys():
         why = f"its {', '.join(wrong) or 'keys'} can't be what a save writes"

@@ -5,8 +5,7 @@ saving        a save in the background: begin, write, commit, remove old ones
 snapshot      a rank's part of the state, copied to the host
 resuming      the newest good checkpoint, checked and loaded
 rng_state     the state of the random number generators
-files         reads and writes safetensors in a store; what they say of themselves trainfleet.checkpoints reads
-tensors       tensors as bytes and back
+files         reads and writes safetensors in a store
 checkpoint_group  what all ranks do together, on a process group of their own
 verify        reads one checkpoint through: `python -m trainfleet.engine.checkpoint.verify`
 """

@@ -1,12 +1,11 @@
 """Reads and writes the files of a checkpoint in a store: safetensors, which many tools read.
 
-A rank writes one file; torch.distributed.checkpoint plans who writes and reads what. Files of format
-2, which torch.save wrote, are read too, as data (checkpoints/torch_saved).
+A rank writes one file; torch.distributed.checkpoint plans who writes and reads what.
 """
 
 from __future__ import annotations
 
-import io
+import math
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -15,25 +14,20 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ...checkpoints import headers, pieces
-from ...checkpoints import index as indexes
-from ...checkpoints.index import judged
+from ...checkpoints import index
+from ...checkpoints.index import CheckpointIndex, IndexedTensor, Sizes, TensorPiece, judged
 from ...checkpoints.marker import Commit, FileSum
-from ...checkpoints.pieces import ArchivePiece, CheckpointIndex
 from ...checkpoints.store import CheckpointStore
-from .tensors import DTYPES, bytes_of, read_plain, read_tensor
 
-Pieces = Mapping[str, tuple[pieces.Tensor, Tensor]]  # by name: which piece of it, and its numbers
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write(store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
@@ -49,10 +43,23 @@ def write(store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes |
     return FileSum(size, crc)
 
 
-def write_tensors(store: CheckpointStore, step: int, name: str, found: Pieces) -> FileSum:
+def write_tensors(store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]) -> FileSum:
     """Writes a file of pieces of tensors, each under the name of the whole, as `write` does."""
-    header = headers.render({key: piece for key, (piece, _) in found.items()})
-    return write(store, step, name, (header, *(bytes_of(tensor) for _, tensor in found.values())))
+    return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
+
+
+def bytes_of(tensor: Tensor) -> memoryview | bytes:
+    """The memory of a contiguous tensor of the host."""
+    return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+
+
+def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tensor:
+    """A piece, read straight into its memory. ValueError when its numbers are not all there."""
+    found = torch.empty(math.prod(piece.shape) * dtype.itemsize, dtype=torch.uint8)
+    stream.seek(piece.begins)
+    if found.numel() and stream.readinto(found.numpy().data) != found.numel():  # type: ignore[attr-defined]
+        raise ValueError(f"{piece.file} ends before byte {piece.begins + found.numel():,}")
+    return found.view(dtype).view(piece.shape)
 
 
 class Reader(FileSystemReader):
@@ -61,28 +68,28 @@ class Reader(FileSystemReader):
     def __init__(self, store: CheckpointStore, commit: Commit) -> None:
         super().__init__("/")
         self.store, self.step, self.commit = store, commit.step, commit
-        self.places = indexes.Places(commit.files)
 
     @cached_property
-    def index(self) -> Metadata:
+    def index(self) -> CheckpointIndex:
         """What the checkpoint holds.
 
         Raises:
             Broken: its index can't be read, or says what can't be so.
         """
-        return metadata_of(self.found)
+        return index.read(self.store, self.commit)
 
     @cached_property
-    def found(self) -> CheckpointIndex:
-        return indexes.read(self.store, self.commit)
+    def pieces(self) -> dict[tuple[str, Sizes], TensorPiece]:
+        """The pieces by name and by where they begin in the tensor."""
+        return {(name, piece.offsets): piece for name, tensor in self.index.items() for piece in tensor.pieces}
 
     def room(self, name: str) -> Tensor | None:
-        """An empty tensor as large as one of the checkpoint; None where it is not a tensor."""
-        entry = self.found.entries.get(name)
-        return None if entry is None else torch.empty(entry.size, dtype=DTYPES[entry.dtype])
+        """An empty tensor as large as one of the checkpoint; None where it has none of that name."""
+        found = self.index.get(name)
+        return None if found is None else torch.empty(found.shape, dtype=DTYPES[found.dtype])
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.index
+        return Metadata({name: _entry(tensor) for name, tensor in self.index.items()})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -100,40 +107,19 @@ class Reader(FileSystemReader):
         return done
 
     def _read(self, stream: BinaryIO, item: ReadItem, planner: LoadPlanner) -> None:
-        piece = self._piece(item)
-        if not piece.dtype:
-            planner.load_bytes(item, saved(read_plain(stream, piece)))
-            return
-        tensor = read_tensor(stream, self.places.find(stream, piece))
+        tensor = read_piece(stream, DTYPES[self.index[item.storage_index.fqn].dtype], self._piece(item))
         for axis, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             tensor = tensor.narrow(axis, first, length)
         target = planner.resolve_tensor(item).detach()
         target.copy_(tensor)
         planner.commit_tensor(item, target)
 
-    def _piece(self, item: ReadItem) -> ArchivePiece:
+    def _piece(self, item: ReadItem) -> TensorPiece:
         at = item.storage_index
-        return self.found.pieces[at.fqn, None if at.offset is None else tuple(at.offset)]
+        return self.pieces[at.fqn, tuple(at.offset or ())]
 
 
-def metadata_of(found: CheckpointIndex) -> Metadata:
-    """What an index says, in the words of torch's planner."""
-    return Metadata({name: _entry(entry) for name, entry in found.entries.items()})
-
-
-def _entry(entry: pieces.Tensor | None) -> TensorStorageMetadata | BytesStorageMetadata:
-    if entry is None:
-        return BytesStorageMetadata()
-    chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in entry.chunks]
-    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[entry.dtype]), torch.Size(entry.size), chunks)
-
-
-def saved(value: object) -> io.BytesIO:
-    """A text of a checkpoint of format 2, for torch's planner.
-
-    The planner unpickles what it is given, so it is never given a file's bytes.
-    """
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return buffer
+def _entry(tensor: IndexedTensor) -> TensorStorageMetadata:
+    """What torch's planner calls it."""
+    chunks = [ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape)) for piece in tensor.pieces]
+    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)

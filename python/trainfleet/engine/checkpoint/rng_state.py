@@ -33,16 +33,14 @@ def read(device: Device) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def restore(text: object, device: Device) -> bool:
+def restore(text: Tensor, device: Device) -> bool:
     """Sets all generators to a state of `read`; False, and nothing is set, where another kind of device has written it.
-
-    In checkpoints of format 2 it is the text itself.
 
     Raises:
         RunError: this is no state of random numbers.
     """
     try:
-        state = json.loads(bytes(text.numpy()) if isinstance(text, Tensor) else text)  # type: ignore[arg-type]
+        state = json.loads(bytes(text.numpy()))
         generators = device.generators()
         if state.get("device", device.kind) != device.kind or len(state["torch"]) != len(generators):
             return False

@@ -6,22 +6,20 @@ The copies' memory is taken at the first save and used again at each one after i
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from ...checkpoints import index, pieces
-from ...checkpoints.index import file_of
+from ...checkpoints import index
+from ...checkpoints.index import NUMBERS, CheckpointIndex, IndexedTensor, TensorPiece
 from ...checkpoints.marker import FileSum
-from ...checkpoints.pieces import NUMBERS, ArchivePiece, CheckpointIndex
 from ...checkpoints.store import CheckpointStore
 from ...devices import Device
 from ..parallel.rank_model import State
 from . import files
 from .checkpoint_group import CheckpointError, Peers, attempt
-from .tensors import NAMES
 
 PLANNING = "can't plan a checkpoint"
 
@@ -34,16 +32,15 @@ class Snapshot:
         self.planner = DefaultSavePlanner()
         self.planner.set_up_planner(state, is_coordinator=peers.first)
         self.index, plan = agree(peers, self.planner)
-        # The largest numbers first, so that each is aligned in the file.
-        self.items = sorted(plan.items, key=lambda item: -NUMBERS[piece_of(item).dtype])
-        self.file = file_of(peers.rank)
-        self.data: dict[str, tuple[pieces.Tensor, Tensor]] = {}
+        self.items = plan.items
+        self.parts = parts_of(plan, peers.rank)
+        self.file = index.file_of(peers.rank)
+        self.data: dict[str, Tensor] = {}
 
     @property
     def size(self) -> int:
         """Bytes of all ranks' tensors; known to rank 0."""
-        tensors = filter(None, self.index.entries.values())
-        return sum(math.prod(tensor.size) * NUMBERS[tensor.dtype] for tensor in tensors)
+        return sum(tensor.bytes_of(tensor.shape) for tensor in self.index.values())
 
     def take(self, state: State, device: Device) -> None:
         """Copies the rank's part to the host; training may change the state once this returns."""
@@ -52,8 +49,8 @@ class Snapshot:
             found, name = self.planner.resolve_data(item), item.index.fqn
             assert isinstance(found, Tensor)
             if name not in self.data:
-                self.data[name] = piece_of(item), device.host_buffer(found)
-            self.data[name][1].copy_(found.detach(), non_blocking=True)
+                self.data[name] = device.host_buffer(found)
+            self.data[name].copy_(found.detach(), non_blocking=True)
         self.planner.state_dict = {}  # keeps no reference to the live state
         device.synchronize()
 
@@ -64,7 +61,7 @@ class Snapshot:
         """
         if not self.data:
             return {}
-        return {self.file: files.write_tensors(store, step, self.file, self.data)}
+        return {self.file: files.write_tensors(store, step, self.file, self.parts, self.data)}
 
     def write_index(self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]) -> dict[str, FileSum]:
         """Writes the index of all parts, at rank 0; returns all files of the checkpoint."""
@@ -79,32 +76,31 @@ def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, S
     made, failure = attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
     if failure := peers.tell(failure):
         raise CheckpointError([failure])
-    shares, found = made or ([], CheckpointIndex({}, {}))
+    shares, found = made or ([], {})
     return found, planner.finish_plan(peers.scatter(shares))
 
 
 def whole_plan(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[SavePlan], CheckpointIndex]:
     """What each rank writes, and the index of all of it."""
     shares, _ = planner.create_global_plan(plans)
-    entries: dict[str, pieces.Tensor] = {}
-    placed: dict[pieces.Key, ArchivePiece] = {}
+    whole: dict[str, IndexedTensor] = {}
     for rank, share in enumerate(shares):
-        for item in share.items:
-            name, piece = item.index.fqn, piece_of(item)
-            offsets, sizes = piece.chunks[0]
-            chunks = (*entries[name].chunks, *piece.chunks) if name in entries else piece.chunks
-            entries[name] = pieces.Tensor(piece.size, piece.dtype, chunks)
-            placed[name, offsets] = ArchivePiece(name, file_of(rank), sizes, piece.dtype)
-    return shares, CheckpointIndex(entries, placed)
+        for name, part in index.placed(parts_of(share, rank)).items():
+            before = whole[name].pieces if name in whole else ()
+            whole[name] = replace(part, pieces=(*before, *part.pieces))
+    return shares, whole
 
 
-def piece_of(item: WriteItem) -> pieces.Tensor:
-    """A piece that a rank writes: the whole tensor's size, and the one chunk.
+def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
+    """The pieces in a rank's file. The largest numbers come first, so that each is aligned there."""
+    parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
+    return dict(sorted(parts.items(), key=lambda entry: -NUMBERS[entry[1].dtype]))
 
-    TypeError when it is not of a tensor, or of another number format.
-    """
+
+def part_of(item: WriteItem, file: str) -> IndexedTensor:
+    """A piece that a rank writes. TypeError when it is not of a tensor, or of another number format."""
     data = item.tensor_data
-    if data is None or data.properties.dtype not in NAMES:
+    if data is None or data.properties.dtype not in files.NAMES:
         raise TypeError(f"{item.index.fqn} is not a tensor of a format that checkpoints have")
-    chunk = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
-    return pieces.Tensor(tuple(data.size), NAMES[data.properties.dtype], (chunk,))
+    piece = TensorPiece(file, 0, tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+    return IndexedTensor(files.NAMES[data.properties.dtype], tuple(data.size), (piece,))

@@ -9,9 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ...checkpoints.init_from import locate
 from ...checkpoints.listing import read
@@ -50,9 +48,8 @@ def main(arguments: list[str]) -> int:
 
 def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
     """Every tensor by name, one at a time: a checkpoint may be larger than this machine's memory."""
-    for name, found in reader.index.state_dict_metadata.items():
-        if isinstance(found, TensorStorageMetadata):
-            tensor = torch.empty(found.size, dtype=found.properties.dtype)
+    for name in reader.index:
+        if (tensor := reader.room(name)) is not None:
             fill({name: tensor}, reader)
             yield name, tensor
 
