@@ -20,9 +20,9 @@ missing() { # one line a thing
   [ -z "$headers" ] || [ -e "/lib/modules/$kernel/build" ] || echo "headers of kernel $kernel"
 }
 
-newest_package() { # Ubuntu 22.04 has 3.11 beside its 3.10
+python_package() { # Ubuntu 22.04 has 3.11 beside its 3.10; python.sh takes them in this order
   local minor
-  for minor in 13 12 11; do apt-cache show "python3.$minor-venv" > /dev/null 2>&1 && echo "python3.$minor-venv" && return; done
+  for minor in 12 11 13; do apt-cache show "python3.$minor-venv" > /dev/null 2>&1 && echo "python3.$minor-venv" && return; done
   echo "build tools: this distribution has no Python 3.11 or newer" >&2 && return 1
 }
 
@@ -31,7 +31,7 @@ apply() {
   if command -v apt-get > /dev/null; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
-    python=$(has_python || newest_package)
+    python=$(has_python || python_package)
     # Another process may hold dpkg's lock on a machine that has just booted: wait for it.
     apt-get install -y -qq -o DPkg::Lock::Timeout=300 build-essential curl git tar ${python:+"$python"} \
       ${headers:+dkms "linux-headers-$kernel"} > /dev/null

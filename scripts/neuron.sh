@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Neuron driver, runtime, collectives and tools, exact versions, from Neuron's own repository.
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/setup/ - usage: neuron.sh apply KEY aws-neuronx-dkms=VERSION ...
+# Of apt systems only: an RPM's version has the commit in it (2.33.10.0_3dcef56f0-1), and those systems' glibc is too old for torch.
 # With TRAINFLEET_HOST=image no driver is loaded and no device looked for: they are the host's.
 set -euo pipefail
 usage="usage: neuron.sh check|apply|verify KEY PACKAGE=VERSION..."
@@ -8,11 +9,9 @@ verb=${1:?$usage} key=${2:?$usage}
 shift 2
 [ $# -gt 0 ] || { echo "$usage" >&2 && exit 2; }
 apt=https://apt.repos.neuron.amazonaws.com
-yum=https://yum.repos.neuron.amazonaws.com
 published=GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
 
-read_version() { if command -v dpkg-query > /dev/null; then dpkg-query -W -f '${Version}' "$1" 2> /dev/null; else rpm -q --qf '%{VERSION}' "$1"; fi; }
-installed() { read_version "$1" | sed 's/[-~+].*//' || true; } # without what the distribution adds; nothing when it is not there
+installed() { dpkg-query -W -f '${Version}' "$1" 2> /dev/null | sed 's/[-~+].*//' || true; } # without what the distribution adds; nothing when it is not there
 
 verify() {
   local pin found
@@ -28,18 +27,13 @@ verify() {
 apply() {
   # shellcheck disable=SC1091
   . /etc/os-release
-  if command -v apt-get > /dev/null; then
-    export DEBIAN_FRONTEND=noninteractive
-    "$(dirname "$0")/key.sh" apply "$apt/$published" "$key" /etc/apt/keyrings/neuron.gpg
-    echo "deb [signed-by=/etc/apt/keyrings/neuron.gpg] $apt $VERSION_CODENAME main" > /etc/apt/sources.list.d/neuron.list
-    apt-get update -qq
-    apt-get install -y -qq -o DPkg::Lock::Timeout=300 --allow-downgrades --allow-change-held-packages "${@/%/*}" > /dev/null
-    apt-mark hold "${@%%=*}" > /dev/null # no upgrade in the night
-  else
-    "$(dirname "$0")/key.sh" apply "$yum/$published" "$key" /etc/pki/rpm-gpg/neuron.asc
-    printf '[neuron]\nname=Neuron\nbaseurl=%s\nenabled=1\ngpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/neuron.asc\n' "$yum" > /etc/yum.repos.d/neuron.repo
-    dnf install -y -q --allowerasing "${@/=/-}"
-  fi
+  command -v apt-get > /dev/null || { echo "neuron: $ID $VERSION_ID has no apt; Neuron's packages are installed on Ubuntu 22.04 or 24.04 only"; exit 1; }
+  export DEBIAN_FRONTEND=noninteractive
+  "$(dirname "$0")/key.sh" apply "$apt/$published" "$key" /etc/apt/keyrings/neuron.gpg
+  echo "deb [signed-by=/etc/apt/keyrings/neuron.gpg] $apt $VERSION_CODENAME main" > /etc/apt/sources.list.d/neuron.list
+  apt-get update -qq
+  apt-get install -y -qq -o DPkg::Lock::Timeout=300 --allow-downgrades --allow-change-held-packages "${@/%/*}" > /dev/null
+  apt-mark hold "${@%%=*}" > /dev/null # no upgrade in the night
   [ "${TRAINFLEET_HOST:-}" = image ] || modprobe neuron
 }
 

@@ -9,8 +9,8 @@ while [[ ${1:-} == --hash=* ]]; do hashes+=("$1"); shift; done
 while [[ ${2:-} == --hash=* ]]; do checked+=("$1"); shift; while [[ ${1:-} == --hash=* ]]; do checked[-1]+=" $1"; shift; done; done
 locks=$(cd "$(dirname "$0")/.." && pwd)
 
-newest() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13
-  for minor in 13 12 11; do "python3.$minor" -c 'import ensurepip' 2> /dev/null && command -v "python3.$minor" && return; done
+choose() { # this toolkit needs 3.11; torch and Neuron have builds up to 3.13, and the lock has a hash of each for 3.11 and 3.12
+  for minor in 12 11 13; do "python3.$minor" -c 'import ensurepip' 2> /dev/null && command -v "python3.$minor" && return; done
   echo "python: no Python 3.11 to 3.13 that can make environments on this node" >&2 && return 1
 }
 
@@ -31,7 +31,7 @@ lines_of() { awk -v wanted="$1" '/^[^ ]/ { kind = /^torch==/ ? "torch" : "rest" 
 
 apply() {
   local python index=(--index-url "$torch_index") build=+${torch_index##*/}
-  python=$(newest)
+  python=$(choose)
   [ "$torch_index" != - ] || index=() build=""
   [ ${#hashes[@]} -gt 0 ] || lines_of torch | grep -q "^$torch " ||
     { echo "python: neither requirements.lock nor docker/stack.lock.yaml has a SHA-256 of $torch" && exit 1; }

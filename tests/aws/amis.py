@@ -7,6 +7,9 @@ What nobody says of an image is left out, as if it were not there: setup must th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/20260714/amd64/hvm/ebs-gp3/ami-id"
 GPU = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260721"
@@ -97,7 +100,5 @@ ARCHIVE = {
 EFA_BRINGS = {
     "1.51.0": "1.21.1-1"
 }  # installer → OFI-NCCL: 1.50.0 has it (release notes of the GPU image, 2026-10-09), 1.51.0 no less
-NEURON_RELEASES = (  # of Neuron's repository: release notes of SDK 2.31.0 (2026-07-07) and 2.33.0 (2026-10-19)
-    {"aws-neuronx-dkms": "2.29.0.0", "aws-neuronx-runtime-lib": "2.33.10.0", "aws-neuronx-collectives": "2.33.10.0", "aws-neuronx-tools": "2.31.11.0"},
-    {"aws-neuronx-dkms": "2.31.7.0", "aws-neuronx-runtime-lib": "2.35.30.0", "aws-neuronx-collectives": "2.35.43.0", "aws-neuronx-tools": "2.33.38.0"},
-)  # fmt: skip
+INDEXES = yaml.safe_load((Path(__file__).parents[1] / "recorded_indexes.yaml").read_text())
+(NEURON_PACKAGES,) = [row["packages"] for row in INDEXES["apt"] if "/noble/" in row["page"]]  # versions in Neuron's repository

@@ -54,23 +54,24 @@ class Machine:
 
     # Packages
 
-    def offers(self, name: str) -> bool:
+    def offers(self, name: str) -> list[str]:
+        """The versions of a package that fit what is asked for, as apt takes it: NAME, or NAME=VERSION, which may be a pattern."""
         name, _, version = name.partition("=")
-        return name in self.archive if not version else version in self.archive.get(name, "").split()
+        return fnmatch.filter(self.archive.get(name, "").split(), version or "*")
 
     def do_apt_get(self, words: list[str]) -> int:
         if words[0] != "install":
             return 0
         asked = [word for at, word in enumerate(words[1:], 1) if not word.startswith("-") and words[at - 1] != "-o"]
-        if lacking := [name for name in asked if not self.offers(name.rstrip("*"))]:
+        if lacking := [name for name in asked if not self.offers(name)]:
             print(f"E: Unable to locate package {lacking[0]}", file=sys.stderr)
             return 100
         for name in asked:
-            self.install(*name.rstrip("*").partition("=")[::2])
+            self.install(name.partition("=")[0], self.offers(name)[-1])
         return 0
 
     def install(self, name: str, version: str) -> None:
-        self.packages[name] = version or self.archive[name].split()[-1]
+        self.packages[name] = version
         for tool in BROUGHT.get(name, ()):
             link(tool)
         if kind := re.fullmatch(r"linux-headers-(.*)", name):

@@ -16,7 +16,7 @@ import yaml
 
 from aws import machine
 from aws.account import Account
-from aws.amis import AMIS, ARCHIVE, CLUSTER, EFA_BRINGS, GPU, NEURON, NEURON_RELEASES, SEPTEMBER, UBUNTU, Ami
+from aws.amis import AMIS, ARCHIVE, CLUSTER, EFA_BRINGS, GPU, NEURON, NEURON_PACKAGES, SEPTEMBER, UBUNTU, Ami
 from aws.world import config_of
 from fleet.lab import Lab, lab
 from trainfleet.backends.slurm import cluster_file
@@ -110,8 +110,7 @@ def become(node: Lab, ami: Ami, wanted: Wanted) -> None:
     root, kind = node.root(0), wanted.type
     assert kind is not None
     archive = dict(ARCHIVE) | {"libnccl-ofi-ubuntu": " ".join(EFA_BRINGS.values())}
-    for name in NEURON_RELEASES[0]:
-        archive[name] = " ".join(release[name] for release in NEURON_RELEASES)
+    archive |= {name: " ".join(versions) for name, versions in NEURON_PACKAGES.items()}
     state = {"kernel": ami.kernel, "packages": dict(ami.packages) | {f"linux-image-{ami.kernel}": "1"}, "archive": archive,
              "driver": ami.driver, "driver_kernel": ami.kernel, "lustre_kernel": ami.kernel if ami.lustre else "", "lnet": 0, "sent": 0,
              "efa_offered": EFA_BRINGS, "keys": {part: wanted.stack.key(key) for part, key in (

@@ -14,7 +14,6 @@ DENSE = {  # more than 250 tokens
     "backends/slurm/__init__.py:Slurm.status",
     "backends/slurm/__init__.py:Slurm.submit",
     "backends/slurm/cluster_file.py:_queue",
-    "backends/slurm/cluster_file.py:refuse",
     "backends/slurm/sbatch.py:_body",
     "backends/slurm/sbatch.py:_gated",
     "backends/ssh.py:Ssh._script",

@@ -137,7 +137,9 @@ def test_the_environment_is_built_once_and_named_by_its_lock() -> None:
     assert commands(replace(READY, has=(*READY.has, f"{goal.environment}/.complete")), goal, head=True) == []
     trainium = wanted("trn2.48xlarge", python=None)
     (line,) = [line for line in commands(READY, trainium, head=True) if line.startswith("python.sh")]
-    assert line.endswith("https://pip.repos.neuron.amazonaws.com torch==2.13.0 torch-neuronx==2.13.3.0 neuronx-cc==2.28.7631.0")
+    assert line.endswith(
+        "https://pip.repos.neuron.amazonaws.com torch==2.13.0 torch-neuronx==2.13.3.0 neuronx-cc==2.28.7631.0 nki==0.7.0"
+    )
     (line,) = [line for line in commands(READY, wanted("trn1.32xlarge", python=None), head=True) if line.startswith("python.sh")]
     assert re.search(
         r" torch==2\.9\.1( --hash=sha256:\w{64}){2} torch-xla==2\.9\.0( --hash=sha256:\w{64}){2} torch-neuronx==2\.9\.0", line

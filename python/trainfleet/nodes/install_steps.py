@@ -262,7 +262,7 @@ def environment_words(stack: PinnedStack, folder: str) -> tuple[str, ...]:
     """The arguments of python.sh, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
     checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
     words = [
-        word for name, version, sums in checked for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for each in sums))
+        word for name, version, sums in checked for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for _, each in sums))
     ]
     pins = [f"{name}=={version}" for name, version in stack.python_packages]
     return (folder, stack.torch_index, stack.neuron_index or "-", *words, *pins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,6 +10,15 @@ from ..host.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "stack.lock.yaml"
+Sums = tuple[tuple[str, str], ...]  # SHA-256 of a package's wheels, each by the Python that it is for: cp312
+
+
+@dataclass(frozen=True)
+class System:
+    """What nodes or an image run: the Python that setup leaves there, and apt's name for the release ("" where it has RPMs)."""
+
+    python: str
+    apt: str
 
 
 @dataclass(frozen=True)
@@ -34,10 +44,11 @@ class PinnedStack:
     ofi_nccl: str = ""  # at least
     neuron_sdk: str = ""
     neuron_index: str = ""
+    python: str = ""  # the first that its packages are for, where that is not the program's own
     neuron_packages: tuple[tuple[str, str], ...] = ()  # system packages, name and version
     python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself, of neuron_index
-    checked_packages: tuple[tuple[str, str, tuple[str, ...]], ...] = ()  # of the usual index, with the SHA-256 of each wheel
-    torch_wheels: tuple[str, ...] = ()  # SHA-256 of those of torch_index, where requirements.lock has others
+    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # of the usual index
+    torch_wheels: Sums = ()  # those of torch_index, where requirements.lock has others
     keys: tuple[tuple[str, str], ...] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
@@ -47,19 +58,31 @@ class PinnedStack:
 
 def load_stack(name: str) -> PinnedStack:
     """The stack called `name`; TrainfleetError where the lock file is not there, or has no such stack."""
-    import yaml
-
-    try:
-        lock = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
-        stacks: dict[str, Any] = lock["stacks"]
-        keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        what, then = "the lock of versions can't be read", f"git checkout {LOCK}"
-        raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
+    lock = _read()
+    stacks = lock["stacks"]
     if name not in stacks:
         what, then = f"no stack {name}; there are: {', '.join(stacks)}", f"see fleet.stack in {page('schema/README.md')}"
         raise TrainfleetError(what, where=str(LOCK), next=then)
+    keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
+
+
+def load_system(name: str) -> System:
+    """The system called `name`, as ParallelCluster calls it."""
+    row = _read()["systems"][name]
+    return System(row["python"], row["apt"])
+
+
+@functools.cache
+def _read() -> dict[str, Any]:
+    import yaml
+
+    try:
+        lock: dict[str, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
+        return {key: lock[key] for key in ("read", "keys", "systems", "stacks")}
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        what, then = "the lock of versions can't be read", f"git checkout {LOCK}"
+        raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
 
 
 def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
@@ -67,7 +90,7 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
     known = {field.name for field in fields(PinnedStack)}
     system = {key: version for key, version in versions.items() if key.startswith("aws-neuronx-")}
     pinned = {key: value for key, value in entry.items() if key not in known and isinstance(value, dict)}
-    checked = {key: tuple(value["wheels"].values()) for key, value in pinned.items() if "wheels" in value}
+    checked = {key: tuple(value["wheels"].items()) for key, value in pinned.items() if "wheels" in value}
     extra = {key: version for key, version in versions.items() if key not in known | system.keys() | checked.keys()}
     plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
     stack = PinnedStack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
@@ -78,4 +101,4 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
         for bound, value in entry.get(part, {}).items()
         if bound in ("least", "below")
     }
-    return replace(stack, torch_wheels=tuple(entry["torch"].get("wheels", {}).values()), **bounds)
+    return replace(stack, torch_wheels=tuple(entry["torch"].get("wheels", {}).items()), **bounds)

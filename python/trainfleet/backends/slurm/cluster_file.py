@@ -26,7 +26,7 @@ from ...config.types import Queue
 from ...hardware import node_types
 from ...host.install_paths import ROOT
 from ...nodes.install_steps import NOFILE, InstallStep
-from ...nodes.stack import load_stack
+from ...nodes.stack import load_stack, load_system
 from ...plan.request import Artifact
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
@@ -229,8 +229,8 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield f"{key}.head_subnet", f"{wanted.head_subnet}: without fleet.aws.subnets the network is made, and the head is in it"
     if not fleet.aws.subnets and not fleet.instance_type:
         yield "fleet.instance_type", "null: the network is made in a zone that offers it; or name fleet.aws.subnets"
-    if load_stack(fleet.stack).neuron_packages and not fleet.aws.bucket:
-        yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
+    if load_stack(fleet.stack).neuron_packages:
+        yield from _refuse_neuron(config)
     if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:
         works = f"with {key}.os {WITH_PYTHON[0]} none is needed"
         yield (
@@ -249,6 +249,18 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
         yield f"{key}.name", f"{cluster_name(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters"
     yield from _refuse_queues(config)
     yield from _refuse_storage(config)
+
+
+def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
+    stack, wanted = load_stack(config.fleet.stack), config.fleet.slurm.parallelcluster.os
+    if not config.fleet.aws.bucket:
+        yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
+    system = load_system(wanted)
+    lack = "" if system.apt else "Neuron's packages are installed by apt, and its PyTorch needs a newer glibc"
+    if not lack and system.python < stack.python and not config.fleet.python:
+        lack = f"its Python is {system.python}, and the packages of stack {stack.name} begin with {stack.python}"
+    if lack:
+        yield "fleet.slurm.parallelcluster.os", f"{wanted}: {lack}; ubuntu2404 works"
 
 
 def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
