@@ -5,7 +5,7 @@
     account.faults["AWS::FSx::FileSystem"] = "..."          its creation fails, and the stack rolls back
     account.stuck["AWS::EC2::SecurityGroup"] = 2            its deletion fails twice
     account.denied.add("ec2:DescribeInstances")             account.lag = 3.0   seconds until what is new is seen
-    account.may = lambda action, resource, context: True    what IAM's simulator says of the user
+    account.may = lambda action, resource, context: True    what the user may do, by every request and by IAM's simulator
     account.throttled = lambda number: number % 5 == 0      account.expires_at = 40   the token's last request
     account.dies = (17, "after")                            the process that asks dies at that request
 
@@ -86,7 +86,7 @@ class Account:
         self.faults: dict[str, str] = {}
         self.stuck: dict[str, int] = {}
         self.denied: set[str] = set()
-        self.may: Callable[[str, str, dict[str, str]], bool] = lambda *_: True  # by IAM's simulator
+        self.may: Callable[[str, str, dict[str, str]], bool] | None = None  # identity.py; None: everything
         self.amis: dict[str, str] = {}  # SSM parameter → AMI, beside those of amis.py
         self.lacks_images: set[str] = set()  # of amis.py
         self.sold: dict[str, Any] = {}  # offers of capacity blocks, by their ids (selling.py)
@@ -182,6 +182,10 @@ class Account:
             who = f"arn:aws:sts::{self.number}:assumed-role/somebody/session"
             code = "UnauthorizedOperation" if service == "ec2" else "AccessDenied"
             raise Refused(code, f"User: {who} is not authorized to perform: {service}:{operation}")
+        if self.may:
+            from . import identity
+
+            identity.admit(self, service, operation, self.calls[number][2])
         if self.throttled(number):
             raise Refused("Throttling" if service == "cloudformation" else "RequestLimitExceeded", "Rate exceeded")
 

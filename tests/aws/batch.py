@@ -349,10 +349,10 @@ def _submit(account: Account, **request: Any) -> dict[str, Any]:
         raise Refused("ClientException", f"JobDefinition {request['jobDefinition']} not found.")
     nodes = request.get("nodeOverrides", {}).get("numNodes") or revisions[-1]["nodeProperties"]["numNodes"]
     job = Job(str(uuid.uuid4()), request["jobName"], place.id, revisions[-1], request, [Node() for _ in range(nodes)])
-    thread = threading.Thread(target=batch.run, args=(job,), daemon=True)
     batch.jobs[job.id] = job
-    batch.containers.cluster.threads[job.id] = thread
-    thread.start()
+    if batch.containers is not None:
+        thread = batch.containers.cluster.threads[job.id] = threading.Thread(target=batch.run, args=(job,), daemon=True)
+        thread.start()
     return {"jobName": job.name, "jobId": job.id, "jobArn": f"arn:aws:batch:{account.region}:{account.number}:job/{job.id}"}
 
 

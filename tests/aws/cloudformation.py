@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import resources
+from . import identity, resources
 from .account import Account, Refused, answers, moment_of, tag_list, tags_of
 from .resolving import Resolver, needs
 
@@ -120,6 +120,12 @@ class Stack:
         policy = row.get("DeletionPolicy", "Delete")
         if before is not None and before.physical and not resources.is_replaced(before.type, before.properties, properties):
             changed, before.policy = properties != before.properties, policy
+            try:
+                if changed:
+                    identity.handle(self.account, self.name, row["Type"], "update", properties)
+            except Refused as refused:
+                self.doing.add(name)
+                return self._refuse(name, refused)
             resources.update(self.account, before.type, before.physical, properties, self.tags)
             before.properties, before.status = properties, "UPDATE_COMPLETE"
             if changed:
@@ -133,11 +139,15 @@ class Stack:
         resource.status = "CREATE_IN_PROGRESS"
         self.doing.add(name)
         try:
+            identity.handle(self.account, self.name, row["Type"], "create", properties)
             resource.physical = resources.make(self.account, self.name, self.arn, name, row["Type"], properties, self.tags)
         except Refused as refused:
-            words = f'Resource handler returned message: "{refused.message} (Service: Ec2, Status Code: 400, Request ID: 0)" (RequestToken: 0, HandlerErrorCode: GeneralServiceException)'
-            return self.account.later(3.0, lambda: self._ended(name, words))
+            return self._refuse(name, refused)
         self.account.later(resources.seconds(row["Type"]), lambda: self._ended(name, ""))
+
+    def _refuse(self, name: str, refused: Refused) -> None:
+        words = f'Resource handler returned message: "{refused.message} (Service: Ec2, Status Code: 400, Request ID: 0)" (RequestToken: 0, HandlerErrorCode: GeneralServiceException)'
+        self.account.later(3.0, lambda: self._ended(name, words))
 
     def _later(self) -> None:
         self.account.later(0.0, self.advance)
@@ -267,6 +277,7 @@ def remove(stack: Stack, doomed: Mapping[str, Resource], over: Callable[[bool], 
                 account.stuck[resource.type] -= 1
                 tries[name] = TRIES
                 raise Refused("DependencyViolation", f"resource {resource.physical} has a dependent object")
+            identity.handle(account, stack.name, resource.type, "delete", resource.properties)
             gone = resources.remove(account, resource.type, resource.physical, resource.properties)
         except Refused as refused:
             tries[name] += 1

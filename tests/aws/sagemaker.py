@@ -214,8 +214,9 @@ def _create(account: Account, **request: Any) -> dict[str, Any]:
         )
     job = sagemaker.jobs[name] = Job(name, request)
     account.add("training-job", arn, {}, {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())})
-    thread = sagemaker.containers.cluster.threads[name] = threading.Thread(target=sagemaker.run, args=(job,), daemon=True)
-    thread.start()
+    if sagemaker.containers is not None:
+        thread = sagemaker.containers.cluster.threads[name] = threading.Thread(target=sagemaker.run, args=(job,), daemon=True)
+        thread.start()
     return {"TrainingJobArn": arn}
 
 

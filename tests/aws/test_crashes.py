@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from aws import engine_crashes
 from aws.crashes import World, deaths
+from trainfleet.launch import cleaning
 
 ASKS_ONLY = ("Describe", "Get", "List", "Simulate", "Head")
 STEP = 37  # of so many requests one is a case here
@@ -26,6 +29,56 @@ def test_setup_and_clean_as_they_are_typed() -> None:
     proven_empty(world, "whole")
     code, told = world.type("ls")
     assert "cloudy" not in told and "another" in told
+
+
+HIDDEN = {
+    "association": "fsx:DescribeDataRepositoryAssociations",
+    "training job": "sagemaker:ListTrainingJobs",
+    "instance": "ec2:DescribeInstances",
+    "any other": "resourcegroupstaggingapi:GetResources",
+}
+
+
+@pytest.mark.parametrize("verb", ["ls", "clean"])
+def test_what_may_not_be_looked_at_is_told_and_all_else_goes(verb: str) -> None:
+    world = World()
+    assert world.type("setup")[0] == 0
+    world.account.denied |= {*HIDDEN.values()}
+    code, told = world.type(verb)
+    assert code == 1 and told.count("error:") == 1 and "Traceback" not in told, told
+    rows = [f"  {kind:18} was not looked at: your credentials may not do {action}\n" for kind, action in HIDDEN.items()]
+    assert all(row in told for row in rows) and told.count("was not looked at") == len(rows), told
+    assert not world.ours if verb == "clean" else "NAT gateway" in told, f"{world.ours} {told}"
+    assert world.untouched
+
+
+def test_a_folder_here_that_is_in_use_keeps_no_machine_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    assert world.type("setup")[0] == 0
+    monkeypatch.setattr(cleaning, "is_locked", lambda folder: True)
+    monkeypatch.setattr(cleaning, "_runs", lambda: [Path("runs/another")])
+    code, told = world.type("clean")
+    assert code == 1 and "still at work: runs/another" in told and not world.ours, told
+
+
+@pytest.mark.parametrize("action", ["cloudformation:DeleteStack", "ec2:DeleteLaunchTemplate"])
+def test_what_may_not_be_removed_is_told_and_all_else_goes(action: str) -> None:
+    world = World()
+    assert world.type("setup")[0] == 0
+    world.account.denied.add(action)
+    world.account.stuck["AWS::EC2::LaunchTemplate"] = 99
+    code, told = world.type("clean")
+    kinds = {"DeleteStack": "stack", "DeleteLaunchTemplate": "launch template"}
+    assert code == 1 and f"{kinds[action.partition(':')[2]]} " in told and f"your credentials may not do {action}" in told, told
+    assert set(world.ours.values()) <= {"launch-template"} and world.untouched, f"{world.ours} {told}"
+
+
+def test_clean_ends_instances_before_it_lists_anything() -> None:
+    world = World()
+    assert world.type("setup")[0] == 0
+    world.type("clean")
+    asked = [operation for _, operation, _ in world.account.calls[world.before :]]
+    assert asked.index("TerminateInstances") < min(map(asked.index, ("ListTrainingJobs", "DescribeNatGateways", "DeleteStack")))
 
 
 def test_a_setup_that_died_is_cleaned_up() -> None:
@@ -58,9 +111,9 @@ def test_a_purge_that_died_is_done_again(words: tuple[str, ...]) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_a_clean_that_died_while_an_engine_was_at_work_is_done_again(engine: str) -> None:
-    for what, world in deaths("clean", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),
+    for what, world in deaths("clean", "YES=1", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),
                               work=engine_crashes.at_work, step=STEP):  # fmt: skip
-        proven_empty(world, what)
+        proven_empty(world, what, "YES=1")
         assert engine_crashes.undisturbed(world.account), what
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def test_a_key_that_can_t_be_used_is_said_before_a_job_is_made(
 ) -> None:
     account.watched.keys[key] = state  # type: ignore[attr-defined]
     config = engine_config(tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"kms_key": key})
-    with pytest.raises(BackendError if what else AttributeError) as caught:  # else it came as far as a container
+    with pytest.raises(BackendError) if what else nullcontext() as caught:
         submit(config)
     if what:
         assert what in str(caught.value) and next in caught.value.next  # type: ignore[union-attr]
@@ -184,9 +185,8 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
 
 def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> None:
     account.denied |= {"iam:GetRole", "service-quotas:ListServiceQuotas", "s3:GetBucketLocation"}
-    with pytest.raises(AttributeError):  # it came as far as a container, of which this account has none
-        submit(engine_config(tmp_path, "batch", **OWN["batch"]))
-    assert ("batch", "RegisterJobDefinition") in {(service, operation) for service, operation, _ in account.calls}
+    submit(engine_config(tmp_path, "batch", **OWN["batch"]))
+    assert ("batch", "SubmitJob") in {(service, operation) for service, operation, _ in account.calls}
 
 
 @pytest.mark.parametrize(

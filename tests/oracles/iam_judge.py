@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,34 @@ def judged(policy: dict[str, Any], asked: Sequence[Asked]) -> list[str]:
 
 
 def judged_each(cases: Sequence[tuple[dict[str, Any], Sequence[Asked]]]) -> list[list[str]]:
-    """The same for many policies at once: the evaluator takes a second to begin."""
+    """The same for several policies."""
+    return [[_said(json.dumps({"policy": policy, **asdict(one)})) for one in asked] for policy, asked in cases]
+
+
+def may(statements: list[dict[str, Any]]) -> Callable[[str, str, dict[str, Any]], bool]:
+    """What these statements allow, for an account's `may`."""
+    policy = policy_of(statements)
+    return lambda action, resource, context: judged(policy, [Asked(action, resource, context)]) == ["Allowed"]
+
+
+@functools.cache
+def _judge() -> subprocess.Popen[str]:
+    """The evaluator, which ends with its input."""
     node = need_program("node", "apt-get install nodejs npm")
     if not (JUDGE / "node_modules").is_dir():
         missing("the judge of IAM policies is not there; install it: cd tests/oracles/iam && npm ci --ignore-scripts")
-    questions = [{"policy": policy, **asdict(one)} for policy, asked in cases for one in asked]
-    said = subprocess.run([node, "judge.mjs"], cwd=JUDGE, input=json.dumps(questions), text=True, capture_output=True, check=True)
-    answers = json.loads(said.stdout)
-    assert not [(one, answer) for one, answer in zip(questions, answers, strict=True) if answer["result"] == "error"]
-    rest = iter(answers)
-    return [[next(rest)["result"] for _ in asked] for _, asked in cases]
+    return subprocess.Popen([node, "judge.mjs"], cwd=JUDGE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@functools.cache
+def _said(question: str) -> str:
+    judge = _judge()
+    assert judge.stdin and judge.stdout
+    judge.stdin.write(question + "\n")
+    judge.stdin.flush()
+    answer = json.loads(judge.stdout.readline())
+    assert answer["result"] != "error", f"{question[-300:]}: {answer}"
+    return str(answer["result"])
 
 
 def policy_of(statements: list[dict[str, Any]]) -> dict[str, Any]:

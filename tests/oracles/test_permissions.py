@@ -1,8 +1,7 @@
 """Whether policy.json is enough: CloudFormation acts with the caller's permissions, and so does ParallelCluster's command.
 
-What a resource needs to be made and removed is what CloudFormation's registry says of its type (`handlers` of the schemas that
-cfn-lint carries, read 2026-11-25); the resources of a cluster, and what pcluster asks AWS, are those of ParallelCluster 3.16.1
-itself (pcluster_stack.py). Schemas name what any property of a type needs: UNSET says which of it our templates do not set.
+What a resource needs to be made and removed is in aws/identity.py; the resources of a cluster, and what pcluster asks AWS, are
+those of ParallelCluster 3.16.1 itself (pcluster_stack.py).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import cfnlint
 import pytest
 
+from aws import identity
 from aws.fleets import INPUTS
 from aws.rules import TYPES
 from oracles.iam_judge import Asked, judged, policy_of
@@ -38,44 +37,6 @@ ARTICLES = (
     "trn1-single-node",
 )  # fmt: skip
 SOME = [pytest.param(name, marks=[] if name == ARTICLES[3] else [pytest.mark.thorough]) for name in ARTICLES]
-SCHEMAS = Path(cfnlint.__file__).parent / "data/schemas/resources"
-EACH = {  # what CloudFormation's registry has no handlers for, by the API's own names
-    "AWS::FSx::FileSystem": ["fsx:CreateFileSystem", "fsx:TagResource", "fsx:DescribeFileSystems", "fsx:DeleteFileSystem"],
-    "AWS::CloudFormation::CustomResource": ["lambda:InvokeFunction"],
-}  # fmt: skip
-UNSET = {  # type → what only other properties, or an update, need
-    "*": ["ssm:*", "s3tables:*", "vpc-lattice:*", "vpce:*", "eks:*", "firehose:*", "kinesis:*", "kms:*", "s3files:*",
-          "elasticfilesystem:*", "*:UntagR*", "s3:REST.*", "batch:SetCapacityTags"],
-    "AWS::Batch::*": ["iam:CreateServiceLinkedRole"],  # asked of the simulator by itself (permissions.denied)
-    "AWS::CloudFormation::Stack": ["iam:PassRole"],  # to CloudFormation: no stack has a role of its own
-    "AWS::CloudWatch::*": ["cloudwatch:*TagResource", "cloudwatch:ListTagsForResource"],  # no alarm has tags
-    "AWS::DynamoDB::Table": [  # ParallelCluster's own policy for callers has none of these
-        "dynamodb:*Import*", "dynamodb:*TimeToLive", "dynamodb:*Insights", "dynamodb:*Backups", "dynamodb:*Kinesis*",
-        "dynamodb:UpdateTable", "dynamodb:*ResourcePolicy", "dynamodb:*Replica", "dynamodb:Scan", "dynamodb:*Write*",
-        "dynamodb:DeleteItem", "iam:*", "logs:*", "s3:*",
-    ],
-    "AWS::EC2::EIP": ["ec2:AcceptAddressTransfer"],
-    "AWS::EC2::Instance": [
-        "ec2:*IamInstanceProfile*", "ec2:*tachVolume", "ec2:Modify*", "ec2:MonitorInstances", "ec2:StartInstances",
-    ],
-    "AWS::EC2::KeyPair": ["ec2:CreateKeyPair"],  # it is the user's own, imported
-    "AWS::EC2::NetworkInterface": ["ec2:ModifyPublicIpDnsNameOptions"],
-    "AWS::EC2::SubnetRouteTableAssociation": ["ec2:Replace*"],
-    "AWS::EC2::VPC": ["ec2:CreateVpcEncryptionControl"],
-    "AWS::EC2::VPCGatewayAttachment": ["ec2:*Vpn*"],
-    "AWS::IAM::Policy": ["iam:*UserPolicy", "iam:*GroupPolicy"],  # they are policies of roles
-    "AWS::Lambda::Function": ["lambda:*Config", "lambda:PutFunctionConcurrency", "lambda:GetLayerVersion", "lambda:PassCapacityProvider",
-                              "lambda:AssociateRuntimeAlias"],
-    "AWS::Logs::LogGroup": ["logs:*Policy", "logs:*Policies", "logs:CreateLogDelivery", "logs:PutBearer*"],
-    "AWS::Route53::HostedZone": ["route53:*QueryLoggingConfig", "route53:UpdateHostedZoneFeatures", "route53:AssociateVPC*"],
-    "AWS::S3::Bucket": [
-        f"s3:*{what}*" for what in (
-            "Metadata", "Acl", "Accelerate", "Analytics", "Abac", "CORS", "Logging", "Notification", "Lock", "Replication",
-            "Versioning", "Website", "Tiering", "Inventory", "Metrics", "DeleteObject",
-        )
-    ] + ["s3:TagResource", "iam:PassRole"],
-}  # fmt: skip
-EMPTY = {"logs:*RetentionPolicy"}  # of what a pattern above takes too much
 NOT_OURS = {  # requests in pcluster's code that no cluster of ours leads to
     "efs:*", "kms:*", "secretsmanager:*", "ec2:describe_addresses", "fsx:describe_file_caches", "fsx:describe_volumes",
     "fsx:describe_storage_virtual_machines", "logs:get_log_events", "logs:describe_log_streams", "ec2:describe_image_attribute",
@@ -96,18 +57,6 @@ def config_of(recipe: str) -> tuple[Config, Inputs]:
 
 
 @functools.cache
-def handlers() -> dict[str, list[str]]:
-    """type → the actions by which CloudFormation makes and removes a resource."""
-    found = dict[str, list[str]]()
-    for path in SCHEMAS.glob("*.json"):
-        schema = json.loads(path.read_text())
-        made = schema.get("handlers", {})
-        names = [name for what in ("create", "delete") for name in made.get(what, {}).get("permissions", ())]
-        found[schema.get("typeName", "")] = [f"{name.partition(':')[0].lower()}:{name.partition(':')[2]}" for name in names]
-    return found | EACH
-
-
-@functools.cache
 def cluster() -> dict[str, Any]:
     """What ParallelCluster itself says of the recipe's cluster (pcluster_stack.py)."""
     script, file = Path(__file__).with_name("pcluster_stack.py"), Path(__file__).parent / "cluster-of-the-recipe.yaml"
@@ -124,12 +73,6 @@ def made(config: Config, inputs: Inputs) -> set[str]:
     text = template.render(config, inputs) if not inputs.engine else engine_template.render(config, inputs, inputs.engine)
     kinds = {resource["Type"] for resource in json.loads(text)["Resources"].values()}
     return kinds | set(cluster()["types"] if inputs.engine == CLUSTER else ())
-
-
-def is_unset(kind: str, action: str) -> bool:
-    if any(fnmatchcase(action, name) for name in EMPTY):
-        return False
-    return any(fnmatchcase(kind, of) and fnmatchcase(action, name) for of, names in UNSET.items() for name in names)
 
 
 def places(config: Config, inputs: Inputs, kind: str, action: str) -> Iterator[str]:
@@ -174,7 +117,7 @@ def test_cloudformation_may_make_and_remove_every_resource_by_the_policy(recipe:
     config, inputs = config_of(recipe)
     asked = []
     for kind in sorted(made(config, inputs)):
-        for action in sorted({name for name in handlers().get(kind, ()) if not is_unset(kind, name)}):
+        for action in sorted({*identity.done(kind, "create"), *identity.done(kind, "delete")}):
             named = {"iam:AWSServiceName": "s3.data-source.lustre.fsx.amazonaws.com"} if action.endswith("LinkedRole") else {}
             asked += [Asked(action, where, named) for where in places(config, inputs, kind, action)]
     assert len(asked) > (10 if inputs.engine == "sagemaker" else 80)

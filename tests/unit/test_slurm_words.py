@@ -575,6 +575,23 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
 
 
+def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(made: Config, tmp_path: Path) -> None:
+    account, ours = region(), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
+    for number, tags in enumerate((ours, {"team": "theirs"})):
+        id_ = f"i-0123456789abcdef{number}"
+        account.add(
+            "instance", id_, {"InstanceType": "c5.4xlarge"}, tags, zone="us-west-2a", address="10.0.0.9"
+        ).state = "running"
+    answer(
+        tmp_path,
+        describe_cluster=[state("CREATE_COMPLETE")],
+        delete_cluster=[[1, {"message": "may not do lambda:InvokeFunction"}]],
+    )
+    with aws(account), pytest.raises(BackendError, match="pcluster delete-cluster refuses"):
+        Cluster(made).remove(purge=False)
+    assert [thing.state for thing in account.of("instance")] == ["shutting-down", "running"]
+
+
 def test_a_cluster_nobody_could_log_in_to_is_not_made(made: Config, tmp_path: Path) -> None:
     (tmp_path / ".ssh/id_ed25519.pub").unlink()
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[0, {}]])

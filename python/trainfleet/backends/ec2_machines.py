@@ -13,7 +13,7 @@ import yaml
 from ..cloud import clock, permissions, plan_text
 from ..cloud.calls import Calls
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.inventory import OwnedResource, total, weighed
+from ..cloud.inventory import OwnedResource, require_seen, total, weighed
 from ..cloud.stack_nodes import FleetStack, Foreseen, StackNode
 from ..cloud.sweep import strangers
 from ..cloud.template_inputs import Inputs
@@ -111,7 +111,7 @@ class Stacked(Machines):
         """
         for _ in range(ROUNDS):
             stay = self.cloud.remove(purge, say)
-            if all(one.id in stay for one in self.cloud.left()):
+            if all(one.id in stay for one in self.cloud.left() if one.id):
                 break
         prove_gone(self.cloud.left(), stay, self.cloud.config.fleet_name, self.cloud.calls, self.cloud.troubles)
 
@@ -161,21 +161,28 @@ def prove_gone(found: list[OwnedResource], stay: set[str], config: str, calls: C
     """Says what of a config was kept because it holds data, and that nothing else is there; by two looks that agree.
 
     Raises:
-        BackendError: something else is left; what, and what it costs.
+        BackendError: something else is left; what, and what it costs; or these credentials may not look at all that there may be.
     """
     kept = list(weighed(calls, [one for one in found if one.id in stay]))
-    left = [one for one in found if one.id not in stay]
     for one in kept:
         if one.holds_data:
             say(f"kept {one.line()}")
     if kept:
         say(f"what is kept costs {total(kept)}; make clean PURGE=1 removes it too")
-    if left:
-        rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
-        rows += [f"  {line}" for line in strangers(calls, left)]
-        what = "\n".join([f"{len(left)} things are left in {calls.region}, which cost {total(left)}", *rows])
-        raise BackendError(what, next="make ls shows it; mend what AWS names, then make clean again")
+    left = [one for one in found if one.id not in stay]  # what was not looked at has no id
+    if any(one.id for one in left):
+        raise _left(left, calls, troubles)
+    require_seen(found, calls.region, "make clean")
     say(f"nothing {'else ' if kept else ''}of {config} is left in {calls.region}: looked for by tag, twice")
+
+
+def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) -> BackendError:
+    """What is left, why, and what it costs."""
+    rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
+    rows += [f"  {line}" for line in strangers(calls, left)]
+    there = [one for one in left if one.id]
+    what = "\n".join([f"{len(there)} things are left in {calls.region}, which cost {total(there)}", *rows])
+    return BackendError(what, next="make ls shows it; mend what AWS names, then make clean again")
 
 
 def say(text: str) -> None:

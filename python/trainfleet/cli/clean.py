@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..backends import is_guest
 from ..launch import cleaning, intent_watch, run_location
 from ..launch.command import run_named
-from ..trust.errors import BackendError, ConfigError, Problem, RunError
+from ..trust.errors import BackendError, ConfigError, Problem, RunError, S3Error
 from ..trust.safe_output import is_agreed
 from .variables import Variables, flag
 
@@ -33,7 +33,7 @@ def main(variables: Variables, started: float) -> int:
                 cleaning.remove_remakeable()
                 code = cleaning.purge(place, made, sure) if purge else cleaning.keep(place, made)
                 return cleaning.end_of_hosts(config, everything, sure) or code if purge else code
-    except (BackendError, RunError) as error:
+    except (BackendError, RunError, S3Error) as error:
         if not machines:
             cleaning.remove_remakeable()  # what is here can be tidied, whatever is the matter there
             raise

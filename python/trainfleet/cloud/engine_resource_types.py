@@ -1,7 +1,6 @@
 """The resources of AWS Batch and SageMaker, found by tag and removed, as resource_types.py does for a fleet.
 
-Who may not list a service's things has made none there with these credentials, so what is denied is nothing found. Jobs of Batch
-that have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.
+Jobs of Batch that have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.
 """
 
 from __future__ import annotations
@@ -23,21 +22,13 @@ ENDED = ("Completed", "Failed", "Stopped")
 BUSY = re.compile(r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE)
 
 
-def _unless_denied(find: Find) -> Find:
-    def found(calls: Calls, config: str | None) -> Things:
-        with passing(*DENIED):
-            yield from find(calls, config)
-
-    return found
-
-
 def _of_batch(operation: str, under: str, id_: str, **more: str) -> Find:
     def find(calls: Calls, config: str | None) -> Things:
         for row in calls.pages("batch", operation, under, **more):
             if is_ours(tags := tags_of(row.get("tags")), config) and row.get("status") not in ("DELETING", "DELETED"):
                 yield row[id_], tags, row
 
-    return _unless_denied(find)
+    return find
 
 
 def _remove_queue(calls: Calls, which: str, row: Row) -> object:
@@ -111,11 +102,11 @@ def _parameters(calls: Calls, config: str | None) -> Things:
 
 
 ENGINES: tuple[ResourceKind, ...] = (
-    ResourceKind("training job", _unless_denied(_jobs), _remove_job),
+    ResourceKind("training job", _jobs, _remove_job),
     ResourceKind("job queue", _of_batch("DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue),
     ResourceKind("environment", _of_batch("DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
          lambda calls, which, row: _take_away(calls, "ComputeEnvironment", which, row)),
     ResourceKind("job definition", _of_batch("DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
          lambda calls, which, row: calls("batch", "DeregisterJobDefinition", jobDefinition=which)),
-    ResourceKind("parameter", _unless_denied(_parameters), lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which)),
+    ResourceKind("parameter", _parameters, lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which)),
 )  # fmt: skip

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..trust.errors import CloudError
 from . import clock, resource_cost
+from .api_errors import DENIED
 from .calls import Calls
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
 from .engine_resource_types import ENGINES
@@ -25,7 +26,10 @@ DAY = 24.0
 
 @dataclass(frozen=True)
 class OwnedResource:
-    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None if unknown."""
+    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None if unknown.
+
+    Without an id it stands for all of its kind, which these credentials may not look at: `what` says why.
+    """
 
     kind: str
     id: str
@@ -39,30 +43,51 @@ class OwnedResource:
 
     def line(self) -> str:
         """For people: kind, id, what it is, since when, dollars a day."""
+        if not self.id:
+            return f"{self.kind:18} was not looked at: {self.what}"
         cost = "price unknown" if self.usd is None else f"${self.usd * DAY:,.2f} a day" if self.usd else "free"
         since = "" if self.since is None else f"since {datetime.datetime.fromtimestamp(self.since).strftime('%Y-%m-%d %H:%M')}"
         return "  ".join(filter(None, (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what)))
 
 
+Look = Callable[[Calls, str | None], Iterable[OwnedResource]]
+
+
 def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
     """All that is ours, or all of one config, in the order in which it can be removed; the stacks first.
+
+    What these credentials may not look at is one of them, without an id.
 
     Raises:
         CloudError: a service can't be asked; then it is not known what is there.
     """
-    found = [*_stacks(calls, config)]
-    for kind in (*ENGINES, *KINDS):
-        found += [_found(calls, kind, id_, tags, row) for id_, tags, row in kind.find(calls, config)]
-    return [*found, *_others(calls, config)]
+    looks: list[tuple[str, Look]] = [("stack", _stacks), *((kind.name, _finder(kind)) for kind in (*ENGINES, *KINDS))]
+    found: list[OwnedResource] = []
+    for name, look in (*looks, ("any other", _others)):
+        try:
+            found += look(calls, config)
+        except CloudError as error:
+            if error.code not in DENIED:
+                raise
+            found.append(OwnedResource(name, "", config or "", error.what))
+    return found
 
 
 def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
     """As `find`, repeated until two listings in a row agree."""
     before, now = None, find(calls, config)
-    while before is None or {one.id for one in before} != {one.id for one in now}:
+    while before is None or {(one.kind, one.id) for one in before} != {(one.kind, one.id) for one in now}:
         clock.sleep(AGAIN)
         before, now = now, find(calls, config)
     return now
+
+
+def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None:
+    """CloudError with all that these credentials may not look at."""
+    if rows := [f"  {one.line()}" for one in found if not one.id]:
+        what = "\n".join([f"there may be more of ours in {region}", *rows])
+        then = f"have that allowed, or use other credentials (AWS_PROFILE); then {verb} again"
+        raise CloudError(what, next=then, code="NotSeen")
 
 
 def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
@@ -120,11 +145,13 @@ def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
             )
 
 
-def _found(calls: Calls, kind: ResourceKind, id_: str, tags: Mapping[str, str], row: Row) -> OwnedResource:
-    what, usd = resource_cost.of(kind.name, row)
-    return OwnedResource(
-        kind.name, id_, tags.get(CONFIG, ""), what, _since(row, tags), usd, _stays(calls, kind.name, id_, tags, row), row, kind
-    )
+def _finder(kind: ResourceKind) -> Look:
+    def look(calls: Calls, config: str | None) -> Iterator[OwnedResource]:
+        for id_, tags, row in kind.find(calls, config):
+            (what, usd), stays = resource_cost.of(kind.name, row), _stays(calls, kind.name, id_, tags, row)
+            yield OwnedResource(kind.name, id_, tags.get(CONFIG, ""), what, _since(row, tags), usd, stays, row, kind)
+
+    return look
 
 
 def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:

@@ -29,6 +29,7 @@ ON_EC2 = ("", "batch")  # whose nodes are instances of the account
 CLUSTER = "parallelcluster"
 FSX, TO_S3 = "fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"  # of the second there is a role for each file system
 ROLES_OF = {"batch": ("batch.amazonaws.com",)}  # an engine's
+SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
 MOST = 50  # actions in one request to the simulator
 LARGEST = 6_100  # characters of a policy's statements
@@ -53,22 +54,33 @@ def needed(config: Config, inputs: Inputs) -> Needed:
         yield from _of_cluster(cluster_name(config), inputs.partition, inputs.account, here)
     if inputs.engine != CLUSTER or not fleet.aws.subnets:
         yield from _of_stack(config, inputs, here)
+    if fleet.aws.ssm_only and inputs.engine not in ENGINES:
+        for service, what in (("ec2", "instance/x"), ("ssm", SESSION)):
+            yield group["sessions"], here % (service, what)
     if fleet.image == repository.BUILD:
         yield ("ecr:GetAuthorizationToken",), "*"
         yield group["repository"], here % ("ecr", f"repository/{repository.NAME}")
     if inputs.engine in ENGINES:
-        plans = group["plans"] if fleet.sagemaker.plan_hours is not None else ()
-        yield (*group[inputs.engine], *plans), "*"
-        if fleet.sagemaker.kms_key:
-            yield ("kms:DescribeKey",), "*"  # it may be an alias
-        if fleet.secrets:
-            yield group["secrets"], here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
+        yield from _of_jobs(config, inputs.engine, here)
     if _makes_file_system(config, inputs):
         yield group["file system"], "*"
         yield from _of_links(config, inputs)
     for name in sorted(written(config, inputs)):
         yield group["data"], f"arn:{inputs.partition}:s3:::{name}"
         yield group["objects"], f"arn:{inputs.partition}:s3:::{name}/x"
+
+
+def _of_jobs(config: Config, engine: str, here: str) -> Needed:
+    """What the jobs of AWS Batch or SageMaker need."""
+    group, fleet = _groups(), config.fleet
+    plans = group["plans"] if fleet.sagemaker.plan_hours is not None else ()
+    yield (*group[engine], *plans), "*"
+    for role in filter(None, (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)):
+        yield group["own role"], role
+    if fleet.sagemaker.kms_key:
+        yield ("kms:DescribeKey",), "*"  # it may be an alias
+    if fleet.secrets:
+        yield group["secrets"], here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
 
 
 def _of_stack(config: Config, inputs: Inputs, here: str) -> Needed:
@@ -135,7 +147,6 @@ def _of_cluster(name: str, partition: str, account: str, here: str) -> Needed:
     yield group["zones"], "*"
     yield group["bucket"], f"arn:{partition}:s3:::parallelcluster-x"
     yield group["objects"], f"arn:{partition}:s3:::parallelcluster-x/x"
-    yield ("s3:GetBucketTagging",), f"arn:{partition}:s3:::trainfleet-x"  # make clean looks whose they are
 
 
 def policy(config: Config, inputs: Inputs) -> Policy:
@@ -143,7 +154,8 @@ def policy(config: Config, inputs: Inputs) -> Policy:
     looks = _groups()["looks"] + (_groups()[f"{CLUSTER}-looks"] if inputs.engine == CLUSTER else ())
     resources: dict[tuple[str, ...], list[str]] = {looks: ["*"]}
     for actions, resource in needed(config, inputs):
-        resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", resource))
+        place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")  # AWS's own, in whose ARN it may name no account
+        resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
     allowed = [allow(sorted(actions), where) for actions, where in resources.items() if actions]
     if services := sorted(_services(config, inputs)):
         names = {"StringEquals": {"iam:AWSServiceName": services}}

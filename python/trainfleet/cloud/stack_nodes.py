@@ -280,13 +280,13 @@ class FleetStack:
 
     def _reduce(self, say: Say) -> bool:
         """Whether the stack holds no more now than its data and the network that this needs."""
-        state = self.stack.look()
-        if state and state.busy:
-            state, _ = self.stack.follow(state, lambda *_: None)
-        if not (state and state.whole):
-            return False
-        say(f"taking all out of the stack {self.stack.name} but what holds data")
         try:
+            state = self.stack.look()
+            if state and state.busy:
+                state, _ = self.stack.follow(state, lambda *_: None)
+            if not (state and state.whole):
+                return False
+            say(f"taking all out of the stack {self.stack.name} but what holds data")
             self._update(self.inputs(state, ()), (), lambda *_: None, say, kept=True)
         except CloudError as error:
             say(str(error))

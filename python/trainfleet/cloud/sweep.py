@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..trust.errors import CloudError
 from . import clock
+from .api_errors import DENIED
 from .calls import Calls
 from .cloudformation import PASSING, CloudFormationStack, StackState
 from .inventory import OwnedResource, find
@@ -31,15 +32,20 @@ Say = Callable[[str], None]
 
 @dataclass
 class Sweep:
-    """The removal of one config's things; `troubles`: id → why it could not be removed yet."""
+    """The removal of one config's things; `troubles`: id → why it could not be removed yet; `denied`: ids that these credentials
+    may not remove."""
 
     calls: Calls
     stack: CloudFormationStack
     say: Say
     troubles: dict[str, str] = field(default_factory=dict)
+    denied: set[str] = field(default_factory=set)
 
     def delete_stack(self) -> None:
         """Returns when the stack is gone, or can't be deleted; whatever another command had begun on it is ended first."""
+        self._try(self.stack.name, self._delete)
+
+    def _delete(self) -> None:
         for _ in range(ROUNDS):
             state = self._quiet()
             if state is None or state.gone:
@@ -58,24 +64,31 @@ class Sweep:
         """Waits until no change of the stack is under way that would delay a deletion; the stack."""
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
-            self._try(self.stack.cancel_update)
+            self._try(state.id, self.stack.cancel_update)
         if state and state.busy and not state.status.startswith("CREATE"):
             state, _ = self.stack.follow(state, lambda *_: None)
         return state
 
-    def _try(self, act: Callable[[], object]) -> None:
-        """Does what may have been overtaken."""
+    def _try(self, id_: str, act: Callable[[], object]) -> bool:
+        """Whether it is done. What has been overtaken, must wait or is denied is no error, and `troubles` says so."""
         try:
             act()
         except CloudError as error:
-            if error.code not in LATER | PASSING and not is_gone(error):
+            if error.code in DENIED:
+                self.denied.add(id_)
+            elif error.code not in LATER | PASSING and not is_gone(error):
                 raise
+            if not is_gone(error):
+                self.troubles[id_] = error.what if id_ in self.denied else error.why
+            return False
+        self.troubles.pop(id_, None)
+        return True
 
     def pieces(self, chosen: Callable[[OwnedResource], bool]) -> None:
         """Removes what is chosen of all that is found, each when nothing uses it any more."""
         asked: set[str] = set()
         before, moved = None, clock.now()
-        while left := [one for one in find(self.calls, self.stack.config) if chosen(one) and one.removable]:
+        while left := [one for one in find(self.calls, self.stack.config) if chosen(one) and self._may_go(one)]:
             ids = {one.id for one in left}
             if ids != before:
                 before, moved = ids, clock.now()
@@ -85,28 +98,26 @@ class Sweep:
                 self._ask(one, asked)
             clock.sleep(AGAIN)
 
+    def _may_go(self, one: OwnedResource) -> bool:
+        return one.removable is not None and one.id not in self.denied
+
     def _ask(self, one: OwnedResource, asked: set[str]) -> None:
         """Asks for the end of one thing, once where that takes its time."""
-        if one.id in asked or _is_going(one):
+        kind = one.removable
+        if kind is None or one.id in asked or _is_going(one):
             return
-        assert one.removable
-        try:
-            one.removable.remove(self.calls, one.id, one.row)
-            self.troubles.pop(one.id, None)
+        if self._try(one.id, lambda: kind.remove(self.calls, one.id, one.row)):
             self.say(f"removed {one.kind} {one.id}")
             asked.add(one.id)
-        except CloudError as error:
-            if is_gone(error):
-                return
-            if error.code not in LATER | PASSING:
-                raise
-            self.troubles[one.id] = error.why
 
     def end_instances(self) -> None:
         """Asks for the end of all instances at once: what they cost ends now, and not when the stack comes to them."""
+        self._try("instances", self._end_instances)
+
+    def _end_instances(self) -> None:
         ids = [row["InstanceId"] for row in instances(self.calls, self.stack.config) if row["State"]["Name"] != "shutting-down"]
         if ids:
-            self._try(lambda: self.calls("ec2", "TerminateInstances", InstanceIds=ids))
+            self.calls("ec2", "TerminateInstances", InstanceIds=ids)
 
 
 def _is_going(one: OwnedResource) -> bool:

@@ -90,7 +90,7 @@ def folders_of(config: Config | None, run: Run) -> Place:
 
 
 def take_down(machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool) -> int:
-    """Removes what is here, then the machines, and proves that; what holds data only with PURGE. The exit code.
+    """Removes the machines, which cost money, and proves that; then what is here. What holds data only with PURGE. The exit code.
 
     Raises:
         BackendError: something is left that costs money.
@@ -101,10 +101,9 @@ def take_down(machines: Machines, place: Place, made: Sequence[Path], purge_too:
         if not _confirmed(f"these {len(held)} things in the cloud"):
             print("nothing was removed")
             return 1
-    remove_remakeable()
-    code = purge(place, made, True) if purge_too else keep(place, made)
     machines.remove(purge_too)
-    return code
+    remove_remakeable()
+    return purge(place, made, True) if purge_too else keep(place, made)
 
 
 def keep(place: Place, made: Sequence[Path]) -> int:

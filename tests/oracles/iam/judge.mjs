@@ -1,11 +1,11 @@
-// Answers questions of IAM by an evaluator that is not ours: `node judge.mjs` reads a JSON list of {policy, action, resource, context,
-// key} and prints one of {result, errors}. `key` is the policy of a KMS key. Asks nobody; AWS's actions and resources are in its package.
-import { readFileSync } from 'node:fs'
+// Answers questions of IAM by an evaluator that is not ours: `node judge.mjs` reads {policy, action, resource, context, key}, JSON in a
+// line each, and prints {result, errors} for it. `key` is the policy of a KMS key. Asks nobody; AWS's actions and resources are in its package.
+import { createInterface } from 'node:readline'
 import { runSimulation } from '@cloud-copilot/iam-simulate'
 
 const account = '123456789012'
-const answers = []
-for (const asked of JSON.parse(readFileSync(0, 'utf8'))) {
+for await (const line of createInterface({ input: process.stdin })) {
+  const asked = JSON.parse(line)
   const said = await runSimulation(
     {
       request: {
@@ -21,6 +21,6 @@ for (const asked of JSON.parse(readFileSync(0, 'utf8'))) {
     },
     {},
   )
-  answers.push(said.resultType === 'error' ? { result: 'error', errors: said.errors } : { result: said.overallResult, errors: null })
+  const answer = (said.resultType === 'error' ? { result: 'error', errors: said.errors } : { result: said.overallResult, errors: null })
+  console.log(JSON.stringify(answer))
 }
-console.log(JSON.stringify(answers))

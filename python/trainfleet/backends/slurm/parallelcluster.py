@@ -25,6 +25,7 @@ from ...cloud.discovery import public_key
 from ...cloud.inventory import surely
 from ...cloud.prices import in_region
 from ...cloud.resource_types import Row, tags_of
+from ...cloud.sweep import Sweep
 from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
 from ...plan.request import Artifact
@@ -280,6 +281,17 @@ class Cluster(Machines):
         Raises:
             BackendError: something else is left; what, and what it costs.
         """
+        own = cluster_network.stack_of(self.config)
+        try:
+            self._delete()
+        except BackendError:
+            Sweep(self.calls, own.stack, say).end_instances()  # whatever keeps pcluster from it, they cost nothing more
+            raise
+        stay = own.remove(purge, say)
+        prove_gone(surely(self.calls, self.config.fleet_name), stay, self.config.fleet_name, self.calls, own.troubles)
+
+    def _delete(self) -> None:
+        """Deletes the cluster and follows that, unless another config has made it."""
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
             say(f"the cluster {self.name} stays: {state.maker} has made it, and make clean with that config removes it")
@@ -288,9 +300,6 @@ class Cluster(Machines):
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
             self._follow(gone=True)
             say(f"the cluster {self.name} is gone")
-        own = cluster_network.stack_of(self.config)
-        stay = own.remove(purge, say)
-        prove_gone(surely(self.calls, self.config.fleet_name), stay, self.config.fleet_name, self.calls, own.troubles)
 
     def _pcluster(self, verb: str, *words: str, may_fail: bool = False) -> dict[str, Any]:
         """What pcluster answers, which is JSON also where it refuses.
