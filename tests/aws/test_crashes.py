@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from aws import engine_crashes
@@ -12,7 +14,7 @@ STEP = 37  # of so many requests one is a case here
 
 
 def proven_empty(world: World, what: str, *words: str) -> None:
-    code, told = world.type("clean", *words)
+    code, told = world.type("clean", "YES=1", *words)
     assert code == 0 and "nothing of cloudy is left in us-east-1" in told, f"{what}: {told}"
     assert world.ours == {} and not world.held and world.untouched, f"{what}: {world.ours} {world.held}"
 
@@ -33,9 +35,9 @@ def test_a_setup_that_died_is_cleaned_up() -> None:
         proven_empty(world, what)
 
 
-@pytest.mark.parametrize(("verb", "after"), [("setup", ()), ("clean", ("setup",))])
-def test_ctrl_c_says_what_goes_on_and_how_to_end_it(verb: str, after: tuple[str, ...]) -> None:
-    for what, world in deaths(verb, after=after, step=STEP, killer=KeyboardInterrupt):
+@pytest.mark.parametrize(("words", "after"), [(("setup",), ()), (("clean", "YES=1"), ("setup",))])
+def test_ctrl_c_says_what_goes_on_and_how_to_end_it(words: tuple[str, ...], after: tuple[str, ...]) -> None:
+    for what, world in deaths(*words, after=after, step=STEP, killer=KeyboardInterrupt):
         assert world.told.splitlines()[-1] == "stopped" and "Traceback" not in world.told, f"{what}: {world.told}"
         if any(not operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[world.before :]):
             assert "make ls shows what there is" in world.told and "make clean" in world.told, f"{what}: {world.told}"
@@ -44,7 +46,7 @@ def test_ctrl_c_says_what_goes_on_and_how_to_end_it(verb: str, after: tuple[str,
 
 @pytest.mark.thorough
 def test_a_clean_that_died_is_done_again() -> None:
-    for what, world in deaths("clean", after=("setup",), step=STEP):
+    for what, world in deaths("clean", "YES=1", after=("setup",), step=STEP):
         proven_empty(world, what)
 
 
@@ -58,7 +60,7 @@ def test_a_purge_that_died_is_done_again(words: tuple[str, ...]) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_a_clean_that_died_while_an_engine_was_at_work_is_done_again(engine: str) -> None:
-    for what, world in deaths("clean", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),
+    for what, world in deaths("clean", "YES=1", config=engine_crashes.said(engine), prepare=engine_crashes.others, after=("setup",),
                               work=engine_crashes.at_work, step=STEP):  # fmt: skip
         proven_empty(world, what)
         assert engine_crashes.undisturbed(world.account), what
@@ -70,6 +72,21 @@ def test_what_runs_and_what_is_kept_warm_has_a_price() -> None:
     engine_crashes.at_work(world.account)
     _, told = world.type("ls")
     assert "2 x ml.c7i.8xlarge, InProgress" in told and "2 x ml.c7i.8xlarge, warm" in told and "$82.27 a day" in told, told
+
+
+def test_clean_asks_before_it_ends_what_costs_money() -> None:
+    world = World()
+    world.type("setup")
+    before, first = world.ours, len(world.account.calls)
+    code, told = world.type("clean")
+    assert code == 2 and world.ours == before
+    assert re.search(
+        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: ends machines that cost \$4\.\d\d an hour", told, re.DOTALL
+    ), told
+    assert "nothing was touched\n  next: make clean YES=1" in told
+    assert all(operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[first:])
+    proven_empty(world, "YES=1")
+    assert world.type("clean")[0] == 0, "nothing is left that costs money, so nothing is asked"
 
 
 def test_purge_asks_first_and_nothing_goes_without_an_answer() -> None:
