@@ -15,6 +15,7 @@ from trainfleet.trust.errors import RunError, TrainfleetError, tell
 
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
+PLACEHOLDER = "git.example"  # stands for the host of the repository until a release
 TYPED = (("--version",), ("recipes",), ("config", "RECIPE=first-run"), ("plan",))  # in the clean environment
 
 
@@ -34,13 +35,17 @@ def project() -> dict[str, Any]:
 
 
 def refuse_unready(number: str) -> None:
-    """Refuses to release a checkout with changes, or a version whose changes have no date.
+    """Refuses to release a checkout with changes or without an address, or a version whose changes have no date.
 
     Raises:
         RunError: what is missing.
     """
     if changed := _run("git", "status", "--porcelain").splitlines():
         raise RunError("has changes that no commit has", where=str(ROOT), why="; ".join(changed[:5]), next="git commit")
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("pyproject.toml")]
+    if unset := [str(page.relative_to(ROOT)) for page in pages if PLACEHOLDER in page.read_text(encoding="utf-8")]:
+        then = f"sed -i 's|{PLACEHOLDER}|github.com/you|' {' '.join(unset)}, with your host; correct the address in SECURITY.md"
+        raise RunError("have a placeholder for the repository's address", where=", ".join(unset), why=PLACEHOLDER, next=then)
     heading = f"## {number} ("
     titles = [line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line.startswith(heading)]
     if not titles or "unreleased" in titles[0]:

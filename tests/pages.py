@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ALL = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
+PARTS = {"name": "name: part\n", "data": "data: {sources: [stdlib]}\n"}  # what every config has
 EVIDENCE = ROOT / "docs/evidence/README.md"
 
 
@@ -21,10 +22,20 @@ def commands(page: Path) -> list[str]:
     return [command.strip() for line in lines for command in line.split("&&") if command.strip()]
 
 
+def mentioned(page: Path) -> list[str]:
+    """The commands within its sentences and tables."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall("`((?:make|trainfleet) [a-z][^`]*)`", text)
+
+
 def configs() -> list[tuple[str, str]]:
-    """The whole configs that pages show, each with its page: those that have a name and data."""
-    found = [(str(page.relative_to(ROOT)), block) for page in ALL for block in blocks(page, "yaml")]
-    return [(page, block) for page, block in found if re.search("^name:", block, flags=re.MULTILINE)]
+    """The configs that pages show, each with its page; a part of one gets a name and data."""
+    return [(str(page.relative_to(ROOT)), completed(block)) for page in ALL for block in blocks(page, "yaml")]
+
+
+def completed(block: str) -> str:
+    lacking = {name: line for name, line in PARTS.items() if not re.search(f"^{name}:", block, flags=re.MULTILINE)}
+    return block + "".join(lacking.values())
 
 
 def name_of(config: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ STEP = 37  # of so many requests one is a case here
 
 
 def proven_empty(world: World, what: str, *words: str) -> None:
-    code, told = world.type("clean", *words)
+    code, told = world.type("clean", "YES=1", *words)
     assert code == 0 and "nothing of cloudy is left in us-east-1" in told, f"{what}: {told}"
     assert world.ours == {} and not world.held and world.untouched, f"{what}: {world.ours} {world.held}"
 
@@ -86,9 +87,9 @@ def test_a_setup_that_died_is_cleaned_up() -> None:
         proven_empty(world, what)
 
 
-@pytest.mark.parametrize(("verb", "after"), [("setup", ()), ("clean", ("setup",))])
-def test_ctrl_c_says_what_goes_on_and_how_to_end_it(verb: str, after: tuple[str, ...]) -> None:
-    for what, world in deaths(verb, after=after, step=STEP, killer=KeyboardInterrupt):
+@pytest.mark.parametrize(("words", "after"), [(("setup",), ()), (("clean", "YES=1"), ("setup",))])
+def test_ctrl_c_says_what_goes_on_and_how_to_end_it(words: tuple[str, ...], after: tuple[str, ...]) -> None:
+    for what, world in deaths(*words, after=after, step=STEP, killer=KeyboardInterrupt):
         assert world.told.splitlines()[-1] == "stopped" and "Traceback" not in world.told, f"{what}: {world.told}"
         if any(not operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[world.before :]):
             assert "make ls shows what there is" in world.told and "make clean" in world.told, f"{what}: {world.told}"
@@ -97,7 +98,7 @@ def test_ctrl_c_says_what_goes_on_and_how_to_end_it(verb: str, after: tuple[str,
 
 @pytest.mark.thorough
 def test_a_clean_that_died_is_done_again() -> None:
-    for what, world in deaths("clean", after=("setup",), step=STEP):
+    for what, world in deaths("clean", "YES=1", after=("setup",), step=STEP):
         proven_empty(world, what)
 
 
@@ -123,6 +124,21 @@ def test_what_runs_and_what_is_kept_warm_has_a_price() -> None:
     engine_crashes.at_work(world.account)
     _, told = world.type("ls")
     assert "2 x ml.c7i.8xlarge, InProgress" in told and "2 x ml.c7i.8xlarge, warm" in told and "$82.27 a day" in told, told
+
+
+def test_clean_asks_before_it_ends_what_costs_money() -> None:
+    world = World()
+    world.type("setup")
+    before, first = world.ours, len(world.account.calls)
+    code, told = world.type("clean")
+    assert code == 2 and world.ours == before
+    assert re.search(
+        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: ends machines that cost \$4\.\d\d an hour", told, re.DOTALL
+    ), told
+    assert "nothing was touched\n  next: make clean YES=1" in told
+    assert all(operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[first:])
+    proven_empty(world, "YES=1")
+    assert world.type("clean")[0] == 0, "nothing is left that costs money, so nothing is asked"
 
 
 def test_purge_asks_first_and_nothing_goes_without_an_answer() -> None:

@@ -50,7 +50,7 @@ def test_setup_of_more_nodes_and_of_fewer() -> None:
 @pytest.mark.parametrize("prepare", [lambda account: None, hindered], ids=["plain", "hindered"])
 def test_clean(prepare: object) -> None:
     cases = 0
-    for what, world in deaths("clean", after=("setup",), prepare=prepare):  # type: ignore[arg-type]
+    for what, world in deaths("clean", "YES=1", after=("setup",), prepare=prepare):  # type: ignore[arg-type]
         proven_empty(world, what)
         cases += 1
     print(f"{cases} cases")
@@ -70,8 +70,8 @@ def test_purge_of_what_holds_data() -> None:
 @pytest.mark.timeout(3000)
 def test_clean_that_keeps_what_holds_data() -> None:
     cases = 0
-    for what, world in deaths("clean", after=("setup",), holds_data=True):
-        code, told = world.type("clean")
+    for what, world in deaths("clean", "YES=1", after=("setup",), holds_data=True):
+        code, told = world.type("clean", "YES=1")
         assert code == 0 and "nothing else of cloudy is left" in told and "kept file system" in told and "kept bucket" in told, (
             f"{what}: {told}"
         )
@@ -107,7 +107,7 @@ def test_clean_while_an_engine_is_at_work(engine: str) -> None:
     """Jobs wait, run and are kept warm, definitions and a secret are there, and the process of clean dies at each request."""
     cases, config = 0, engine_crashes.said(engine)
     for what, world in deaths(
-        "clean", config=config, prepare=engine_crashes.others, after=("setup",), work=engine_crashes.at_work
+        "clean", "YES=1", config=config, prepare=engine_crashes.others, after=("setup",), work=engine_crashes.at_work
     ):
         at_peace(world, what)
         cases += 1

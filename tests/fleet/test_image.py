@@ -55,7 +55,7 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
         (image,) = (thing for thing in account.things.values() if thing.kind == "ami")
         assert f"{image.id} has these versions" in place.type("image")
 
-        place.type("clean")
+        place.type("clean", "YES=1")
         assert image.id in account.things and not running(account)
         place.type("setup", "NODES=2")
         assert {account.things[id].properties["ImageId"] for id in running(account)} == {image.id}

@@ -69,7 +69,7 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
     assert "nothing is left to do" in outputs[-1]
     outputs += [finish(start(there, "scaling", "NODES=1 2", "STEPS=3")), finish(start(there, "profile"))]
     assert "scaling.png" in outputs[-2] and "trace" in outputs[-1]
-    assert "trains on, to step" not in outputs[-2] + outputs[-1]  # what only measures is not summed up as a run
+    assert "continues to step" not in outputs[-2] + outputs[-1]  # what only measures is not summed up as a run
 
     finish(start(here, "train"))
     assert (

@@ -22,6 +22,7 @@ from trainfleet.config.key import Key, schema_of
 from trainfleet.config.presets import PRESETS
 from trainfleet.config.reference import FOLDER, files
 from trainfleet.config.schema import faults, load_schema, walk
+from trainfleet.recipes import Recipe, all_recipes
 from trainfleet.trust.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,12 @@ def test_config_yaml_is_complete_and_points_editors_to_the_schema() -> None:
     assert text.startswith("# yaml-language-server: $schema=schema/config.schema.json\n")
     Draft202012Validator(load_schema()).validate(yaml.safe_load(text))
     load(Settings(ROOT / "config.yaml"))
+
+
+@pytest.mark.parametrize("recipe", all_recipes(), ids=lambda recipe: recipe.name)
+def test_every_recipe_points_editors_to_the_schema_and_readers_to_the_keys(recipe: Recipe) -> None:
+    assert recipe.text.startswith("# yaml-language-server: $schema=schema/config.schema.json\n")
+    assert "\n# All keys with their units and defaults: schema/README.md." in recipe.text
 
 
 def test_all_mistakes_are_told_at_once_with_their_lines(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from trainfleet.trust.errors import ConfigError, TrainfleetError
 from trainfleet.watch.causes import CAUSES
 
 OF_MAKE = {"drills", "help"}  # verbs of the Makefile alone
+STARTS = [page for page in pages.ALL if page.parent.name == "start" and "RECIPE=" in page.read_text()]
+STARTED = " ".join(command for page in STARTS for command in pages.commands(page)).split()
 OFFLINE = [text for _, text in pages.configs() if 'preset: "hf:' not in text]  # the Hub is not asked for a model
 
 
@@ -59,12 +62,26 @@ def test_the_readme_is_one_page() -> None:
 
 @pytest.mark.parametrize("page", pages.ALL, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_is_a_verb_with_its_variables(page: Path) -> None:
-    for command in pages.commands(page):
+    for command in [*pages.commands(page), *pages.mentioned(page)]:
         program, verb, *words = shlex.split(command)
-        if program == "make" and verb not in OF_MAKE:
+        if program in ("make", "trainfleet") and verb not in OF_MAKE:
             read_variables(verb, VERBS[verb], words, {})
             recipe = next((word.partition("=")[2] for word in words if word.startswith("RECIPE=")), None)
             assert recipe is None or recipe in {known.name for known in all_recipes()}
+
+
+@pytest.mark.parametrize("page", STARTS, ids=lambda page: page.stem)
+def test_a_reader_can_plan_from_a_start_page_without_hosts_and_account(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's own commands, in its order; what it says of the plan's files is there."""
+    monkeypatch.chdir(tmp_path)
+    typed = [shlex.split(command)[1:] for command in pages.commands(page) if re.match("make (config|plan)", command)]
+    for verb, *words in typed:
+        assert main([verb, *words, *["SET=fleet.hosts=[]"] * (verb == "plan")]) == 0, capsys.readouterr().err
+    assert [words[0] for words in typed] == ["config", "plan"]
+    for path in re.findall(r"\bplan/[\w*./-]+", page.read_text()):
+        assert list(tmp_path.glob(path)), path
 
 
 @pytest.mark.parametrize("text", OFFLINE, ids=pages.name_of)
@@ -84,8 +101,23 @@ def test_every_config_plans_within_its_budget(
     assert main(["plan", "SET=fleet.hosts=[] data.sources=[stdlib]"]) == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in all_recipes()])
-def test_every_recipe_plans_within_its_budget(
+@pytest.mark.parametrize("page", ["README.md", "docs/start/laptop.md"])
+def test_the_first_command_clones_the_address_of_the_package(page: str) -> None:
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert pages.commands(ROOT / page)[0] == f"git clone {address}"
+
+
+def test_the_readme_sizes_the_fleet_that_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(pages.blocks(ROOT / "README.md", "yaml")[0])
+    (sizing,) = [shlex.split(command)[1:] for command in pages.mentioned(ROOT / "README.md") if "TOKENS=" in command]
+    assert main([*sizing, "SET=fleet.hosts=[] data.sources=[stdlib]"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in all_recipes() if f"RECIPE={recipe.name}" not in STARTED])
+def test_every_other_recipe_plans_within_its_budget(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Offline, without its hosts and the run that it goes on from."""

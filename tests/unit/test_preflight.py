@@ -182,3 +182,10 @@ def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:
 def test_a_small_tokenizer_of_a_model_with_many_tokens_is_warned_of(tokens: int, warned: bool) -> None:
     told = preflight.warnings(config(H100.replace("vocabulary_size: 2048", f"vocabulary_size: {tokens}")))
     assert any("128,256 tokens and the tokenizer will have 4,096" in line for line in told) is warned
+
+
+@pytest.mark.parametrize(("floor", "warned"), [("3e-5", True), ("0.1", False), ("0", False)])
+def test_a_floor_that_looks_like_a_learning_rate_is_warned_of(floor: str, warned: bool) -> None:
+    """Other programs give the rate itself: min_lr."""
+    told = preflight.warnings(config(HERE % ("tiny", f"learning_rate: 3e-4, learning_rate_floor: {floor}")))
+    assert any("the rate ends at 9e-09; set 0.1 to end at 3e-05" in line for line in told) is warned

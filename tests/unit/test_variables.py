@@ -83,12 +83,12 @@ def test_an_option_is_its_variable(words: str, read: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--nodes", '"--nodes" has no value'),
-        ("--nodes --yes", '"--nodes" has no value'),
-        ("--top-p", '"--top-p" has no value'),
+        ("--nodes", '"--nodes" has no value; it is how many nodes (fleet.nodes)'),
+        ("--nodes --yes", '"--nodes" has no value; it is how many nodes (fleet.nodes)'),
+        ("--top-p", '"--top-p" has no value; it is nucleus sampling'),
         ("--nodes=", "NODES: is empty"),
-        ("--nods 4", "did you mean NODES"),
-        ("NODES=4 --nodes 8", 'NODES: is "4" and "8"'),
+        ("--nods 4", '"--nods" is not an option; did you mean --nodes?'),
+        ("NODES=4 --nodes 8", 'NODES: has two values, "4" and "8"; give one'),
     ],
 )
 def test_an_option_that_says_nothing_or_otherwise_is_one_line(words: str, said: str) -> None:

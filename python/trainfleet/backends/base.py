@@ -146,6 +146,7 @@ class Machines(Protocol):
     changes()      what `apply` would do now, as artifacts; none when all is as it should be
     apply()        does what is missing now; the exit code of `make setup`
     left()         what there is of ours, found by tag alone: one line each
+    costing()      what of that costs money and goes without a purge: one line each, then dollars an hour
     remove(purge)  takes it down; `purge`: what holds data too. Afterwards `left` is the proof
     prospect()     what setup would do, for `make plan`, given the run's hours and tokens a second where they are known
     """
@@ -156,6 +157,9 @@ class Machines(Protocol):
     def apply(self) -> int: ...
     def left(self) -> list[str]: ...
     def remove(self, purge: bool) -> None: ...
+
+    def costing(self) -> list[str]:
+        return []
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
         return Prospect()

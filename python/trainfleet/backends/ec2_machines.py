@@ -13,7 +13,7 @@ import yaml
 from ..cloud import clock, permissions, plan_text
 from ..cloud.calls import Calls
 from ..cloud.capacity import NOTHING, Paid, PrepaidCapacity
-from ..cloud.inventory import OwnedResource, require_seen, total, weighed
+from ..cloud.inventory import OwnedResource, costing, require_seen, total, weighed
 from ..cloud.stack_nodes import FleetStack, Foreseen, StackNode
 from ..cloud.sweep import strangers
 from ..cloud.template_inputs import Inputs
@@ -101,6 +101,9 @@ class Stacked(Machines):
 
     def left(self) -> list[str]:
         return [one.line() for one in self.cloud.left()]
+
+    def costing(self) -> list[str]:
+        return costing(self.cloud.left())
 
     @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:

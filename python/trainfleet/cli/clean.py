@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..backends import is_guest
+from ..backends.base import Machines
 from ..launch import cleaning, intent_watch, run_location
 from ..launch.command import run_named
 from ..trust.errors import BackendError, ConfigError, Problem, RunError, S3Error
@@ -18,6 +19,8 @@ def main(variables: Variables, started: float) -> int:
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     if config and is_guest(config):
         print(f"the machines stay: make clean with the config {config.fleet_name}, whose they are, removes them")
+    if machines and not sure and not purge:  # a purge asks by itself
+        _require_consent(machines)
     try:
         with run_location.place_of(variables) as place:
             place.refresh()
@@ -39,3 +42,16 @@ def main(variables: Variables, started: float) -> int:
             raise
         print(f"warning: {error}\nits machines are taken down all the same", flush=True)
     return cleaning.take_down(machines, cleaning.folders_of(config, run), made, purge, sure)
+
+
+def _require_consent(machines: Machines) -> None:
+    """Asks before machines that cost money are taken down.
+
+    Raises:
+        ConfigError: the answer is no, or there is no terminal to ask on.
+    """
+    found = machines.costing()
+    print("\n".join(found), end="\n" if found else "")
+    if found and not is_agreed("end what runs on these machines, and remove them?"):
+        what = f"ends machines that cost {found[-1]}; nothing was touched"
+        raise ConfigError([Problem(0, "make clean", "", what)], next="make clean YES=1")

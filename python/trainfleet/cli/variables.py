@@ -77,10 +77,10 @@ def read_variables(
         if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):  # else it is the 5 of `--steps 5`
             meant = _as_set(word, allowed, following if following and "=" not in following else "...")
             variable = _variable_of(word)
-            fault = "has no value" if variable in allowed else f"is not VARIABLE=value{meant or suggest(variable, allowed)}"
+            fault = f"has no value; it is {VARIABLES[variable]}" if variable in allowed else _stranger(word, allowed, meant)
             problems.append(Problem(0, f"make {verb}", "", f"{show(word)} {fault}"))
         elif equals and name in told and name != "SET" and told[name] != value:
-            problems.append(Problem(0, name, "", f"is {show(told[name])} and {show(value)}"))
+            problems.append(Problem(0, name, "", f"has two values, {show(told[name])} and {show(value)}; give one"))
         elif equals:
             told[name] = f"{told[name]} {value}" if name == "SET" and name in told else value
     given |= told
@@ -113,6 +113,14 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
             yield f"{name}=1"
         else:
             yield f"{name}={left.pop()}" if left and left[-1][:2] != "--" else word
+
+
+def _stranger(word: str, allowed: Sequence[str], meant: str) -> str:
+    """What is wrong with a word that is no variable and no option of the verb; `meant`: the key of the config that it names."""
+    if not word.startswith("--"):
+        return f"is not VARIABLE=value{meant or suggest(word, allowed)}"
+    options = ["--" + name.lower().replace("_", "-") for name in allowed]
+    return f"is not an option{meant or suggest(word.partition('=')[0], options)}"
 
 
 def _variable_of(option: str) -> str:

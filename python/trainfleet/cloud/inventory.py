@@ -22,6 +22,7 @@ AGAIN = 4.0  # seconds between two looks: what was made a moment ago may be miss
 KNOWN = ("ec2", "fsx", "s3", "ecr", "logs", "iam", "cloudformation", "batch", "sagemaker", "ssm")
 BESIDE = ("AMI", "snapshot")  # kinds that stay without a stack and its network
 DAY = 24.0
+CENT = 0.01  # dollars an hour; a stored image costs less, and so does an address
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,13 @@ def total(found: Iterable[OwnedResource]) -> str:
     known = sum(one.usd or 0.0 for one in found) * DAY
     unknown = sum(one.usd is None for one in found)
     return f"${known:,.2f} a day" + (f", and {unknown} of unknown price" if unknown else "")
+
+
+def costing(found: Iterable[OwnedResource]) -> list[str]:
+    """A line each for what costs a cent an hour or an unknown price and holds no data, then dollars an hour; or none."""
+    priced = [one for one in found if (one.usd is None or one.usd >= CENT) and not one.holds_data]
+    hourly = sum(one.usd or 0.0 for one in priced)
+    return [*(one.line() for one in priced), f"${hourly:,.2f} an hour"] if priced else []
 
 
 def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:

@@ -77,6 +77,10 @@ def warnings(config: Config) -> list[str]:
     if config.data.tokenizer == TRAINED and own > UNUSED * trained:
         then = "set data.tokenizer to the model's folder, or data.vocabulary_size"
         found.append(f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}")
+    floor, peak = config.train.learning_rate_floor, config.train.learning_rate
+    if 0 < floor <= peak < 1:
+        what = f"train.learning_rate_floor {floor:g} is a fraction of the peak, so the rate ends at {floor * peak:.2g}"
+        found.append(f"warning: {what}; set {floor / peak:.3g} to end at {floor:g}")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return found
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()

@@ -185,13 +185,13 @@ class History:
         if self.status == "running":
             return [(f"{logs} FOLLOW=1", "reads along"), (f"make stop{which}", "stops at a step, with a checkpoint")]
         if self.status == "finished":
-            write = (f"make sample{which} PROMPT={shlex.quote(opening(self.results))}", "lets the model write")
-            why = f"trains on, to step {more:,}; the learning rate may rise again: make plan tells"
+            write = (f"make sample{which} PROMPT={shlex.quote(opening(self.results))}", "has the model continue a text")
+            why = f"continues to step {more:,}; the learning rate may rise again: see make plan"
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
         again = f"resumes from step {saved[-1]:,}" if saved else "starts it"
         quiet = self.status in ("not started", "stopped")  # nothing is wrong
-        return ([] if quiet else [(logs, "shows what the ranks said")]) + [(train, again)]
+        return ([] if quiet else [(logs, "shows what the ranks wrote")]) + [(train, again)]
 
 
 def opening(results: Record) -> str:

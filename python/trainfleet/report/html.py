@@ -136,16 +136,16 @@ def _tiles(history: History) -> str:
     speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
     seconds = results.get("seconds") or {}
     lost = "; the last that was a finite number" if history.is_lost else ""
-    way = f"from the command, everything included{_way(seconds)}"
+    way = f"since the command, everything included{_way(seconds)}"
     batch = quantity(history.tokens_per_step or None)
     each = f"; {quantity(speed / world)} per rank" if speed and world else ""
     tiles = [
         ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step{lost}"),
-        ("Validation loss", decimal(history.measured("valid_loss")), "on documents never trained on"),
+        ("Validation loss", decimal(history.measured("valid_loss")), "on documents that no step trains on"),
         ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each{_seen(history)}"),
         ("Tokens per second", quantity(speed), f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}"),
         ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
-        ("Goodput", percent(number(results.get("goodput"))), "seconds in steps that count ÷ all seconds from the command on"),
+        ("Goodput", percent(number(results.get("goodput"))), "useful training seconds ÷ all seconds since the command"),
         ("To the first step", duration(number(seconds.get("first_step"))), way),
         ("Memory per rank", *_memory(history)),
         ("Cost", *_cost(history)),
@@ -162,14 +162,14 @@ def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
     if not bytes_ or history.results.get("device") == "cpu":  # where it is that of the whole process
         return UNKNOWN, ""
-    return size(bytes_), f"of the device, at the fullest moment{predicted(history, 'memory_bytes', size)}"
+    return size(bytes_), f"of the device, at its peak{predicted(history, 'memory_bytes', size)}"
 
 
 def _way(seconds: Mapping[str, object]) -> str:
     """How far the start had come when, in a run that has kept it."""
-    words = {"loaded": "ranks had loaded torch", "met": "had met", "built": "had built the model"}
-    parts = [f"{duration(number(seconds[name]))} {text}" for name, text in words.items() if name in seconds]
-    return f"; after {', after '.join(parts)}" if parts else ""
+    words = {"loaded": "torch was loaded", "met": "ranks had met", "built": "the model was built"}
+    parts = [f"{text} after {duration(number(seconds[name]))}" for name, text in words.items() if name in seconds]
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def _cost(history: History) -> tuple[str, str]:
@@ -203,7 +203,7 @@ def _stages(history: History) -> str:
 def _sample(history: History) -> str:
     sample = history.results.get("sample") or {}
     prompt, text = escape(sample.get("prompt", "")), escape(sample.get("text", ""))
-    return _section("What it writes after a prompt", f"<pre><mark>{prompt}</mark>{text}</pre>") if prompt or text else ""
+    return _section("What the model writes", f"<pre><mark>{prompt}</mark>{text}</pre>") if prompt or text else ""
 
 
 def _next(history: History) -> str:

@@ -18,11 +18,11 @@ PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
     "data": "#999999", "forward": "#0173b2", "backward": "#56b4e9", "communication": "#d55e00", "optimizer": "#009e73",
 }  # fmt: skip
 CAPTIONS = {
-    "parts": "Seconds of rank 0 in the steps that were timed, stacked. The first one may compile, and is cut off",
-    "slowest": "Seconds of the forward pass: the slowest and the median rank. Ranks that share tensors or a sequence wait in it",
-    "norm": "L2 norm of all gradients before clipping",
-    "rate": "What the schedule gives",
-    "memory": "Bytes of rank 0 at its fullest so far",
+    "parts": "Time of rank 0 in each part of a step. The first step may compile, and is cut off.",
+    "slowest": "Time of the slowest and the median rank in the forward pass. Ranks that share tensors or a sequence wait in it.",
+    "norm": "L2 norm of all gradients, before clipping.",
+    "rate": "The rate that the schedule sets at each step.",
+    "memory": "The most memory that rank 0 has used so far.",
 }
 
 

@@ -356,6 +356,9 @@ class Entrance(Machines):
     def left(self) -> list[str]:
         return self.cluster.left()
 
+    def costing(self) -> list[str]:
+        return self.cluster.costing()
+
     def remove(self, purge: bool) -> None:
         self.cluster.remove(purge)
 

@@ -22,7 +22,7 @@ from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.cloudformation import CONFIG
 from ...cloud.discovery import public_key
-from ...cloud.inventory import surely
+from ...cloud.inventory import costing, surely
 from ...cloud.prices import in_region
 from ...cloud.resource_types import Row, tags_of
 from ...cloud.sweep import Sweep
@@ -273,6 +273,9 @@ class Cluster(Machines):
             state = None
         own = [f"cluster {self.name}: {state.status}"] if state else []
         return own + [one.line() for one in surely(self.calls, self.config.fleet_name)]
+
+    def costing(self) -> list[str]:
+        return costing(surely(self.calls, self.config.fleet_name))
 
     @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:
