@@ -182,7 +182,9 @@ def test_a_checkpoint_of_another_format_is_one_message(folder: Path) -> None:
     assert NAME in str(caught.value) and "make export" in caught.value.next
 
 
-@pytest.mark.parametrize("verb", ["verify", "sample", "export", "checkpoints", "eval"])
+@pytest.mark.parametrize(
+    "verb", ["verify", "checkpoints", *(pytest.param(verb, marks=pytest.mark.thorough) for verb in ("sample", "export", "eval"))]
+)
 def test_verbs_tell_what_is_wrong_with_a_foreign_checkpoint(folder: Path, verb: str) -> None:
     run = folder / "runs" / "old"
     run.mkdir(parents=True)
@@ -363,14 +365,14 @@ def test_changed_files_end_in_an_error_or_in_numbers(folder: Path, name: str) ->
     draw, path = random.Random(1), folder / "checkpoints" / NAME / name
     whole, before = path.read_bytes(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     refused = 0
-    for _ in range(int(os.environ.get("FUZZ", "60"))):
+    for _ in range(int(os.environ.get("FUZZ", "30"))):
         path.write_bytes(mutate(whole, draw))
         seal(folder)
         try:
             verify_all(folder)
         except TrainfleetError:
             refused += 1
-    assert refused > 10 or name != index.FILE
+    assert refused > 5 or name != index.FILE
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes, for files of 300"
 
 
