@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -160,20 +159,6 @@ def test_commands_about_no_run_and_those_that_name_one_stay_as_they_are(monkeypa
     assert (
         completed("make logs FOLLOW=1, make stop ends it") == "make logs CONFIG=b.yaml FOLLOW=1, make stop CONFIG=b.yaml ends it"
     )
-
-
-@pytest.mark.parametrize(("words", "heals"), [([], True), (["HEAL=1"], True), (["HEAL=0"], False), (["HEAL=no"], False)])
-def test_a_prompt_goes_on_exactly_as_it_was_typed_where_that_is_asked_for(
-    words: list[str], heals: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(OLD, tmp_path / "runs/old/checkpoints")
-    (tmp_path / "runs/old/checkpoints/config.yaml").rename(tmp_path / "runs/old/config.yaml")
-    monkeypatch.chdir(tmp_path)
-    asked: list[str] = []
-    monkeypatch.setattr("trainfleet.cli.sample.run_module", lambda *given: asked.extend(given) or 0)
-    assert command(["sample", "RUN=old", "PROMPT=--as-typed", *words]) == 0
-    options, data = asked[: asked.index("--")], asked[asked.index("--") + 1 :]
-    assert ("--as-typed" not in options) == heals and data == ["runs/old", "--as-typed"]
 
 
 def test_a_flag_is_on_off_or_refused() -> None:

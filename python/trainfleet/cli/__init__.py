@@ -42,7 +42,7 @@ VERBS = {
     "scaling": ("CONFIG", "SET", "NODES", "WEAK", "STEPS"),
     "rehearse": ("CONFIG", "SET", "FAULTS", "YES"),
     "inspect": ("CONFIG", "RUN", "SET", "SAMPLE", "VERIFY"),
-    "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED", "HEAL"),
+    "sample": ("CONFIG", "RUN", "SET", "PROMPT", "TEMPERATURE", "TOP_P", "LENGTH", "SEED"),
     "runs": ("CONFIG", "RUN", "SET"),
     "watch": ("CONFIG", "RUN", "SET", "PORT"),
     "compare": ("RUNS",),

@@ -6,7 +6,7 @@ from ..host.processes import run_module
 from ..launch.command import run_trained
 from ..launch.run_location import forwarded
 from ..report.history import opening
-from .variables import Variables, amount, flag, number
+from .variables import Variables, amount, number
 
 LONGEST = 10**6  # tokens of a sample
 
@@ -18,8 +18,6 @@ def main(variables: Variables, started: float) -> int:
     top_p = amount(variables, "TOP_P", most=1)
     words = {"--tokens": length, "--temperature": temperature, "--top-p": top_p, "--seed": seed(variables)}
     options = [str(word) for name, value in words.items() if value is not None for word in (name, value)]
-    if not flag(variables, "HEAL", default=True):
-        options.append("--as-typed")
     run = run_trained(variables)
     prompt = variables["PROMPT"] if "PROMPT" in variables else opening(run.read_results())
     # After `--` all is data: a prompt may begin with a dash.

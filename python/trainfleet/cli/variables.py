@@ -45,7 +45,6 @@ VARIABLES = {
     "TOP_P": "nucleus sampling: the most likely tokens with this total probability (1)",
     "LENGTH": "how many tokens to write (200)",
     "SEED": "the same seed writes the same text",
-    "HEAL": "0: continue exactly the prompt's tokens, as transformers' generate does, also where the last may be half a word (1)",
     "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
     "ONLY": "which groups of drills: ONLY='heads slurm', or all",

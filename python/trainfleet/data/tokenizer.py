@@ -32,13 +32,6 @@ class Tokenizer(Vocabulary):
             return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
 
     @cached_property
-    def spellings(self) -> dict[str, int]:
-        """Each token of text, without added ones, in the tokenizer's own letters (a blank may be Ġ or ▁) -> its id."""
-        found = self.reference.tokenizer
-        added = found.get_added_tokens_decoder()
-        return {token: id_ for token, id_ in found.get_vocab(with_added_tokens=False).items() if id_ not in added}
-
-    @cached_property
     def reference(self) -> HuggingFace:
         from .encoders import open_reference
 

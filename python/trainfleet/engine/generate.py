@@ -17,7 +17,7 @@ from ..checkpoints import listing
 from ..checkpoints.init_from import require_fit
 from ..config import load_resolved
 from ..data.dataset import Dataset
-from ..data.tokenizer import Tokenizer
+from ..data.tokenizer import StreamDecoder, Tokenizer
 from ..data.tokenizer import load as load_tokenizer
 from ..models import GPT2, Llama
 from ..models.llama import Cache
@@ -27,7 +27,6 @@ from ..run.run_folder import Run
 from ..trust.errors import RunError, telling
 from ..trust.safe_output import install
 from .checkpoint import load_model, newest
-from .token_healing import Healing
 
 TEMPERATURE = 0.7
 TOP_K = 50
@@ -46,12 +45,10 @@ def continuation(
     generator: torch.Generator,
     stop_at: int,
     top_p: float = 1.0,
-    healing: Healing | None = None,
 ) -> Iterator[int]:
     """Token after token, until the model ends the document or has no position left.
 
-    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the likeliest token. With
-    `healing`, the first tokens are among those that agree with what was taken back of the prompt.
+    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the likeliest token.
     """
     limit = model.shape.max_sequence_length
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
@@ -59,11 +56,9 @@ def continuation(
     tokens = torch.tensor([prompt], device=device)
     for _ in range(limit - len(prompt)):
         logits = model(tokens, cache)[0, -1]
-        token = choose(logits, temperature, top_k, generator, top_p, healing.choices(len(logits)) if healing else None)
+        token = choose(logits, temperature, top_k, generator, top_p)
         if token == stop_at:
             return
-        if healing:
-            healing.written(token)
         yield token
         tokens = torch.tensor([[token]], device=device)
 
@@ -74,11 +69,8 @@ def choose(
     top_k: int,
     generator: torch.Generator,
     top_p: float = 1.0,
-    among: Tensor | None = None,
 ) -> int:
     """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have `top_p` of the probability.
-
-    `among`: the ids that may come; None: any.
 
     Raises:
         FloatingPointError: the model has made something else than numbers.
@@ -86,8 +78,6 @@ def choose(
     if not logits.isfinite().all():
         raise FloatingPointError
     logits = logits.float().cpu()
-    if among is not None:
-        return int(among[choose(logits[among], temperature, top_k, generator, top_p)])
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.topk(min(top_k, len(logits)))
@@ -137,7 +127,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
     parser.add_argument("--top-k", type=int, default=TOP_K)
     parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--as-typed", action="store_true", help="no token of the prompt is taken back")
     parser.add_argument("--seed", type=int, default=None, help="the same seed writes the same text")
     options = parser.parse_args(arguments)
     for text in stream(options):
@@ -147,7 +136,10 @@ def main(arguments: list[str]) -> int:
 
 
 def stream(options: argparse.Namespace) -> Iterator[str]:
-    """The prompt as it was typed, then the text as it comes."""
+    """The prompt, then the text as it comes.
+
+    Blanks at the prompt's end are dropped: in most texts, a blank and the word behind it are one token.
+    """
     run = Run(options.run)
     model, dataset = load(run)
     if not isinstance(model, Llama | GPT2):
@@ -157,15 +149,18 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     generator = torch.Generator()
     generator.seed() if options.seed is None else generator.manual_seed(options.seed)
     end = dataset.manifest.end_of_document
-    healing = Healing(tokenizer, encode(tokenizer, options.prompt), heals=not options.as_typed)
+    prompt = options.prompt.rstrip(" ")
+    ids = encode(tokenizer, prompt)
     made = continuation(
-        model, healing.kept or [end],
-        temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end,
-        top_p=options.top_p, healing=healing,
+        model, ids or [end],
+        temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end, top_p=options.top_p,
     )  # fmt: skip
-    yield options.prompt
+    decoder = StreamDecoder(tokenizer)
+    for id_ in ids:
+        decoder.push(id_)
+    yield prompt
     try:
-        yield from healing.beyond(islice(made, options.tokens))
+        yield from map(decoder.push, islice(made, options.tokens))
     except FloatingPointError:
         raise makes_no_numbers(run) from None
 
