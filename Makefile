@@ -28,13 +28,13 @@ else # `make help train` runs both: Python sees the word help, and explains trai
 help: ;@:
 endif
 
-setup: .venv/.stamp ## set up this machine or the fleet [NODES YES]
+setup: .venv/.stamp ## set up this machine or the fleet [NODES YES OFFLINE]
 	@.venv/bin/python -m trainfleet setup
 
-build: .venv/.stamp ## build the container image that jobs run in
+build: .venv/.stamp ## build the container image that jobs run in [OFFLINE]
 	@.venv/bin/python -m trainfleet build
 
-push: .venv/.stamp ## push the image to ECR, and build it first if needed
+push: .venv/.stamp ## push the image to ECR, built first if needed [OFFLINE]
 	@.venv/bin/python -m trainfleet push
 
 image: .venv/.stamp ## bake a machine image (AMI) of an ec2 node

@@ -32,6 +32,7 @@ atexit.register(os.unlink, _file.name)
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1,localhost,::1"
 _home = tempfile.TemporaryDirectory(prefix="trainfleet-tests-")
 os.environ["HF_HOME"] = _home.name
+os.environ["OFFLINE"] = "1"  # no package index is asked but recorded ones (`indexes`)
 
 # `make test` leaves these in the environment; the make of a user that a test plays starts without them.
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKECMDGOALS", "PYTHONSAFEPATH"):
@@ -101,3 +102,14 @@ def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
             print(line, flush=True)
 
     return tell
+
+
+@pytest.fixture
+def indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The recorded package indexes (tests/indexes.py), which this test's program asks, and no answer from before."""
+    from indexes import served
+
+    monkeypatch.setenv("OFFLINE", "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with served() as found:
+        yield found

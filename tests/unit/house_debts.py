@@ -249,7 +249,6 @@ UNFORMATTED = {  # statements beside tables that ruff leaves as they are: `fmt: 
     "nodes/gate.py": 1,
     "nodes/gpus.py": 1,
     "nodes/job_commands.py": 1,
-    "nodes/stack.py": 1,
     "nodes/transport.py": 2,
     "plan/estimate.py": 1,
     "plan/job.py": 2,

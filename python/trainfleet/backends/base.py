@@ -143,6 +143,7 @@ class Machines(Protocol):
     """What jobs run on.
 
     made           whether setup makes them, so that they cost money until they are removed
+    system         what they run, where setup installs something on those that it makes (docker/stack.lock.yaml)
     changes()      what `apply` would do now, as artifacts; none when all is as it should be
     apply()        does what is missing now; the exit code of `make setup`
     left()         what there is of ours, found by tag alone: one line each
@@ -152,6 +153,7 @@ class Machines(Protocol):
     """
 
     made: bool = False
+    system: str = ""
 
     def changes(self) -> tuple[Artifact, ...]: ...
     def apply(self) -> int: ...

@@ -122,6 +122,8 @@ class Stacked(Machines):
 class Instances(Stacked):
     """Those of the ec2 backend: hosts, which setup makes ready."""
 
+    system = "ubuntu2404"
+
     def __init__(self, cloud: FleetStack, head: Head, paid: Paid, ahead: PrepaidCapacity | None) -> None:
         super().__init__(cloud)
         self.head, self.paid, self.ahead = head, paid, ahead

@@ -18,7 +18,7 @@ from ..trust.errors import ConfigError, NoSource, RunError, TrainfleetError, tel
 from ..trust.safe_output import TYPED, guarded
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import printable, shortened
-from .variables import VARIABLES, Variables, read_variables, typed
+from .variables import VARIABLES, Variables, flag, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
@@ -27,14 +27,14 @@ NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENX
 
 # verb → the variables that it takes
 VERBS = {
-    "setup": ("CONFIG", "SET", "NODES", "YES"),
-    "build": ("CONFIG", "SET"),
-    "push": ("CONFIG", "SET"),
+    "setup": ("CONFIG", "SET", "NODES", "YES", "OFFLINE"),
+    "build": ("CONFIG", "SET", "OFFLINE"),
+    "push": ("CONFIG", "SET", "OFFLINE"),
     "image": ("CONFIG", "SET"),
     "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
     "recipes": (),
     "config": ("RECIPE", "CONFIG", "YES"),
-    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS", "VERBOSE"),
+    "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS", "VERBOSE", "OFFLINE"),
     "tokenize": ("CONFIG", "SET", "NODES"),
     "compile": ("CONFIG", "SET", "NODES"),
     "train": ("CONFIG", "SET", "NODES"),
@@ -82,6 +82,8 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         verb = _verb(arguments)
         variables = read_variables(verb, VERBS[verb], arguments[1:])
+        if "OFFLINE" in variables:
+            os.environ["OFFLINE"] = "1" if flag(variables, "OFFLINE") else ""
         # Programs that a verb starts read it, too.
         os.environ[TYPED] = "" if "TRAINFLEET_HEAD" in os.environ else typed(variables)
         return _carried_out(verb, variables, started)

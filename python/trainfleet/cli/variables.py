@@ -45,13 +45,14 @@ VARIABLES = {
     "TOP_P": "nucleus sampling: the most likely tokens with this total probability (1)",
     "LENGTH": "how many tokens to write (200)",
     "SEED": "the same seed writes the same text",
+    "OFFLINE": "1: ask no package index whether the pinned versions can be had",
     "VERBOSE": "1: also the scripts that this machine would run",
     "RECIPE": "a complete config that comes with the package",
     "ONLY": "which groups of drills: ONLY='heads slurm', or all",
     "CHANGED": "1: the groups of drills that guard what differs from the origin",
     "NAME": "what a new backend is called: small letters, digits and _",
 }
-SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE")  # an option that needs no value: `--yes`
+SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE")  # an option that needs no value: `--yes`
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")

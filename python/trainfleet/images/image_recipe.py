@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..nodes.install_steps import environment_words, lock_name
+from ..nodes.pins import DRIVER
 from ..nodes.stack import PinnedStack
 from ..nodes.tar import LOCKS, content_hash
 
@@ -15,7 +16,6 @@ DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"
 TAG = "image-tag"  # a file beside the code: the tag of the image that it is in
 LAYERS = f"{NAME}.layers"  # a label: what each layer was made from
-DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
 ARCHITECTURE = "amd64"  # of every instance type in the table (hardware/node_types.py)
 # What each layer is made of, the rarest change first: files of the checkout, and arguments of the Dockerfile. Code is all files.
 PARTS = {

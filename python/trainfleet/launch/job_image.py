@@ -17,6 +17,7 @@ from ..images import building
 from ..images.builders import Builder, choose
 from ..images.ecr import Registry, StoredImage
 from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
+from ..nodes import pins
 from ..nodes.install_steps import lock_name
 from ..nodes.stack import load_stack
 from ..nodes.tar import code_files
@@ -94,6 +95,7 @@ def provide(config: Config) -> str:
 
 
 def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
+    pins.require(pins.of(config, "", builds=True))
     recipe, (builder, why) = recipe_for(config), choose()
     print(f"{recipe.stack} image {recipe.tag}, from {recipe.base}, by {builder.name}{f' ({why})' if why else ''}")
     return recipe, builder

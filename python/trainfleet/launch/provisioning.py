@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospect
+from ..cloud.repository import BUILD
 from ..config import Config
 from ..host.rdma_adapters import fastest, listed
-from ..nodes import probe
+from ..nodes import pins, probe
 from ..nodes.facts import Facts
 from ..nodes.quarantine import Quarantine
 from ..plan.estimate import Estimate
@@ -38,6 +39,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
     """
     _require_own(config, "sets them up")
     backend = backend_of(config)
+    pins.require(pinned(config))
     if purchase := backend.purchase():
         lines, is_there = purchase.obtain(may_buy)
         for line in lines:
@@ -45,6 +47,11 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
         if not is_there:
             return 1
     return backend.machines().apply()
+
+
+def pinned(config: Config) -> tuple[pins.Pin, ...]:
+    """What machines that setup makes and an image that is built take from indexes."""
+    return pins.of(config, backend_of(config).machines().system, config.fleet.image == BUILD)
 
 
 def bake(config: Config) -> int:
@@ -74,7 +81,8 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """What `make setup` would do to the machines, as far as a plan can know it."""
+    """What `make setup` would do to the machines, as far as a plan can know it; it says what the indexes have of the pins."""
+    pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
     hours = None if seconds is None else seconds / 3600
     speed = train.steps * train.global_batch * train.sequence_length / seconds if seconds else None

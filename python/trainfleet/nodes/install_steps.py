@@ -163,10 +163,13 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         if not same_version(facts.packages.get(name, ""), version)
     ]
     if wrong:
-        words = tuple(f"{name}={version}" for name, version in wanted.stack.neuron_packages)
-        yield InstallStep(
-            "neuron.sh", (wanted.stack.key("neuron"), *words), f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}"
-        )
+        yield neuron_step(wanted.stack, f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}")
+
+
+def neuron_step(stack: PinnedStack, why: str) -> InstallStep:
+    """What installs all packages of the Neuron SDK under Python."""
+    words = (f"{name}={version}" for name, version in stack.neuron_packages)
+    return InstallStep("neuron.sh", (stack.key("neuron"), *words), why)
 
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:

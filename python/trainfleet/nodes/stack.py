@@ -49,6 +49,7 @@ class PinnedStack:
     python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself, of neuron_index
     checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # of the usual index
     torch_wheels: Sums = ()  # those of torch_index, where requirements.lock has others
+    torch_cpu_wheels: Sums = ()  # torch's builds for CPUs only, of PyTorch's own index
     keys: tuple[tuple[str, str], ...] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
@@ -88,17 +89,16 @@ def _read() -> dict[str, Any]:
 def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
     versions = {key: str(value["version"]) if isinstance(value, dict) else str(value) for key, value in entry.items()}
     known = {field.name for field in fields(PinnedStack)}
-    system = {key: version for key, version in versions.items() if key.startswith("aws-neuronx-")}
-    pinned = {key: value for key, value in entry.items() if key not in known and isinstance(value, dict)}
-    checked = {key: tuple(value["wheels"].items()) for key, value in pinned.items() if "wheels" in value}
-    extra = {key: version for key, version in versions.items() if key not in known | system.keys() | checked.keys()}
-    plain: dict[str, Any] = {key: version for key, version in versions.items() if key in known}
-    stack = PinnedStack(name, **plain, neuron_packages=tuple(system.items()), python_packages=tuple(extra.items()),
-                  checked_packages=tuple((key, versions[key], sums) for key, sums in checked.items()))  # fmt: skip
-    bounds: dict[str, Any] = {
-        f"{part}_{bound}": str(value)
-        for part in ("nvidia", "efa")
-        for bound, value in entry.get(part, {}).items()
-        if bound in ("least", "below")
-    }
-    return replace(stack, torch_wheels=tuple(entry["torch"].get("wheels", {}).items()), **bounds)
+    rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
+    parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}  # such as nvidia_least
+    sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
+    given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums
+    others = [(key, versions[key], sums.get(f"{key}_wheels", ())) for key in rows if key not in known]
+    system = [row[:2] for row in others if row[0].startswith("aws-neuronx-")]
+    return PinnedStack(
+        name,
+        **{key: value for key, value in given.items() if key in known},
+        neuron_packages=tuple(system),
+        python_packages=tuple(row[:2] for row in others if not row[2] and row[:2] not in system),
+        checked_packages=tuple(row for row in others if row[2]),
+    )

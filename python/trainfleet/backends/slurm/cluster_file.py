@@ -25,7 +25,7 @@ from ...config import Config
 from ...config.types import Queue
 from ...hardware import node_types
 from ...host.install_paths import ROOT
-from ...nodes.install_steps import NOFILE, InstallStep
+from ...nodes.install_steps import NOFILE, InstallStep, neuron_step
 from ...nodes.stack import load_stack, load_system
 from ...plan.request import Artifact
 
@@ -118,8 +118,7 @@ def _steps(config: Config) -> Iterator[InstallStep]:
         yield InstallStep("build_tools.sh", ("headers",) if stack.neuron_packages else (), why)
     yield InstallStep("limits.sh", (str(NOFILE),), "locked memory and open files")
     if stack.neuron_packages:
-        words = tuple(f"{name}={version}" for name, version in stack.neuron_packages)
-        yield InstallStep("neuron.sh", (stack.key("neuron"), *words), "the image has no Neuron SDK")
+        yield neuron_step(stack, "the image has no Neuron SDK")
 
 
 def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Cluster(Machines):
 
     def __init__(self, config: Config) -> None:
         self.config, self.name = config, cluster_name(config)
-        self.region = config.fleet.aws.region or ""
+        self.region, self.system = config.fleet.aws.region or "", config.fleet.slurm.parallelcluster.os
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:

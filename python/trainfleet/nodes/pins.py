@@ -1,0 +1,182 @@
+"""Whether the pinned versions can be had, as the indexes say from which setup and builds take them. It needs no account.
+
+pip's usual index is not asked: requirements*.lock have the hash of each of its files. Of an index that gives no answer nothing is
+concluded, and that is said. Pins that were all there are not asked for again for a day. OFFLINE=1 asks for none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from ..config import Config
+from ..trust.errors import BackendError
+from .stack import PinnedStack, System, load_stack, load_system
+
+SECONDS, DAY = 3.0, 86400.0
+MOST = 1 << 24  # bytes of a page; Neuron's list of packages has some 100 KB
+EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
+APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
+DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
+IMAGE = "ubuntu2404"  # the system of the images that stacks begin from, which are Docker's
+DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
+# Whoever only reads asks for leave first: https://distribution.github.io/distribution/spec/auth/token/
+LEAVE = "https://auth.docker.io/token?service=registry.docker.io&scope=repository:{}:pull"
+MANIFEST = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
+INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)  # that is on a page of one
+ABSENT = "is not there"
+STRANGE = "can't be asked for: what answers is no index; does a proxy want you to log in?"
+Answer = str | Exception | None  # a page's text; why there is none; None where the index says that it has no such page
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A pinned version or a file, the page of the index that has it, and a pattern of what is then on that page."""
+
+    what: str
+    page: str
+    pattern: str = ""
+
+    def lack(self, text: str | None) -> str:
+        """What a page lacks of it; "" where it is there."""
+        if text is None:
+            return ABSENT
+        if not INDEX.search(text):
+            return STRANGE
+        return "" if re.search(self.pattern, text, re.MULTILINE) else ABSENT
+
+
+def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
+    """What setup takes from indexes for nodes of a system, "" where it makes none, and a build for an image."""
+    fleet, found = config.fleet, list[Pin]()
+    if nodes:
+        stack, system = load_stack(fleet.stack), load_system(nodes)
+        found += packages(stack, system, in_image=False)
+        found += wheels(stack, system.python) if fleet.image == "none" and not fleet.python else ()
+    if builds and not fleet.base_image:  # else its system is not known
+        stack, system = load_stack(fleet.stack), load_system(IMAGE)
+        found += [base(stack.base), *packages(stack, system, in_image=True), *wheels(stack, system.python)]
+    return tuple(dict.fromkeys(found))
+
+
+def say(wanted: Sequence[Pin]) -> list[str]:
+    """Says what the indexes have of the pins; what is wrong with some."""
+    if not wanted:
+        return []
+    wrong, unasked = ask(wanted)
+    said = [*wrong, *unasked] or [f"all {len(wanted)} are there"]
+    print(*(f"pins: {line}" for line in said), sep="\n", flush=True)
+    return wrong
+
+
+def require(wanted: Sequence[Pin]) -> None:
+    """BackendError where a pinned version can't be had, before anything is made."""
+    if wrong := say(wanted):
+        then = "docker/stack.lock.yaml names what is wanted; OFFLINE=1 asks no index"
+        raise BackendError(f"{len(wrong)} pinned versions can't be had", why=wrong[0], next=then)
+
+
+def wheels(stack: PinnedStack, python: str) -> Iterator[Pin]:
+    """The wheels of an environment that come from indexes of their own, torch's with its SHA-256."""
+    tag = f"cp{python.replace('.', '')}"
+    rows = [(stack.neuron_index, name, version, "") for name, version in stack.python_packages]
+    if stack.torch_index != "-":
+        rows.append(
+            (stack.torch_index, "torch", stack.torch, f"#sha256={dict(stack.torch_wheels or stack.torch_cpu_wheels)[tag]}")
+        )
+    for index, name, version, sum_ in rows:
+        stem = f"{name.replace('-', '_')}-{re.escape(version)}"
+        file = rf"\b{stem}((%2B|\+)[\w.]+)?-({tag}|py3)-\w+-(any|\w*linux\w*x86_64)\.whl{sum_}"
+        yield Pin(f"{name} {version} for Python {python}{sum_ and ' as locked'}", f"{index}/{name}/", file)
+
+
+def packages(stack: PinnedStack, system: System, in_image: bool) -> Iterator[Pin]:
+    """What is installed under Python, on a node or in an image."""
+    for name, version in stack.neuron_packages:
+        if not (in_image and name == DRIVER):
+            stanza = rf"^Package: {name}\n(.+\n)*?Version: {re.escape(version)}([-~+].*)?$"
+            yield Pin(f"{name} {version}", APT.format(system.apt), stanza)
+    if stack.efa:
+        yield Pin(f"EFA installer {stack.efa}", EFA.format(stack.efa))
+
+
+def base(reference: str) -> Pin:
+    """What an image begins from, named with its digest."""
+    name, _, digest = reference.removeprefix("docker.io/").partition("@")
+    return Pin(reference, DOCKER.format(name.rpartition(":")[0], digest))
+
+
+def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
+    """What is wrong with pins, and in one line which indexes could not be asked."""
+    if os.environ.get("OFFLINE", "0") not in ("", "0"):
+        return [], ["not asked for: OFFLINE=1"]
+    mark = mark_of(wanted)
+    if mark.exists() and time.time() - mark.stat().st_mtime < DAY:
+        return [], []
+    answers = look({pin.page for pin in wanted})
+    lacks = {pin: pin.lack(found) for pin in wanted if not isinstance(found := answers[pin.page], Exception)}
+    wrong = [f"{pin.what} of {pin.page} {lack}" for pin, lack in lacks.items() if lack]
+    failed = {urlsplit(page).netloc: getattr(why, "reason", why) for page, why in answers.items() if isinstance(why, Exception)}
+    if not wrong and not failed:
+        with suppress(OSError):  # then they are asked for again
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    why = "; ".join(f"{host}: {reason}" for host, reason in sorted(failed.items()))
+    return wrong, [f"not asked for: {why}"] if failed else []
+
+
+def mark_of(wanted: Sequence[Pin]) -> Path:
+    """A file that is made when all of these pins were there."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "trainfleet").expanduser()
+    return kept / f"pins-{hashlib.sha256(repr(wanted).encode()).hexdigest()[:16]}"
+
+
+def look(pages: Iterable[str]) -> dict[str, Answer]:
+    """The answers of all pages, at once and in SECONDS altogether."""
+    answers: dict[str, Answer] = dict.fromkeys(pages, TimeoutError(f"no answer in {SECONDS:.0f} s"))
+    threads = [threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(answers)
+
+
+def _look(page: str, answers: dict[str, Answer]) -> None:
+    try:
+        answers[page] = read(page)
+    except HTTPError as error:
+        is_of_s3 = error.code == 403 and "x-amz-request-id" in error.headers  # its word for 404
+        answers[page] = None if is_of_s3 or error.code in (404, 410) else error
+    except (OSError, ValueError, LookupError, HTTPException) as error:
+        answers[page] = error
+
+
+def read(page: str) -> str:
+    """The text of an index's page; of a file or a manifest the type of its content."""
+    if page.endswith(("/", "/Packages")):
+        return _open(page).decode(errors="replace")
+    headers = {}
+    if "/manifests/" in page:
+        token = json.loads(_open(LEAVE.format(page.split("/v2/")[1].partition("/manifests/")[0])))["token"]
+        headers = {"Accept": MANIFEST, "Authorization": f"Bearer {token}"}
+    with urlopen(Request(page, headers=headers, method="HEAD"), timeout=SECONDS) as answer:
+        return str(answer.headers.get_content_type())
+
+
+def _open(page: str) -> bytes:
+    with urlopen(page, timeout=SECONDS) as answer:
+        return bytes(answer.read(MOST))

@@ -1,0 +1,112 @@
+"""The indexes are asked before anything is made. They are recorded ones, on the loopback (tests/indexes.py)."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from test_pins import HOSTS
+
+from indexes import Indexes
+from trainfleet.config import Config, Settings, load
+from trainfleet.nodes import pins
+from trainfleet.nodes.pins import Pin
+from trainfleet.recipes import FOLDER
+from trainfleet.trust.errors import BackendError
+
+LOGIN = "<html><body>Welcome to our network. <form>Password</form></body></html>"
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load(Settings(FOLDER / "trn1-single-node.yaml"))[0]
+
+
+def of(config: Config, stack: str, system: str) -> tuple[Pin, ...]:
+    """What nodes of a system, and an image, take from indexes."""
+    fleet = replace(config.fleet, stack=stack, python=None, image="none")
+    return pins.of(replace(config, fleet=fleet), system, builds=True)
+
+
+@pytest.fixture(scope="module")
+def everything(config: Config) -> tuple[Pin, ...]:
+    found = tuple(dict.fromkeys(chain.from_iterable(of(config, stack, system) for stack, system in HOSTS)))
+    assert len(found) > 20
+    return found
+
+
+@pytest.mark.parametrize(("stack", "system"), [(stack, system) for stack, system in HOSTS if system.startswith("ubuntu")])
+def test_all_pins_are_on_the_recorded_pages(stack: str, system: str, config: Config, indexes: Indexes) -> None:
+    assert pins.ask(of(config, stack, system)) == ([], [])
+
+
+def test_whichever_pin_is_gone_it_is_refused_by_its_name(
+    everything: tuple[Pin, ...], indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins, "DAY", 0.0)  # rows that no pin needs are gone, too
+    refused, all_rows = set[str](), indexes.rows
+    for row in all_rows:
+        indexes.rows = [one for one in all_rows if one != row]
+        wrong, unasked = pins.ask(everything)
+        assert not unasked and all(row[0] in line and line.endswith(" is not there") for line in wrong), wrong
+        for line in wrong:
+            refused.add(line.removesuffix(" is not there"))
+    assert refused == {f"{pin.what} of {pin.page}" for pin in everything}
+    print(f"{len(refused)} of {len(everything)} pins refused, of {len(all_rows)} rows taken away")
+
+
+def test_another_file_of_the_same_name_is_refused(everything: tuple[Pin, ...], indexes: Indexes) -> None:
+    indexes.rows = [(page, name, "0" * 64 if "cp312" in name and "cu126" in page else sum_) for page, name, sum_ in indexes.rows]
+    ((line,), _) = pins.ask(everything)
+    assert line == "torch 2.13.0 for Python 3.12 as locked of https://download.pytorch.org/whl/cu126/torch/ is not there"
+
+
+@pytest.mark.parametrize("host", ["download.pytorch.org", "pip.repos.neuron.amazonaws.com", "apt.repos.neuron.amazonaws.com",
+                                  "efa-installer.amazonaws.com", "registry-1.docker.io"])  # fmt: skip
+def test_a_page_that_wants_a_login_is_no_index(host: str, config: Config, indexes: Indexes) -> None:
+    indexes.instead[host] = LOGIN
+    wrong, unasked = pins.ask(of(config, "neuron-xla", "ubuntu2404"))
+    assert wrong and not unasked and all(host in line and "does a proxy want you to log in?" in line for line in wrong)
+
+
+def test_what_can_t_be_reached_is_said_and_refuses_nothing(
+    config: Config, indexes: Indexes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pins, "SECONDS", 0.2)
+    indexes.silent, begun = True, time.monotonic()
+    pins.require(of(config, "cuda-volta", "ubuntu2404"))
+    assert time.monotonic() - begun < 0.9
+    (said,) = capsys.readouterr().out.splitlines()
+    hosts = ("download.pytorch.org: ", "efa-installer.amazonaws.com: ", "registry-1.docker.io: ")
+    assert said.startswith("pins: not asked for: ") and all(host in said for host in hosts)
+    monkeypatch.setattr(pins, "urlopen", lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")))
+    assert pins.ask(of(config, "cuda", "ubuntu2404"))[1] == [
+        "not asked for: " + "; ".join(f"{host}no route to host" for host in hosts[1:])
+    ]
+
+
+def test_what_was_there_is_asked_for_again_after_a_day(config: Config, indexes: Indexes, tmp_path: Path) -> None:
+    wanted = of(config, "neuron-xla", "ubuntu2404")
+    for _ in range(2):
+        assert pins.ask(wanted) == ([], [])
+    assert len(indexes.asked) == len({pin.page for pin in wanted}) + 1  # the registry's leave to read
+    (mark,) = (tmp_path / "cache/trainfleet").iterdir()
+    os.utime(mark, (0, time.time() - pins.DAY - 1))
+    assert pins.ask(wanted) == ([], []) and len(indexes.asked) == 2 * (len({pin.page for pin in wanted}) + 1)
+
+
+def test_no_index_is_asked_offline(config: Config, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLINE", "1")
+    assert pins.ask(of(config, "cuda-volta", "ubuntu2404")) == ([], ["not asked for: OFFLINE=1"]) and not indexes.asked
+
+
+def test_a_pin_that_is_gone_ends_a_set_up(config: Config, indexes: Indexes) -> None:
+    indexes.rows = [row for row in indexes.rows if row[1] != "nki-0.5.0+28631259367.ga768afa6-cp312-cp312-linux_x86_64.whl"]
+    with pytest.raises(BackendError) as caught:
+        pins.require(of(config, "neuron-xla", "ubuntu2404"))
+    assert "nki 0.5.0 for Python 3.12 of https://pip.repos.neuron.amazonaws.com/nki/ is not there" in str(caught.value)
+    assert "OFFLINE=1" in caught.value.next
