@@ -403,7 +403,7 @@ def test_changed_markers_are_refused_whatever_their_checksum_says() -> None:
         except RunError:
             continue
         assert all(name.isascii() and "/" not in name for name in commit.files) and abs(commit.time) < 1e12
-        assert render(commit) == text
+        assert parse(render(commit), "here") == commit
 
 
 def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Path) -> None:
@@ -412,7 +412,7 @@ def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Pat
         verify_all(folder)
     for name in ("../../victim", "/etc/passwd", "..", MARKER, "a\n", "a b"):
         seal(folder, files={name: FileSum(1, 1)})
-        with pytest.raises(Broken, match="its files"):
+        with pytest.raises(Broken, match="files must be of the form"):
             verify_all(folder)
     (folder / "checkpoints" / NAME / MARKER).write_text("[" * 10**6)
     with pytest.raises(Broken):
