@@ -80,7 +80,8 @@ def rewrite(folder: Path, change: Change) -> None:
     """Changes what the index says."""
     path = folder / "checkpoints" / NAME / index.FILE
     content = json.loads(path.read_bytes())
-    path.write_text(json.dumps(change(content) or content))
+    made = change(content)
+    path.write_text(json.dumps(made if type(made) is list else content))
     seal(folder)
 
 
