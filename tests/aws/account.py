@@ -89,6 +89,8 @@ class Account:
         self.may: Callable[[str, str, dict[str, str]], bool] | None = None  # identity.py; None: everything
         self.amis: dict[str, str] = {}  # SSM parameter → AMI, beside those of amis.py
         self.lacks_images: set[str] = set()  # of amis.py
+        self.deprecated: set[str] = set()  # of those
+        self.disk_key = ""  # by which it encrypts every disk
         self.sold: dict[str, Any] = {}  # offers of capacity blocks, by their ids (selling.py)
         self.lag = 0.0
         self.throttled: Callable[[int], bool] = lambda number: False

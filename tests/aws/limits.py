@@ -41,6 +41,16 @@ def quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any]:
     return {"Quotas": [{"QuotaName": LUSTRE, "QuotaCode": "L-0A1B2C3D", "Value": value}] if ServiceCode == "fsx" else []}
 
 
+@answers("ec2", "GetEbsEncryptionByDefault")
+def encrypts(account: Account) -> dict[str, Any]:
+    return {"EbsEncryptionByDefault": bool(account.disk_key)}
+
+
+@answers("ec2", "GetEbsDefaultKmsKeyId")
+def disk_key(account: Account) -> dict[str, Any]:
+    return {"KmsKeyId": account.disk_key or "alias/aws/ebs"}
+
+
 @answers("s3", "HeadBucket")
 def head_bucket(account: Account, Bucket: str) -> dict[str, Any]:
     try:
@@ -62,10 +72,11 @@ def spot_prices(account: Account, **_: Any) -> dict[str, Any]:
 
 @answers("ec2", "DescribeImages")
 def images(account: Account, ImageIds: Iterable[str] = (), Filters: Iterable[Mapping[str, Any]] = (), Owners: Iterable[str] = (),
-           **_: Any) -> dict[str, Any]:  # fmt: skip
+           IncludeDeprecated: bool = False, **_: Any) -> dict[str, Any]:  # fmt: skip
     """Images by id, whatever it is; by name and description those of amis.py that the region has."""
+    gone = account.lacks_images if IncludeDeprecated else account.lacks_images | account.deprecated
     known = [{"ImageId": ami.id, "Name": ami.name, "Description": ami.description, "CreationDate": ami.date, "State": "available",
-              "RootDeviceName": "/dev/sda1"} for pin, ami in AMIS.items() if pin not in account.lacks_images]  # fmt: skip
+              "RootDeviceName": "/dev/sda1"} for pin, ami in AMIS.items() if pin not in gone]  # fmt: skip
     if "self" in Owners or not set(ImageIds).isdisjoint(account.things):
         return {"Images": images_of(account, ImageIds, Filters)}
     if ImageIds:

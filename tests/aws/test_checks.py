@@ -49,9 +49,12 @@ GOOD: Answers = {
     "DescribeVpcs": {"Vpcs": [{"VpcId": "vpc-1"}]},
     "DescribeAddresses": {"Addresses": []},
     "DescribeRouteTables": {"RouteTables": []},
+    "DescribeKeyPairs": {"KeyPairs": [{"KeyName": "mine"}]},
+    "GetEbsDefaultKmsKeyId": {"KmsKeyId": "alias/aws/ebs"},
     "DescribeFileSystems": {"FileSystems": []},
     "ListServiceQuotas": {"Quotas": [{"QuotaName": "Lustre Scratch storage capacity", "QuotaCode": "L-ABC", "Value": 100800.0}]},
     "HeadBucket": {"BucketRegion": "us-east-1"},
+    "GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": False},
 }
 
 
@@ -71,6 +74,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, di
             return answer  # type: ignore[no-any-return]
 
         monkeypatch.setattr(calls, "send", send)
+        monkeypatch.setattr(checks, "PROGRAMS", ())
         return sent
 
     return build
@@ -193,9 +197,105 @@ def test_a_reservation_that_is_not_there(account: Any) -> None:
 )
 def test_a_subnet_has_room_for_every_interface(name: str, change: dict[str, Any], said: str, account: Any) -> None:
     row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000} | change
-    account(DescribeSubnets={"Subnets": [row]})
+    tables = {"RouteTables": [{"Associations": [MAIN], "Routes": [INTERNET]}]}
+    account(DescribeSubnets={"Subnets": [row]}, DescribeRouteTables=tables)
     found = told(fleet(name, vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET))
     assert said in found and bool(said) == bool(found)
+
+
+def test_what_reaching_the_nodes_needs_here_is_looked_at_before_anything_is_made(
+    account: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = account()
+    named, own = fleet(key_pair="mine"), fleet()
+    for key, what, then in (
+        (None, "null, and ~/.ssh has no public key: nobody could log in", "ssh-keygen -t ed25519 -f ~/.ssh/id_ed25519"),
+        ("~/.ssh/no-such", "~/.ssh/no-such.pub can't be read", "ssh-keygen -t ed25519 -f ~/.ssh/no-such"),
+        (__file__, ".pub can't be read", f"ssh-keygen -y -f {__file__} > {__file__}.pub"),
+    ):
+        found = told(replace(own, fleet=replace(own.fleet, ssh=replace(own.fleet.ssh, key=key))), replace(INPUTS, public_key=""))
+        assert what in found and f"next: {then}; or fleet.aws.key_pair" in found
+    assert told(named, replace(INPUTS, public_key="")) == "" and ("DescribeKeyPairs", {"KeyNames": ["mine"]}) in sent
+    account(DescribeKeyPairs=refused("InvalidKeyPair.NotFound"))
+    assert "fleet.aws.key_pair: us-east-1 has no key pair mine" in told(named)
+    monkeypatch.setattr(checks, "PROGRAMS", ("no-such-program",))
+    assert "SSH through SSM needs no-such-program, which is not here" in told(fleet())
+    assert "no-such-program" not in told(fleet(ssh_from=("203.0.113.7/32",))), "no SSM, no plug-in"
+
+
+OWN_KEY = "arn:aws:kms:us-east-1:123456789012:key/0123abcd"
+
+
+@pytest.mark.parametrize(
+    ("answers", "said", "blocks"),
+    [
+        ({"GetEbsDefaultKmsKeyId": {"KmsKeyId": "alias/aws/ebs"}}, "", False),
+        ({}, f"the account encrypts disks with {OWN_KEY}; instances end at once unless its policy lets", False),
+        ({"DescribeKey": {"KeyMetadata": {"KeyState": "Disabled"}}}, "default key of EBS: the key is Disabled", True),
+        ({"DescribeKey": refused("NotFoundException")}, "default key of EBS: there is no such key", True),
+        ({"GetEbsEncryptionByDefault": refused("UnauthorizedOperation")}, "not looked at", False),
+    ],
+)
+def test_the_account_s_own_key_of_disks_is_told(answers: dict[str, Any], said: str, blocks: bool, account: Any) -> None:
+    on = {"GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": True}, "GetEbsDefaultKmsKeyId": {"KmsKeyId": OWN_KEY},
+          "DescribeKey": {"KeyMetadata": {"KeyState": "Enabled"}}}  # fmt: skip
+    account(**on | answers)
+    found = checks.findings(fleet(), Calls("us-east-1"), INPUTS)
+    assert said in "\n".join(map(str, found)) and any(one.blocks for one in found) == blocks and bool(said) == bool(found)
+
+
+def rule(**words: Any) -> dict[str, Any]:
+    return {"SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": [words]}]}
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_told"),
+    [
+        (rule(IpProtocol="tcp", FromPort=988, ToPort=1023, IpRanges=[{"CidrIp": "10.0.0.0/16"}]), False),
+        (rule(IpProtocol="-1", IpRanges=[{"CidrIp": "0.0.0.0/0"}]), False),
+        (rule(IpProtocol="tcp", FromPort=22, ToPort=22, IpRanges=[{"CidrIp": "0.0.0.0/0"}]), True),
+        (rule(IpProtocol="-1", IpRanges=[{"CidrIp": "10.9.0.0/16"}]), True),
+        (rule(IpProtocol="-1", UserIdGroupPairs=[{"GroupId": "sg-1"}]), True),  # to itself alone: the nodes' group is new
+    ],
+)
+def test_a_file_system_of_yours_lets_the_nodes_in(groups: dict[str, Any], is_told: bool, account: Any) -> None:
+    row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000,
+           "CidrBlock": "10.0.128.0/17"}  # fmt: skip
+    tables = {"RouteTables": [{"Associations": [MAIN], "Routes": [INTERNET]}]}
+    account(DescribeSubnets={"Subnets": [row]}, DescribeRouteTables=tables, DescribeSecurityGroups=groups,
+            DescribeFileSystems={"FileSystems": [{"NetworkInterfaceIds": ["eni-1"]}]},
+            DescribeNetworkInterfaces={"NetworkInterfaces": [{"Groups": [{"GroupId": "sg-1"}]}]})  # fmt: skip
+    own = fleet(vpc=VPC, subnets=(SUBNET,))
+    config = replace(
+        own, fleet=replace(own.fleet, fsx=replace(own.fleet.fsx, dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"))
+    )
+    found = told(config, replace(INPUTS, subnet=SUBNET))
+    assert ("no security group of fs-0123456789abcdef0 lets nodes of" in found and "--group-id sg-1" in found) == is_told
+
+
+def test_groups_of_a_training_job_are_open_to_themselves_on_both_sides(account: Any) -> None:
+    plain = fleet("p4d.24xlarge")
+    own = replace(plain.fleet.sagemaker, subnets=(SUBNET,), security_groups=("sg-1", "sg-2"))
+    config, inputs = replace(plain, fleet=replace(plain.fleet, sagemaker=own)), replace(INPUTS, engine="sagemaker")
+    both = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-2"}]}
+    anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+    rows = {"SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": [both], "IpPermissionsEgress": [both]},
+                               {"GroupId": "sg-2", "IpPermissions": [both], "IpPermissionsEgress": [anywhere]}]}  # fmt: skip
+    account(
+        DescribeSecurityGroups=rows,
+        DescribeSubnets={"Subnets": [{"SubnetId": SUBNET, "VpcId": VPC, "AvailableIpAddressCount": 99}]},
+    )
+    found = told(config, inputs)
+    assert "sg-2 does not let all traffic out to itself" in found and "sg-1" not in found and "in from" not in found
+    assert f"{SUBNET} has no route to the Internet" in found
+
+
+@pytest.mark.parametrize(("key", "is_told"), [(OWN_KEY, False), (OWN_KEY.replace("123456789012", "210987654321"), True)])
+def test_a_key_of_another_account_is_told_in_the_plan(key: str, is_told: bool, account: Any) -> None:
+    plain = fleet("p4d.24xlarge")
+    config = replace(plain, fleet=replace(plain.fleet, sagemaker=replace(plain.fleet.sagemaker, kms_key=key)))
+    account(DescribeKey={"KeyMetadata": {"KeyState": "Enabled"}})
+    assert ("it is another account's, whose policy must let" in told(config, replace(INPUTS, engine="sagemaker"))) == is_told
 
 
 INTERNET, ELSEWHERE = {"DestinationCidrBlock": "0.0.0.0/0"}, {"DestinationCidrBlock": "10.0.0.0/16"}
@@ -209,6 +309,8 @@ MAIN, OF_IT = {"Main": True}, {"SubnetId": SUBNET}
         ([(MAIN, [INTERNET]), (OF_IT, [ELSEWHERE])], True),
         ([(MAIN, []), (OF_IT, [INTERNET])], False),
         ([(OF_IT, [INTERNET | {"State": "blackhole"}])], True),  # its NAT gateway is gone
+        ([(OF_IT, [INTERNET | {"GatewayId": "igw-1"}])], True),  # and nodes with EFA have no public address
+        ([(OF_IT, [INTERNET | {"NatGatewayId": "nat-1"}])], False),
     ],
 )
 def test_a_subnet_without_a_way_out_is_told_and_not_refused(tables: Any, is_told: bool, account: Any) -> None:
@@ -216,7 +318,7 @@ def test_a_subnet_without_a_way_out_is_told_and_not_refused(tables: Any, is_told
     found = [{"Associations": [joined], "Routes": routes} for joined, routes in tables]
     account(DescribeSubnets={"Subnets": [row]}, DescribeRouteTables={"RouteTables": found})
     config, inputs = fleet(vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET)
-    assert ("has no route to the Internet" in told(config, inputs)) == is_told
+    assert ("the Internet" in told(config, inputs)) == is_told
     checks.require(config, Calls("us-east-1"), inputs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from aws.account import Account
+from aws.amis import AMIS
 from aws.fleets import INPUTS, fleet
 from aws.rules import judge
 from aws.validation import problems_of
@@ -20,7 +22,8 @@ from trainfleet.backends import backend_of, terms_of
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.cli import plan as verb
 from trainfleet.cli import setup
-from trainfleet.cloud import data_access
+from trainfleet.cloud import data_access, discovery
+from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.changeset import compare, describe
 from trainfleet.cloud.inventory import weighed
 from trainfleet.cloud.stack_nodes import FleetStack
@@ -94,6 +97,8 @@ def strip(value: Any) -> Any:
             return {key: strip(inner) for key, inner in value.items()}
         case list():
             return [strip(inner) for inner in value]
+        case str():
+            return re.sub(r"\d{4}-\d\d-\d\dT[\d:+]+$", "", value)
     return value
 
 
@@ -225,3 +230,10 @@ def test_what_is_paid_by_what_is_stored_is_weighed_for_people(account: Account, 
     assert [one.usd for one in weighed(fleet.calls, fleet.left()) if one.kind == "bucket"] == [None]
     account.denied |= {"cloudwatch:GetMetricStatistics"}
     assert [one.usd for one in weighed(fleet.calls, found.values()) if one.kind == "bucket"] == [found["bucket"].usd]
+
+
+def test_an_image_that_its_maker_has_deprecated_since_is_found_all_the_same(account: Account, tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    by_name = replace(config, fleet=replace(config.fleet, stack="cuda"))
+    account.deprecated = set(AMIS)
+    assert discovery.image_of(by_name, Calls(account.region)).startswith("ami-")

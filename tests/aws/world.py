@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from trainfleet.backends import terms_of
-from trainfleet.cloud import calls, clock
+from trainfleet.cloud import calls, checks, clock, discovery
 from trainfleet.config import Config, Settings, load
 
 from . import batch, cloudformation, compute, limits, sagemaker, selling, storage, watchers  # noqa: F401  what they answer
 from .account import Account, Thing
+
+KEY = Path(__file__).with_name("somebody")  # the user's key, of which only the public half is here
 
 
 @contextmanager
@@ -23,6 +25,8 @@ def aws(account: Account) -> Iterator[pytest.MonkeyPatch]:
     """From now on this is AWS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "send", account.respond)
+        patch.setattr(discovery, "USUAL_KEYS", (str(KEY),))
+        patch.setattr(checks, "PROGRAMS", ())
         patch.setattr(clock, "sleep", account.sleep)
         patch.setattr(clock, "now", lambda: account.now)
         yield patch

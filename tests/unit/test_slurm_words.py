@@ -24,6 +24,7 @@ from trainfleet.backends.base import Handle, Phase, Status
 from trainfleet.backends.slurm import Slurm, client, cluster_checks, cluster_file, parallelcluster, reasons
 from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.parallelcluster import Cluster
+from trainfleet.cloud import checks, discovery
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.entrypoint import LOCK
 from trainfleet.launch import admission
@@ -35,7 +36,7 @@ from trainfleet.plan.request import Request
 from trainfleet.run import run_folder
 from trainfleet.run.run_folder import Run, node_log
 from trainfleet.storage import s3
-from trainfleet.trust.errors import BackendError, ConfigError
+from trainfleet.trust.errors import BackendError, CloudError, ConfigError
 from trainfleet.watch.causes import Then
 from trainfleet.watch.monitor import AttemptOutcome
 from trainfleet.watch.verdict import Start, Verdict, judge
@@ -454,6 +455,7 @@ def region() -> Account:
     """Where the config's bucket is."""
     account = Account("us-west-2")
     account.add("bucket", "our-bucket", {}, {})
+    account.add("subnet", "subnet-0123456789abcdef0", {"VpcId": "vpc-0123456789abcdef0"}, {})
     return account
 
 
@@ -463,6 +465,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(s3, "write", lambda address, content: (tmp_path / "script").write_bytes(content))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/pcluster").write_text(PCLUSTER.format(python=sys.executable, folder=str(tmp_path)))
+    for name in ("pcluster", *checks.PROGRAMS):
+        (tmp_path / "bin" / name).touch(0o755)
     (tmp_path / "bin/pcluster").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -592,17 +596,32 @@ def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(made: Config
     assert [thing.state for thing in account.of("instance")] == ["shutting-down", "running"]
 
 
-def test_a_cluster_nobody_could_log_in_to_is_not_made(made: Config, tmp_path: Path) -> None:
-    (tmp_path / ".ssh/id_ed25519.pub").unlink()
+@pytest.mark.parametrize(
+    ("lack", "said"),
+    [
+        ("key", "fleet.ssh.key: null, and ~/.ssh has no public key: nobody could log in to the machines\n    next: ssh-keygen"),
+        ("plugin", "SSH through SSM needs session-manager-plugin, which is not here"),
+        ("quota", "4 x c7i.8xlarge need 128 vCPUs; your quota 'Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances' is 5"),
+        ("subnet", "there is no subnet subnet-0123456789abcdef0 in us-west-2"),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_lacks_is_said_before_it_is_made(lack: str, said: str, made: Config, tmp_path: Path) -> None:
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[0, {}]])
-    with aws(region()), pytest.raises(ConfigError, match="no public key") as caught:
-        Cluster(made).apply()
-    assert "ssh-keygen" in caught.value.next and asked(tmp_path) == []
-    own = replace(made, fleet=replace(made.fleet, ssh=replace(made.fleet.ssh, key="/keys/mine")))
-    answer(tmp_path, describe_cluster=[MISSING])
-    with aws(region()), pytest.raises(ConfigError, match=r"/keys/mine.pub can't be read") as caught:
-        Cluster(own).apply()
-    assert "ssh-keygen -y -f /keys/mine > /keys/mine.pub" in caught.value.next
+    account = region()
+    with aws(account) as patch:
+        patch.setattr(checks, "PROGRAMS", ("aws", "session-manager-plugin"))
+        if lack == "key":
+            patch.setattr(discovery, "USUAL_KEYS", ())
+        if lack == "plugin":
+            (tmp_path / "bin/session-manager-plugin").unlink()
+        if lack == "quota":
+            account.quotas["L-1216C47A"] = 5
+        if lack == "subnet":
+            account.things.clear()
+            account.add("bucket", "our-bucket", {}, {})
+        with pytest.raises(CloudError, match="the fleet can't be made as it is") as caught:
+            Cluster(replace(made, fleet=replace(made.fleet, nodes=4))).apply()
+    assert said in str(caught.value) and asked(tmp_path) == []
 
 
 def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
@@ -651,11 +670,13 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
         answer(tmp_path, describe_cluster=[MISSING])
         planned = {artifact.name: artifact.text for artifact in Cluster(made).changes()}
         assert "NatGateway" in planned["network.yaml"] and "requests/01-cloudformation-CreateStack.json" in planned
-        assert "subnet-00000000000000000" in planned["cluster.yaml"] and not list(account.of("subnet"))
+        assert "subnet-00000000000000000" in planned["cluster.yaml"] and not [
+            thing for thing in account.of("subnet") if thing.made_by
+        ]
 
         answer(tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]])
         assert Cluster(made).apply() == 0
-        subnets = {thing.tags["aws:cloudformation:logical-id"]: thing for thing in account.of("subnet")}
+        subnets = {thing.tags["aws:cloudformation:logical-id"]: thing for thing in account.of("subnet") if thing.made_by}
         assert subnets["PublicSubnet"].properties["MapPublicIpOnLaunch"] and len(list(account.of("nat-gateway"))) == 1
         assert {thing.properties["AvailabilityZone"] for thing in subnets.values()} == {"us-west-2b"}
         ((_, _, file),) = asked(tmp_path)
@@ -677,7 +698,7 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
         Cluster(made).remove(purge=False)
         assert (
             "fs-0123456789abcdef0" in account.things
-            and len(list(account.of("subnet"))) == 1
+            and len([thing for thing in account.of("subnet") if thing.made_by]) == 1
             and not list(account.of("nat-gateway"))
         )
         Cluster(made).remove(purge=True)

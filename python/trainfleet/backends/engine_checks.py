@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from ..cloud import engine_template
+from ..cloud import checks, engine_template
 from ..cloud.api_errors import DENIED, passing
 from ..cloud.calls import Calls
 from ..cloud.discovery import placeholders
@@ -157,26 +157,9 @@ def _refused(calls: Calls, arn: str, statement: Mapping[str, Any], where: list[s
 
 def require_key(calls: Calls, config: Config) -> None:
     """Raises BackendError when fleet.sagemaker.kms_key is not there, is not enabled, or is shut to this account."""
-    key = config.fleet.sagemaker.kms_key
-    if key is None:
-        return
-    where, theirs = f"fleet.sagemaker.kms_key {key}", key.split(":")[4] if key.startswith("arn:") else ""
-    try:
-        state = calls("kms", "DescribeKey", KeyId=key)["KeyMetadata"].get("KeyState", "Enabled")
-    except CloudError as error:
-        if error.code == "NotFoundException":
-            then = f"a key of {calls.region}, or null"
-            raise BackendError("there is no such key", where=where, why=error.why, next=then) from error
-        if theirs and error.code in DENIED and theirs != calls("sts", "GetCallerIdentity").get("Account"):
-            what, then = (
-                f"the key of account {theirs} is shut to yours",
-                "have its policy allow your account, or use a key of yours",
-            )
-            raise BackendError(what, where=where, why=error.why, next=then) from error
-        _pass_denied(error)
-        return
-    if state != "Enabled":
-        raise BackendError(f"the key is {state}", where=where, next=f"aws kms enable-key --key-id {key}; or another key")
+    if key := config.fleet.sagemaker.kms_key:
+        for found in checks.key_of(f"fleet.sagemaker.kms_key {key}", key, calls):
+            raise BackendError(found.what, next=found.next)
 
 
 def require_quota(calls: Calls, names: Iterable[str], wanted: int, kind: str) -> None:

@@ -8,11 +8,10 @@ user guide, "Instance console output"). SSM needs its agent, which our images ha
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..cloud import clock
+from ..cloud import checks, clock
 from ..cloud.api_errors import passing
 from ..cloud.calls import Calls
 from ..cloud.stack_nodes import FleetStack, StackNode
@@ -29,10 +28,8 @@ AGAIN, ANSWERS = 2.0, 15  # seconds between two looks for SSM's answer, and how 
 
 def require_plugin() -> None:
     """BackendError where this machine lacks what SSH through SSM needs."""
-    for program in ("aws", "session-manager-plugin"):
-        if not shutil.which(program):
-            then = "install the AWS CLI and its Session Manager plugin; or open SSH with fleet.aws.ssh_from"
-            raise BackendError(f"SSH through SSM needs {program}, which is not here", next=then)
+    for lack in checks.programs():
+        raise BackendError(lack.what, next=lack.next)
 
 
 def keep_keys(fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool) -> tuple[Path, set[str]]:

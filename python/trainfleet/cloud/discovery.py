@@ -156,7 +156,7 @@ def _by_name(name: str, sdk: str, calls: Calls) -> str:
     filters = [{"Name": "name", "Values": [name]}, {"Name": "state", "Values": ["available"]}]
     if "*" in name:
         filters.append({"Name": "description", "Values": [f"*Neuron SDK {sdk}*"]})
-    rows = calls("ec2", "DescribeImages", Owners=["amazon"], Filters=filters).get("Images", [])
+    rows = calls("ec2", "DescribeImages", Owners=["amazon"], Filters=filters, IncludeDeprecated=True).get("Images", [])
     return str(max(rows, key=lambda row: str(row.get("CreationDate")))["ImageId"]) if rows else ""
 
 

@@ -77,8 +77,6 @@ def _of_jobs(config: Config, engine: str, here: str) -> Needed:
     yield (*group[engine], *plans), "*"
     for role in filter(None, (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)):
         yield group["own role"], role
-    if fleet.sagemaker.kms_key:
-        yield ("kms:DescribeKey",), "*"  # it may be an alias
     if fleet.secrets:
         yield group["secrets"], here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
 

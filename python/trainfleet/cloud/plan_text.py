@@ -48,9 +48,9 @@ def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> 
     if unasked:
         yield f"account: not asked, as {unasked}"
         yield f"  the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image} stand in for its answers"
-        return
-    found = checks.findings(config, calls, inputs)
-    yield "account: nothing stands against it" if not found else "account"
+    found = list(checks.here(config, inputs)) if unasked else checks.findings(config, calls, inputs)
+    if not unasked:
+        yield "account" if found else "account: nothing stands against it"
     yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
 
 

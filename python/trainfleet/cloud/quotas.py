@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Config
+from ..config.types_slurm import Queue
 from ..hardware import node_types
 from .api_errors import passing
 from .calls import Calls
@@ -35,19 +36,25 @@ class Obstacle:
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation has been counted already."""
-    name, capacity = config.fleet.instance_type or "", capacity_of(config)
+    nodes = len(inputs.slots)
+    queues = config.fleet.slurm.parallelcluster.queues or (Queue("the only one"),)  # of a cluster: others have none
+    for queue in queues:
+        name, capacity = queue.instance_type or config.fleet.instance_type or "", queue.capacity or capacity_of(config)
+        if capacity not in ("reservation", "block"):
+            yield from _of_type(name, capacity, min(nodes, queue.max or nodes), config, calls)
+
+
+def _of_type(name: str, capacity: str, nodes: int, config: Config, calls: Calls) -> Iterator[Obstacle]:
     quota = quota_of(name, capacity)
-    if capacity in ("reservation", "block"):
-        return
     if quota is None:
         yield Obstacle(f"the spot quota of {name} is not looked at: its code is not known", blocks=False)
         return
     allowed = value(calls, "ec2", quota)
     used = sum(_others(config, calls, quota, capacity))
-    wanted = len(inputs.slots) * node_types.INSTANCE_TYPES[name].vcpus
+    wanted = nodes * node_types.INSTANCE_TYPES[name].vcpus
     if allowed is not None and used + wanted > allowed:
         beside = f", and {used:,.0f} are in use by others" if used else ""
-        what = f"{len(inputs.slots)} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is {allowed:,.0f}{beside}"
+        what = f"{nodes} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is {allowed:,.0f}{beside}"
         yield Obstacle(what, request_more(calls.region, "ec2", quota.code, used + wanted))
 
 
@@ -64,7 +71,7 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
 
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether there is room for a VPC and its addresses, where they are not there yet."""
-    if config.fleet.aws.vpc:
+    if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
     if any(is_ours(tags_of(row.get("Tags")), config.fleet_name) for row in vpcs):

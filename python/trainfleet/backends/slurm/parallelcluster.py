@@ -30,7 +30,7 @@ from ...cloud.template_inputs import Inputs, cluster_name, own_tags, pairs
 from ...config import Config
 from ...plan.request import Artifact
 from ...storage import s3
-from ...trust.errors import BackendError, ConfigError
+from ...trust.errors import BackendError
 from ..base import Machines, Prospect
 from ..ec2_machines import Stacked, policies, prove_gone, say, told_of
 from ..managed_machines import priced
@@ -138,7 +138,7 @@ class Cluster(Machines):
         if state and state.passes:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
         else:
-            key = self._public_key() if state is None else ""
+            key = public_key(self.config) if state is None else ""
             if state is None:
                 checks.require(self.config, self.calls, self._asked[0])
             if cluster_network.changes(self.config, state.maker if state else ""):
@@ -168,17 +168,6 @@ class Cluster(Machines):
         for warning in said.get("validationMessages") or ():
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
         print(f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes", flush=True)
-
-    def _public_key(self) -> str:
-        """The user's key for the cluster's own key pair, "" where a pair is named; ConfigError where there is none."""
-        key = public_key(self.config)
-        if not key and not self.config.fleet.aws.key_pair:
-            own = self.config.fleet.ssh.key
-            found = f"{own}, and {own}.pub can't be read" if own else "null, and ~/.ssh has no public key"
-            then = f"ssh-keygen -y -f {own} > {own}.pub" if own else "ssh-keygen -t ed25519"
-            what = f"{found}: nobody could log in to the cluster's head"
-            raise ConfigError.of("fleet.ssh.key", what, next=f"{then}; or fleet.aws.key_pair")
-        return key
 
     def _provide_key(self, key: str) -> None:
         """Makes the key pair of the cluster."""
