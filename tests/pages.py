@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from trainfleet.cli import VERBS
-from trainfleet.cli.variables import SWITCHES, VARIABLES
+from trainfleet.cli.variables import SWITCHES, VARIABLES, option_of
 from trainfleet.watch.causes import CAUSES
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def tables() -> dict[Path, list[str]]:
     used = {name: [verb for verb, takes in VERBS.items() if name in takes] for name in VARIABLES}
     most = len(used["CONFIG"]) / 2  # verbs; more are not listed
     variables = [
-        f"| `{name}` | `--{name.lower().replace('_', '-')}{'' if name in SWITCHES else ' …'}` | {VARIABLES[name]} | "
+        f"| `{name}` | `{option_of(name)}{'' if name in SWITCHES else ' …'}` | {VARIABLES[name]} | "
         f"{', '.join(verbs) if len(verbs) < most else 'most'} |"
         for name, verbs in used.items()
         if verbs

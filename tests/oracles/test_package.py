@@ -106,7 +106,7 @@ def test_a_release_is_built_and_checked_and_an_unready_one_is_refused(tmp_path: 
         release.refuse_unready("0.2.0")
     (tmp_path / "CHANGELOG.md").write_text("## 0.2.0 (2026-12-01)\n")
     (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
-    with pytest.raises(RunError, match="README.md: have a placeholder"):
+    with pytest.raises(RunError, match=r"README\.md: have a placeholder"):
         release.refuse_unready("0.2.0")
     (tmp_path / "README.md").unlink()
     release.refuse_unready("0.2.0")
