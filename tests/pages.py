@@ -1,13 +1,18 @@
-"""What a reader would type and write, as the pages say it."""
+"""What a reader would type and write, as the pages say it; `python tests/pages.py` writes what pages have of the program's tables."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from trainfleet.cli import VERBS
+from trainfleet.cli.variables import SWITCHES, VARIABLES, option_of
+from trainfleet.watch.causes import CAUSES
+
 ROOT = Path(__file__).parents[1]
 ALL = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
 PARTS = {"name": "name: part\n", "data": "data: {sources: [stdlib]}\n"}  # what every config has
+BEGIN, END = "<!-- made by tests/pages.py -->\n", "<!-- end -->\n"
 EVIDENCE = ROOT / "docs/evidence/README.md"
 
 
@@ -43,3 +48,29 @@ def name_of(config: str) -> str:
     page = next(page for page, text in configs() if text == config)
     backend = re.search(r"backend: (\w+)", config)
     return f"{page} {backend[1] if backend else 'local'}"
+
+
+def tables() -> dict[Path, list[str]]:
+    """The rows of the program's own tables, by the page that shows them between the two marks."""
+    used = {name: [verb for verb, takes in VERBS.items() if name in takes] for name in VARIABLES}
+    most = len(used["CONFIG"]) / 2  # verbs; more are not listed
+    variables = [
+        f"| `{name}` | `{option_of(name)}{'' if name in SWITCHES else ' …'}` | {VARIABLES[name]} | "
+        f"{', '.join(verbs) if len(verbs) < most else 'most'} |"
+        for name, verbs in used.items()
+        if verbs
+    ]
+    causes = [f"| `{name}` | {cause.words} | {cause.next} |" for name, cause in CAUSES.items()]
+    return {ROOT / "docs/reference/verbs.md": variables, ROOT / "docs/how-to/troubleshooting.md": causes}
+
+
+def written(page: Path, rows: list[str]) -> str:
+    """The page with these rows below the head of its table."""
+    head, _, rest = page.read_text().partition(BEGIN)
+    title, line, *_ = rest.strip().splitlines()
+    return "".join([head, BEGIN, "\n".join(["", title, line, *rows, "", ""]), END, rest.partition(END)[2]])
+
+
+if __name__ == "__main__":
+    for page, rows in tables().items():
+        page.write_text(written(page, rows))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet.cli import VERBS
+from trainfleet.cli import VERBS, completion
 from trainfleet.plan.request import fold
 from trainfleet.recipes import all_recipes
 from trainfleet.report.proposal import hung
@@ -58,6 +58,17 @@ def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: 
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
     assert make(desk, "help")[0] == 0  # without Python
+
+
+@pytest.mark.parametrize(("typed", "offered"), [
+    (["trainfleet", "tra"], "train"), (["trainfleet", "train"], "train"), (["trainfleet", "sample", "--te"], "--temperature"),
+    (["trainfleet", "plan", "--nodes", "4", "--set", "--v"], "--verbose"), (["trainfleet", "train", "--te"], ""),
+])  # fmt: skip
+def test_bash_completes_a_verb_and_its_options(typed: list[str], offered: str) -> None:
+    words = " ".join(map(shlex.quote, typed))
+    program = f'{completion()}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _trainfleet trainfleet {typed[-1]}; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-ec", f"complete() {{ :; }}; {program}"], text=True, capture_output=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (offered, "")
 
 
 def test_the_page_of_verbs_has_each_of_them_and_each_variable() -> None:

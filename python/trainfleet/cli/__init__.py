@@ -18,7 +18,7 @@ from ..trust.errors import ConfigError, NoSource, RunError, TrainfleetError, tel
 from ..trust.safe_output import TYPED, guarded
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import printable, shortened
-from .variables import VARIABLES, Variables, flag, read_variables, typed
+from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
 ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
@@ -115,10 +115,12 @@ def _carried_out(verb: str, variables: Variables, started: float) -> int:
 
 
 def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
-    """What `--help` and `--version` answer, also of one verb; nothing for words that ask for neither.
+    """What `--help`, `--version` and `--completion` answer, also of one verb; nothing for other words.
 
     `goals`: all that make was asked for. Of `make help train` it runs both: this is train's.
     """
+    if "--completion" in arguments:
+        return completion()
     if "--version" in arguments:
         return f"trainfleet {install_paths.version()}"
     if arguments and not {"--help", "-h"} & set(arguments) and arguments[0] != "help" and "help" not in goals:
@@ -132,6 +134,16 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
         return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes, OPTIONS])
     table = [f"  {name:12} {lines[name]}" for name in VERBS if name not in OF_A_CHECKOUT]
     return "\n".join(["trainfleet VERB [--name value ...]: from bare nodes to a trained model. Begin with: make train", *table])
+
+
+def completion() -> str:
+    """Returns a script with which bash completes the verbs and the options of each."""
+    options = {verb: " ".join(map(option_of, takes)) for verb, takes in VERBS.items()}
+    cases = [f"1:{verb}) words='{words}' ;;" for verb, words in options.items()]
+    words = " ".join(verb for verb in VERBS if verb not in OF_A_CHECKOUT)
+    begins = "_trainfleet() {\nlocal words\ncase $((COMP_CWORD > 1)):${COMP_WORDS[1]} in"
+    ends = 'esac\nCOMPREPLY=($(compgen -W "$words" -- "$2"))\n}\ncomplete -o default -F _trainfleet trainfleet'
+    return "\n".join([begins, *cases, f"*) words='{words}' ;;", ends])
 
 
 def explained(error: OSError) -> TrainfleetError | None:

@@ -119,8 +119,11 @@ def _stranger(word: str, allowed: Sequence[str], meant: str) -> str:
     """What is wrong with a word that is no variable and no option of the verb; `meant`: the key of the config that it names."""
     if not word.startswith("--"):
         return f"is not VARIABLE=value{meant or suggest(word, allowed)}"
-    options = ["--" + name.lower().replace("_", "-") for name in allowed]
-    return f"is not an option{meant or suggest(word.partition('=')[0], options)}"
+    return f"is not an option{meant or suggest(word.partition('=')[0], map(option_of, allowed))}"
+
+
+def option_of(variable: str) -> str:
+    return f"--{variable.lower().replace('_', '-')}"
 
 
 def _variable_of(option: str) -> str:
