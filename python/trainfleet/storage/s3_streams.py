@@ -82,11 +82,13 @@ class Upload(io.RawIOBase):
         return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
 
 
-class Seekable(io.RawIOBase):
-    """A raw stream of `length` bytes that can be read from any position; readers advance `at`."""
+class Ranges(io.RawIOBase):
+    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is read."""
 
-    def __init__(self, length: int) -> None:
-        self.length, self.at = length, 0
+    def __init__(self, found: s3.Object) -> None:
+        self.found, self.length, self.at = found, found.size, 0
+        self.threads = ThreadPoolExecutor(1)
+        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
 
     def readable(self) -> bool:
         return True
@@ -102,16 +104,6 @@ class Seekable(io.RawIOBase):
         if self.at < 0:
             raise ValueError("it points before its beginning")
         return self.at
-
-
-class Ranges(Seekable):
-    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is read."""
-
-    def __init__(self, found: s3.Object) -> None:
-        super().__init__(found.size)
-        self.found = found
-        self.threads = ThreadPoolExecutor(1)
-        self.fetch = lru_cache(2)(lambda index: self.threads.submit(self._fetch, index))
 
     def readinto(self, buffer: Any) -> int:
         if self.at >= self.length:
