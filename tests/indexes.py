@@ -28,8 +28,6 @@ from urllib.request import Request, urlopen
 
 import yaml
 
-from trainfleet.nodes import pins
-
 RECORDED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "recorded_indexes.yaml").read_text())
 STUBS = {"islpy": "2023.2.5", "ec2-metadata": "2.17.0"}  # of the usual index, where its newest would not do
 Row = tuple[str, str, str]  # a page, what it has, and its SHA-256 or version
@@ -136,13 +134,12 @@ def served() -> Iterator[Indexes]:
 
     indexes.address = f"http://127.0.0.1:{server.server_port}"
 
-    def opened(asked: str | Request, timeout: float) -> Any:
-        request = asked if isinstance(asked, Request) else Request(asked)
+    def opened(request: Request, timeout: float) -> Any:
         request.full_url = indexes.at(request.full_url)
         return urlopen(request, timeout=timeout)
 
     try:
-        with mock.patch.object(pins, "urlopen", opened):
+        with mock.patch("urllib.request.urlopen", opened):
             yield indexes
     finally:
         server.shutdown()

@@ -87,10 +87,17 @@ def test_what_can_t_be_reached_is_said_and_refuses_nothing(
     (said,) = capsys.readouterr().out.splitlines()
     hosts = ("download.pytorch.org: ", "efa-installer.amazonaws.com: ", "registry-1.docker.io: ")
     assert said.startswith("pins: not asked for: ") and all(host in said for host in hosts)
-    monkeypatch.setattr(pins, "urlopen", lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")))
     assert pins.ask(of(config, "cuda", "ubuntu2404"))[1] == [
         "not asked for: " + "; ".join(f"{host}no route to host" for host in hosts[1:])
     ]
+
+
+@pytest.mark.parametrize("answer", [LOGIN, "[]", "{}", '{"token": 3}'])
+def test_a_registry_that_gives_no_leave_to_read_could_not_be_asked(answer: str, config: Config, indexes: Indexes) -> None:
+    indexes.instead["auth.docker.io"] = answer
+    wrong, (why,) = pins.ask(of(config, "cuda", "ubuntu2404"))
+    assert not wrong and why.startswith("not asked for: registry-1.docker.io: ")
 
 
 def test_what_was_there_is_asked_for_again_after_a_day(config: Config, indexes: Indexes, tmp_path: Path) -> None:
