@@ -4,26 +4,32 @@ with served() as indexes:      nodes/pins.py then asks here, whatever address it
     indexes.rows.remove(row)   one file or version is gone
     indexes.instead["pip.repos.neuron.amazonaws.com"] = page      what all its pages are: a proxy's
     indexes.asked              the pages that were asked for
+    indexes.stubs = True       wheels can be downloaded: empty packages that ask for what the real ones do; sums are theirs
+
+What the usual index has beside the recorded pages are stubs too.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from urllib.request import Request, urlopen
 
 import yaml
 
-from trainfleet.nodes import pins
-
 RECORDED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "recorded_indexes.yaml").read_text())
+STUBS = {"islpy": "2023.2.5", "ec2-metadata": "2.17.0"}  # of the usual index, where its newest would not do
 Row = tuple[str, str, str]  # a page, what it has, and its SHA-256 or version
 
 
@@ -36,15 +42,46 @@ def rows() -> list[Row]:
     return found + [(page["page"], "", "") for kind in ("files", "manifests") for page in RECORDED[kind]]
 
 
+@functools.cache
+def stub(name: str) -> bytes:
+    """A wheel of this name, empty but for what the real one asks for."""
+    package, version = name.split("-")[:2]
+    known = RECORDED["metadata"].get(f"{package.replace('_', '-')} {version.partition('+')[0]}", {}).get("requires", ())
+    info, content = f"{package}-{version}.dist-info", io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for file, text in {
+            "METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+            + "".join(f"Requires-Dist: {ask}\n" for ask in known),
+            "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "".join(f"{info}/{part},,\n" for part in ("METADATA", "WHEEL", "RECORD")),
+        }.items():
+            archive.writestr(zipfile.ZipInfo(f"{info}/{file}"), text)
+    return content.getvalue()
+
+
 class Indexes:
     def __init__(self) -> None:
         self.rows, self.instead, self.asked = rows(), dict[str, str](), list[str]()
-        self.silent = False
+        self.silent = self.stubs = False
+        self.address = ""
 
-    def answer(self, page: str, leave: str) -> tuple[int, str, str]:
+    def at(self, page: str) -> str:
+        """Where a page is served."""
+        return f"{self.address}/{page.removeprefix('https://')}"
+
+    def sum_of(self, name: str, sum_: str) -> str:
+        """The SHA-256 that a page has of a file."""
+        return hashlib.sha256(stub(name)).hexdigest() if self.stubs and sum_ else sum_
+
+    def answer(self, page: str, leave: str) -> tuple[int, str, str | bytes]:
         """Code, type and text of an answer."""
         host = page.split("/")[2]
-        mine = [row for row in self.rows if row[0] == page]
+        mine = [row for row in self.rows if row[0] == (page.removeprefix("https://") if host == "usual" else page)]
+        if self.stubs and page.endswith(".whl"):
+            return 200, "application/zip", stub(unquote(page.rpartition("/")[2]))
+        if self.stubs and host == "usual" and not mine:
+            name = page.split("/")[3]
+            mine = [(page, f"{name.replace('-', '_')}-{STUBS.get(name, '99.0')}-py3-none-any.whl", "")]
         if host in self.instead:
             return 200, "text/html", self.instead[host]
         if page.startswith("https://auth.docker.io/token?service=registry.docker.io&scope=repository:library/ubuntu:pull"):
@@ -57,7 +94,10 @@ class Indexes:
             stanza = "Package: {}\nArchitecture: amd64\nVersion: {}\nMaintainer: AWS\nDescription: a package\n with more lines\n"
             return 200, "text/plain", "\n".join(stanza.format(name, version) for _, name, version in mine)
         if page.endswith("/"):
-            lines = (f'<a href="../{quote(name)}{sum_ and f"#sha256={sum_}"}">{name}</a><br>' for _, name, sum_ in mine)
+            lines = (
+                f'<a href="../{quote(name)}{sum_ and f"#sha256={self.sum_of(name, sum_)}"}">{name}</a><br>'
+                for _, name, sum_ in mine
+            )
             return 200, "text/html", "<!DOCTYPE html>\n<html><body>\n" + "\n".join(lines) + "\n</body></html>\n"
         return 200, "application/vnd.oci.image.index.v1+json" if "/manifests/" in page else "application/gzip", ""
 
@@ -78,7 +118,8 @@ def served() -> Iterator[Indexes]:
             self.send_header("x-amz-request-id", "0")
             self.end_headers()
             with suppress(BrokenPipeError):  # nobody waits any more
-                self.wfile.write(text.encode() if self.command == "GET" else b"")
+                content = text.encode() if isinstance(text, str) else text
+                self.wfile.write(content if self.command == "GET" else b"")
 
         do_HEAD = do_GET
 
@@ -91,13 +132,14 @@ def served() -> Iterator[Indexes]:
     server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
-    def opened(asked: str | Request, timeout: float) -> Any:
-        request = asked if isinstance(asked, Request) else Request(asked)
-        request.full_url = f"http://127.0.0.1:{server.server_port}/{request.full_url.removeprefix('https://')}"
+    indexes.address = f"http://127.0.0.1:{server.server_port}"
+
+    def opened(request: Request, timeout: float) -> Any:
+        request.full_url = indexes.at(request.full_url)
         return urlopen(request, timeout=timeout)
 
     try:
-        with mock.patch.object(pins, "urlopen", opened):
+        with mock.patch("urllib.request.urlopen", opened):
             yield indexes
     finally:
         server.shutdown()

@@ -21,6 +21,7 @@ from trainfleet.cloud import engine_template, template
 from trainfleet.cloud.permissions import CLUSTER, policy
 from trainfleet.cloud.template_inputs import Inputs, bucket_of
 from trainfleet.config import Config, Settings, load
+from trainfleet.config.tables import read_table
 from trainfleet.recipes import FOLDER
 
 ROOT = Path(__file__).parents[2]
@@ -178,11 +179,13 @@ def operations() -> set[str]:
 
 
 def of_kinds() -> dict[str, set[str]]:
-    """kind of resource → what `make clean` asks to find and to remove it, where a helper of kinds.py is handed the names."""
-    helper = re.compile(r"_(ec2|fsx)\(\"([^\"]+)\", \"(Describe\w+)\", .*?\"((?:Delete|Release)\w+)\"")
-    text = (ROOT / "python/trainfleet/cloud/resource_types.py").read_text()
-    found = {kind: {f"{service}:{find}", f"{service}:{removal}"} for service, kind, find, removal in helper.findall(text)}
-    return found | {kind: {f"ec2:{find}"} for kind, find in re.findall(r"Kind\(\"([^\"]+)\", _found\(\"(\w+)\"", text)}
+    """kind of resource → what `make clean` asks to find and to remove it, by kinds.yaml."""
+    rows = read_table(ROOT / "python/trainfleet/cloud/kinds.yaml")
+    return {
+        row["kind"]: {f"{row['service']}:{row[what]}" for what in ("find", "remove") if what in row}
+        for row in rows
+        if "find" in row
+    }
 
 
 @pytest.mark.parametrize("recipe", ARTICLES)

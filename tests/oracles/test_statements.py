@@ -26,9 +26,10 @@ from aws.account import Account
 from aws.crashes import World
 from aws.world import aws
 from oracles.iam_judge import may
+from oracles.recording import Recording, made
 from oracles.test_permissions import ARTICLES, config_of
 from trainfleet.backends import BACKENDS, terms_of
-from trainfleet.cloud.permissions import policy
+from trainfleet.cloud.permissions import FILE, policy
 from trainfleet.cloud.region import through_agent
 from trainfleet.cloud.template_inputs import own_tags
 from trainfleet.config import Settings, load
@@ -151,15 +152,10 @@ def left_by_a_crash(account: Account, config: str) -> None:
         account.add(kind, account.new_id("left-"), disk, tags)
 
 
-@pytest.mark.parametrize(("recipe", "own"), [(ARTICLES[1], False), (ARTICLES[1], True), (ARTICLES[2], False)])
-def test_with_the_policy_alone_a_job_is_submitted_seen_and_stopped(
-    recipe: str, own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THE_KEY", "x")
-    with by_policy(recipe, own) as (world, refused), tempfile.TemporaryDirectory() as folder:
-        watchers.Watched(world.account)
-        engine_crashes.others(world.account)
-        assert world.type("setup")[0] == 0
+def submitted(world: World) -> None:
+    """A job of the config is submitted, looked at and stopped."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("THE_KEY", "x")
         Path(folder, "config.yaml").write_text(yaml.safe_dump(world.config))
         config = job_image.named(load(Settings(Path(folder, "config.yaml")), terms_of)[0])
         with aws(world.account):
@@ -167,7 +163,49 @@ def test_with_the_policy_alone_a_job_is_submitted_seen_and_stopped(
             handle = backend.submit(backend.plan(train_job(config), {}))
             assert not backend.status(handle).ended
             backend.stop(handle, at_once=False)
+
+
+def has_jobs(world: World) -> bool:
+    """Whether an engine makes the machines; then the account has that engine, with others at work."""
+    if world.config["fleet"]["backend"] not in ("batch", "sagemaker"):
+        return False
+    watchers.Watched(world.account)
+    engine_crashes.others(world.account)
+    return True
+
+
+@pytest.mark.parametrize(("recipe", "own"), [(ARTICLES[1], False), (ARTICLES[1], True), (ARTICLES[2], False)])
+def test_with_the_policy_alone_a_job_is_submitted_seen_and_stopped(recipe: str, own: bool) -> None:
+    with by_policy(recipe, own) as (world, refused):
+        assert has_jobs(world) and world.type("setup")[0] == 0
+        submitted(world)
         assert not refused and {"SubmitJob", "CreateTrainingJob"} & {operation for _, operation, _ in world.account.calls}
+
+
+def recorded() -> Recording:
+    """What the verbs of all articles' recipes ask, and CloudFormation for them."""
+    found = Recording()
+    for recipe, stuck in [(recipe, stuck) for recipe in ARTICLES for stuck in (False, True)]:
+        with desk():
+            world = World(buckets, said(recipe))
+            jobs = has_jobs(world)
+            with found.on(world.account):
+                for verb in ("plan", "setup", "ls", "train", "stop", "image", "clean"):
+                    found.source = verb
+                    if verb == "train" and jobs and not stuck:
+                        submitted(world)
+                    if verb == "clean" and stuck:
+                        left_by_a_crash(world.account, said(recipe)["name"])
+                    world.type(verb, *(("PURGE=1", "YES=1") if verb == "clean" else ()))
+    return found
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(280)
+def test_the_table_of_permissions_is_what_was_recorded() -> None:
+    found = recorded()
+    assert len(found.asked) > 150
+    assert made(FILE.read_text(), found.sources(), found.asked) == FILE.read_text(), "python -m oracles.recording"
 
 
 @pytest.mark.parametrize(("recipe", "number"), list(cases()))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from test_pins import HOSTS
+from test_pins import HOSTS, ROOT
 
 from indexes import Indexes
 from trainfleet.config import Config, Settings, load
 from trainfleet.nodes import pins
+from trainfleet.nodes.install_steps import environment_words
 from trainfleet.nodes.pins import Pin
+from trainfleet.nodes.stack import load_stack
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 
@@ -83,10 +87,17 @@ def test_what_can_t_be_reached_is_said_and_refuses_nothing(
     (said,) = capsys.readouterr().out.splitlines()
     hosts = ("download.pytorch.org: ", "efa-installer.amazonaws.com: ", "registry-1.docker.io: ")
     assert said.startswith("pins: not asked for: ") and all(host in said for host in hosts)
-    monkeypatch.setattr(pins, "urlopen", lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")))
     assert pins.ask(of(config, "cuda", "ubuntu2404"))[1] == [
         "not asked for: " + "; ".join(f"{host}no route to host" for host in hosts[1:])
     ]
+
+
+@pytest.mark.parametrize("answer", [LOGIN, "[]", "{}", '{"token": 3}'])
+def test_a_registry_that_gives_no_leave_to_read_could_not_be_asked(answer: str, config: Config, indexes: Indexes) -> None:
+    indexes.instead["auth.docker.io"] = answer
+    wrong, (why,) = pins.ask(of(config, "cuda", "ubuntu2404"))
+    assert not wrong and why.startswith("not asked for: registry-1.docker.io: ")
 
 
 def test_what_was_there_is_asked_for_again_after_a_day(config: Config, indexes: Indexes, tmp_path: Path) -> None:
@@ -110,3 +121,29 @@ def test_a_pin_that_is_gone_ends_a_set_up(config: Config, indexes: Indexes) -> N
         pins.require(of(config, "neuron-xla", "ubuntu2404"))
     assert "nki 0.5.0 for Python 3.12 of https://pip.repos.neuron.amazonaws.com/nki/ is not there" in str(caught.value)
     assert "OFFLINE=1" in caught.value.next
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lack", ["", "nki==0.5.0"])
+def test_trn1_s_environment_is_installed_from_the_recorded_indexes(lack: str, indexes: Indexes, tmp_path: Path) -> None:
+    """The real python.sh and pip. The packages are empty, with the metadata of the real ones; sums are those of the empty ones."""
+    indexes.stubs = True
+    (tmp_path / "scripts").mkdir()
+    for name in ("pip_sources.py", "python.sh", "unpinned.py"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    (tmp_path / "requirements.lock").write_text("torch==2.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    sums = {sum_: indexes.sum_of(name, sum_) for _, name, sum_ in indexes.rows}
+    words = [
+        word.replace("https://", f"{indexes.address}/")
+        for word in environment_words(load_stack("neuron-xla"), str(tmp_path / "env"))
+    ]
+    words = [f"--hash=sha256:{sums[word[14:]]}" if word.startswith("--hash") else word for word in words if word != lack]
+    path = ":".join(part for part in os.environ["PATH"].split(":") if not Path(part, "uv").exists())
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    kept |= {"PATH": path, "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{indexes.address}/usual/"}
+    done = subprocess.run(["bash", "scripts/python.sh", "apply", *words], cwd=tmp_path, env=kept, capture_output=True, text=True)
+    assert done.returncode == bool(lack), done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("python: nki is asked for" if lack else f"python: {tmp_path}/env, torch 2.9.1")
+    found = [path.name for path in (tmp_path / "env").glob("lib/python3*/site-packages/*.dist-info")]
+    assert any(name.startswith("neuronx_cc-2.26.6360.0+") for name in found)
+    assert any(name.startswith("nki-0.5.0+28631259367") for name in found) != bool(lack)

@@ -61,12 +61,16 @@ def test_every_artifact_is_written_and_the_whole_cost_shown(tmp_path: Path, name
     assert ("  head  " in said.stdout) == ("parallelcluster" in name)
 
 
-def test_the_partition_follows_the_region(tmp_path: Path) -> None:
-    where = "fleet.aws.region=us-gov-west-1 fleet.aws.zones=[us-gov-west-1b]"
-    said = plan(tmp_path, f"CONFIG={FOLDER}/llama-2-7b-trn1-ec2.yaml", f"SET={where}", "OUT=out")
+@pytest.mark.parametrize(
+    ("name", "file"), [("llama-2-7b-trn1-ec2", "stack.yaml"), ("bert-large-trn1-parallelcluster", "cluster.yaml")]
+)
+def test_the_partition_follows_the_region(tmp_path: Path, name: str, file: str) -> None:
+    where = "fleet.aws.region=us-gov-west-1" + (" fleet.aws.zones=[us-gov-west-1b]" if file == "stack.yaml" else "")
+    said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", f"SET={where}", "OUT=out")
     assert said.returncode == 0, said.stdout + said.stderr
-    text = (tmp_path / "out/stack.yaml").read_text()
-    assert "arn:aws-us-gov:" in text and "arn:aws:" not in text and "the zone us-gov-west-1b" in said.stdout
+    text = (tmp_path / "out" / file).read_text()
+    assert "arn:aws-us-gov:" in text and "arn:aws:" not in text
+    assert "the zone us-gov-west-1b" in said.stdout or file != "stack.yaml"
 
 
 def test_a_cluster_can_be_planned_without_pcluster_and_without_slurm(tmp_path: Path) -> None:

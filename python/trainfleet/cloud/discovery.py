@@ -18,12 +18,12 @@ from .api_errors import passing
 from .baking import fitting
 from .calls import Calls
 from .instances import capacity_of
+from .region import partition_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
 from .template_inputs import Inputs, bucket_of
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
-PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
@@ -115,10 +115,10 @@ def placeholders(config: Config, region: str) -> Inputs:
     """What a template needs to know where no account can be asked: what the config says, and zeros for the rest."""
     aws = config.fleet.aws
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
-    partition = next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")
     return Inputs(
         region, (*aws.zones, f"{region}a")[0], "0" * 12, "you", aws.image or f"ami-{'0' * 17}", created,
-        tuple(range(config.fleet.nodes)), public_key=public_key(config), subnet=(*aws.subnets, None)[0], partition=partition,
+        tuple(range(config.fleet.nodes)), public_key=public_key(config), subnet=(*aws.subnets, None)[0],
+        partition=partition_of(region),
         tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "", head_image=aws.image or f"ami-{'0' * 17}",
     )  # fmt: skip
 

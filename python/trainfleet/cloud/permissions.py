@@ -38,82 +38,70 @@ Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and the resource that
 
 
 @functools.cache
-def _groups() -> dict[str, tuple[str, ...]]:
-    """The actions of each group of permissions.yaml, as IAM has them: `ec2:CreateTags`."""
+def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
+    """Each row of permissions.yaml: whose names it is for, its actions as IAM has them, and what they are done to."""
+    return [
+        (row["for"], tuple(f"{service}:{name}" for service, names in row["actions"].items() for name in names), row["to"])
+        for row in read_table(FILE)
+    ]
+
+
+def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
+    """What is needed on each resource: to look at what there is, or else to make, use and remove what the config says."""
+    found: dict[str, list[str]] = {}
+    names, here = _names(config, inputs), {"partition": inputs.partition, "region": inputs.region, "account": inputs.account}
+    for kind, actions, places in _rows():
+        for place in places if kind.endswith("looks") == looks else ():
+            for name in names.get(kind, ()):
+                found.setdefault(place.format(it=name, **here), []).extend(actions)
+    yield from ((tuple(dict.fromkeys(actions)), place) for place, actions in found.items())
+
+
+def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
+    """The names of what a config makes and uses, by what it is."""
+    fleet, aws, engine, stack = config.fleet, config.fleet.aws, inputs.engine, [stack_name(config)]
+    of_cluster, plain, on_ec2 = engine == CLUSTER, not engine, engine in ON_EC2
+    has_stack = not (of_cluster and aws.subnets)
+    names = {
+        "looks": stack,
+        "cluster looks": stack * of_cluster,
+        "cluster": [cluster_name(config)] * of_cluster,
+        "stack": stack * has_stack,
+        "own": stack * (not of_cluster),
+        "instances": stack * on_ec2,
+        "ec2": stack * plain,
+        "network": stack * (has_stack and (on_ec2 or of_cluster) and not aws.vpc),
+        "blocks": stack * (plain and aws.block_hours is not None),
+        "log": [log_group(config)] * (not of_cluster),
+        "bucket": [bucket_of(config, inputs)] * (plain and not aws.bucket),
+        "sessions": [SESSION] * (aws.ssm_only and engine not in ENGINES),
+        "repository": [repository.NAME] * (fleet.image == repository.BUILD),
+    }
+    return names | _of_jobs(config, engine) | _of_data(config, inputs)
+
+
+def _of_jobs(config: Config, engine: str) -> dict[str, list[str]]:
+    """What the jobs of AWS Batch or SageMaker use."""
+    fleet, name = config.fleet, [config.fleet_name]
+    if engine not in ENGINES:
+        return {}
+    roles = (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)
     return {
-        name: tuple(f"{service}:{operation}" for service, operations in group.items() for operation in operations)
-        for name, group in read_table(FILE).items()
+        engine: name,
+        "plans": name * (fleet.sagemaker.plan_hours is not None),
+        "own roles": [role for role in roles if role],
+        "secrets": name * bool(fleet.secrets),
     }
 
 
-def needed(config: Config, inputs: Inputs) -> Needed:
-    """What each group of actions is done to."""
-    group = _groups()
-    here, fleet = f"arn:{inputs.partition}:%s:{inputs.region}:{inputs.account}:%s", config.fleet
-    if inputs.engine == CLUSTER:
-        yield from _of_cluster(cluster_name(config), inputs.partition, inputs.account, here)
-    if inputs.engine != CLUSTER or not fleet.aws.subnets:
-        yield from _of_stack(config, inputs, here)
-    if fleet.aws.ssm_only and inputs.engine not in ENGINES:
-        for service, what in (("ec2", "instance/x"), ("ssm", SESSION)):
-            yield group["sessions"], here % (service, what)
-    if fleet.image == repository.BUILD:
-        yield ("ecr:GetAuthorizationToken",), "*"
-        yield group["repository"], here % ("ecr", f"repository/{repository.NAME}")
-    if inputs.engine in ENGINES:
-        yield from _of_jobs(config, inputs.engine, here)
-    if _makes_file_system(config, inputs):
-        yield group["file system"], "*"
-        yield from _of_links(config, inputs)
-    for name in sorted(written(config, inputs)):
-        yield group["data"], f"arn:{inputs.partition}:s3:::{name}"
-        yield group["objects"], f"arn:{inputs.partition}:s3:::{name}/x"
-
-
-def _of_jobs(config: Config, engine: str, here: str) -> Needed:
-    """What the jobs of AWS Batch or SageMaker need."""
-    group, fleet = _groups(), config.fleet
-    plans = group["plans"] if fleet.sagemaker.plan_hours is not None else ()
-    yield (*group[engine], *plans), "*"
-    for role in filter(None, (fleet.batch.job_role, fleet.batch.execution_role, fleet.sagemaker.role)):
-        yield group["own role"], role
-    if fleet.secrets:
-        yield group["secrets"], here % ("ssm", f"parameter/trainfleet/{config.fleet_name}/x")
-
-
-def _of_stack(config: Config, inputs: Inputs, here: str) -> Needed:
-    """What the stack of the config needs, or that of a cluster's network."""
-    group, on_ec2 = _groups(), inputs.engine in ON_EC2
-    yield group["stack"], here % ("cloudformation", f"stack/{stack_name(config)}/x")
-    has_network = inputs.engine in (*ON_EC2, CLUSTER) and not config.fleet.aws.vpc
-    chosen = {"machines": on_ec2, "baking": not inputs.engine, "network": has_network}
-    if actions := tuple(action for name, is_in in chosen.items() if is_in for action in group[name]):
-        yield actions, "*"
-    if inputs.engine == CLUSTER:
-        return
-    if not inputs.engine and config.fleet.aws.block_hours is not None:
-        yield group["blocks"], "*"
-    for kind, actions in (("role", group["roles"]), ("instance-profile", group["profiles"] if on_ec2 else ())):
-        yield actions, f"arn:{inputs.partition}:iam::{inputs.account}:{kind}/{stack_name(config)}-x"
-    yield group["logs"], here % ("logs", f"log-group:{log_group(config)}")
-    yield group["streams"], here % ("logs", f"log-group:{log_group(config)}:log-stream:x")
-    if not inputs.engine and not config.fleet.aws.bucket:
-        yield group["bucket"], f"arn:{inputs.partition}:s3:::{bucket_of(config, inputs)}"
-
-
-def _of_links(config: Config, inputs: Inputs) -> Needed:
-    """What FSx does in the caller's name for a link to S3: it gives the role of the file system a policy, and the bucket too.
-
-    Source: FSx for Lustre user guide, "Service-linked roles" and "Linking your file system to an S3 bucket", prerequisites.
-    """
-    fsx, bucket, linked = config.fleet.fsx, config.fleet.aws.bucket, _groups()["linked bucket"]
-    if _to_s3(config):
-        yield ("iam:AttachRolePolicy", "iam:PutRolePolicy"), _linked(inputs, f"{TO_S3}/x")
-    if fsx.link:
-        name = f"arn:{inputs.partition}:s3:::{s3.split(fsx.link)[0]}"
-        yield ("s3:ListBucket", *linked), name
-    if fsx.export and bucket:
-        yield linked, f"arn:{inputs.partition}:s3:::{bucket}"
+def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
+    """The buckets that nodes write to, and what a file system is linked with."""
+    fsx, found = config.fleet.fsx, {"written": sorted(written(config, inputs))}
+    if not _makes_file_system(config, inputs):
+        return found
+    link, export = [s3.split(fsx.link)[0]] if fsx.link else [], [config.fleet.aws.bucket or ""] if fsx.export else []
+    linked = link + [name for name in export if name]
+    return found | {"file system": ["x"], "to S3": [TO_S3] * _to_s3(config), "link": link, "linked": linked}
 
 
 def _to_s3(config: Config) -> bool:
@@ -124,37 +112,13 @@ def _makes_file_system(config: Config, inputs: Inputs) -> bool:
     return inputs.engine in ("", CLUSTER) and makes_file_system(config)
 
 
-def _of_cluster(name: str, partition: str, account: str, here: str) -> Needed:
-    """What ParallelCluster's command and its stack need of the caller for the cluster with this name."""
-    iam = f"arn:{partition}:iam::{account}:%s/parallelcluster/{name}%s"
-    group = {name.removeprefix(f"{CLUSTER}-"): actions for name, actions in _groups().items() if name.startswith(CLUSTER)}
-    for end in ("", "-x"):  # the stack and those inside it, whose names begin with its own
-        yield group["stack"], here % ("cloudformation", f"stack/{name}{end}/x")
-    for end in ("/x", "-x"):
-        yield group["roles"], iam % ("role", end)
-    yield _groups()["profiles"], iam % ("instance-profile", "/x")
-    yield ("iam:GetPolicy",), f"arn:{partition}:iam::aws:policy/x"
-    yield group["machines"], "*"
-    yield group["functions"], here % ("lambda", "function:pcluster-x")
-    for table in ("", "slurm-"):
-        yield group["tables"], here % ("dynamodb", f"table/parallelcluster-{table}{name}")
-    for log in (f"/aws/parallelcluster/{name}-x", "/aws/lambda/pcluster-x"):
-        yield group["logs"], here % ("logs", f"log-group:{log}")
-    yield group["alarms"], here % ("cloudwatch", f"alarm:{name}-x")
-    yield group["boards"], f"arn:{partition}:cloudwatch::{account}:dashboard/{name}-x"
-    yield group["zones"], "*"
-    yield group["bucket"], f"arn:{partition}:s3:::parallelcluster-x"
-    yield group["objects"], f"arn:{partition}:s3:::parallelcluster-x/x"
-
-
 def policy(config: Config, inputs: Inputs) -> Policy:
     """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
-    looks = _groups()["looks"] + (_groups()[f"{CLUSTER}-looks"] if inputs.engine == CLUSTER else ())
-    resources: dict[tuple[str, ...], list[str]] = {looks: ["*"]}
-    for actions, resource in needed(config, inputs):
+    resources: dict[tuple[str, ...], list[str]] = {}
+    for actions, resource in (*needed(config, inputs, looks=True), *needed(config, inputs)):
         place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")  # AWS's own, in whose ARN it may name no account
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
-    allowed = [allow(sorted(actions), where) for actions, where in resources.items() if actions]
+    allowed = [allow(sorted(actions), where) for actions, where in resources.items()]
     if services := sorted(_services(config, inputs)):
         names = {"StringEquals": {"iam:AWSServiceName": services}}
         allowed.append(allow([LINK], [_linked(inputs, f"{name}/*") for name in services], names))

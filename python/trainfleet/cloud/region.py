@@ -7,6 +7,8 @@ import os
 from ..config import Config
 from ..trust.errors import ConfigError
 
+PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # of regions that begin so
+
 
 def region_of(config: Config) -> str:
     """fleet.aws.region; without it AWS_REGION, AWS_DEFAULT_REGION, or that of the profile; ConfigError without any."""
@@ -28,3 +30,8 @@ def region_of(config: Config) -> str:
 def through_agent(region: str) -> str:
     """The command by which SSH reaches an instance, %h, through SSM Session Manager (a ProxyCommand of ssh_config)."""
     return f"aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p --region {region}"
+
+
+def partition_of(region: str) -> str:
+    """The part of AWS that a region is in, as its ARNs name it."""
+    return next((name for start, name in PARTITIONS.items() if region.startswith(start)), "aws")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ..config.tables import read_table
 from ..trust.errors import CloudError
 from . import repository
 from .api_errors import passing
@@ -20,6 +22,7 @@ from .template_inputs import own_tags, slug
 Row = Mapping[str, Any]
 Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and what the service says of it
 Find = Callable[[Calls, str | None], Things]
+Remove = Callable[[Calls, str, Row], object]
 LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots that says which versions are in it
 GONE = {"deleted", "failed"}  # states of what is described and is not there
 
@@ -30,7 +33,7 @@ class ResourceKind:
 
     name: str
     find: Find
-    remove: Callable[[Calls, str, Row], object]
+    remove: Remove
 
 
 def tags_of(listed: Any) -> dict[str, str]:
@@ -62,27 +65,6 @@ def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
 
 def _role_tags(calls: Calls, name: str) -> dict[str, str]:
     return tags_from(lambda: list(calls.pages("iam", "ListRoleTags", "Tags", RoleName=name)))
-
-
-def _found(operation: str, under: str, id_: str, **more: Any) -> Find:
-    """How EC2's things of a kind are found: it filters by tag itself."""
-
-    def find(calls: Calls, config: str | None) -> Things:
-        key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
-        for row in calls.pages("ec2", operation, under, **{key: filters(config)}, **more):
-            if str(row.get("State", "")) not in GONE:
-                yield row[id_], tags_of(row.get("Tags") or row.get("TagSet")), row
-
-    return find
-
-
-def _ec2(name: str, operation: str, under: str, id_: str, removal: str, listed: bool = False, **more: Any) -> ResourceKind:
-    """A kind of EC2. `listed`: its removal takes a list of ids."""
-
-    def remove(calls: Calls, which: str, row: Row) -> object:
-        return calls("ec2", removal, **{f"{id_}s": [which]} if listed else {id_: which})
-
-    return ResourceKind(name, _found(operation, under, id_, **more), remove)
 
 
 def filters(config: str | None) -> list[dict[str, Any]]:
@@ -119,17 +101,6 @@ def _remove_table(calls: Calls, which: str, row: Row) -> object:
         if not one.get("Main"):
             calls("ec2", "DisassociateRouteTable", AssociationId=one["RouteTableAssociationId"])
     return calls("ec2", "DeleteRouteTable", RouteTableId=which)
-
-
-def _fsx(name: str, operation: str, under: str, id_: str, removal: str) -> ResourceKind:
-    """A kind of FSx, which lists everybody's with their tags."""
-
-    def find(calls: Calls, config: str | None) -> Things:
-        for row in calls.pages("fsx", operation, under):
-            if is_ours(tags := tags_of(row.get("Tags")), config):
-                yield row[id_], tags, row
-
-    return ResourceKind(name, find, lambda calls, which, row: calls("fsx", removal, **{id_: which}))
 
 
 def _roles(calls: Calls, config: str | None) -> Things:
@@ -228,32 +199,46 @@ def _log_groups(calls: Calls, config: str | None) -> Things:
 
 
 NAMED, LOGS = f"{OURS}-", "/trainfleet"  # what the names of our roles and of our log groups begin with
-KINDS: tuple[ResourceKind, ...] = (
-    ResourceKind("instance", _instances, lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which])),
-    _fsx("association", "DescribeDataRepositoryAssociations", "Associations", "AssociationId", "DeleteDataRepositoryAssociation"),
-    _fsx("file system", "DescribeFileSystems", "FileSystems", "FileSystemId", "DeleteFileSystem"),
-    _fsx("backup", "DescribeBackups", "Backups", "BackupId", "DeleteBackup"),
-    _ec2("NAT gateway", "DescribeNatGateways", "NatGateways", "NatGatewayId", "DeleteNatGateway"),
-    _ec2("endpoint", "DescribeVpcEndpoints", "VpcEndpoints", "VpcEndpointId", "DeleteVpcEndpoints", listed=True),
-    _ec2("flow log", "DescribeFlowLogs", "FlowLogs", "FlowLogId", "DeleteFlowLogs", listed=True),
-    _ec2("network interface", "DescribeNetworkInterfaces", "NetworkInterfaces", "NetworkInterfaceId", "DeleteNetworkInterface"),
-    _ec2("volume", "DescribeVolumes", "Volumes", "VolumeId", "DeleteVolume"),
-    ResourceKind("AMI", amis, lambda calls, which, row: calls("ec2", "DeregisterImage", ImageId=which)),
-    _ec2("snapshot", "DescribeSnapshots", "Snapshots", "SnapshotId", "DeleteSnapshot", OwnerIds=["self"]),
-    _ec2("address", "DescribeAddresses", "Addresses", "AllocationId", "ReleaseAddress"),
-    ResourceKind("internet gateway", _found("DescribeInternetGateways", "InternetGateways", "InternetGatewayId"),
-    _remove_gateway),
-    ResourceKind("route table", _found("DescribeRouteTables", "RouteTables", "RouteTableId"), _remove_table),
-    _ec2("subnet", "DescribeSubnets", "Subnets", "SubnetId", "DeleteSubnet"),
-    _ec2("launch template", "DescribeLaunchTemplates", "LaunchTemplates", "LaunchTemplateId", "DeleteLaunchTemplate"),
-    _ec2("placement group", "DescribePlacementGroups", "PlacementGroups", "GroupName", "DeletePlacementGroup"),
-    _ec2("security group", "DescribeSecurityGroups", "SecurityGroups", "GroupId", "DeleteSecurityGroup"),
-    _ec2("VPC", "DescribeVpcs", "Vpcs", "VpcId", "DeleteVpc"),
-    _ec2("key pair", "DescribeKeyPairs", "KeyPairs", "KeyPairId", "DeleteKeyPair"),
-    ResourceKind("instance profile", _profiles, _remove_profile),
-    ResourceKind("role", _roles, _remove_role),
-    ResourceKind("log group", _log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
-    ResourceKind("image", _images, repository.release_image),
-    ResourceKind("repository", _repositories, repository.remove_repository),
-    ResourceKind("bucket", _buckets, _remove_bucket),
-)  # fmt: skip
+OWN: dict[str, tuple[Find | None, Remove]] = {  # what kinds.yaml does not say; None: how it is found stands there
+    "instance": (_instances, lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which])),
+    "AMI": (amis, lambda calls, which, row: calls("ec2", "DeregisterImage", ImageId=which)),
+    "internet gateway": (None, _remove_gateway),
+    "route table": (None, _remove_table),
+    "instance profile": (_profiles, _remove_profile),
+    "role": (_roles, _remove_role),
+    "log group": (_log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
+    "image": (_images, repository.release_image),
+    "repository": (_repositories, repository.remove_repository),
+    "bucket": (_buckets, _remove_bucket),
+}
+
+
+def _finder(said: Row) -> Find:
+    """How things of a row of kinds.yaml are found: EC2 filters by tag itself, FSx lists everybody's with their tags."""
+    operation = said["find"]
+    key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
+
+    def find(calls: Calls, config: str | None) -> Things:
+        asked = {key: filters(config), **said.get("more", {})} if said["service"] == "ec2" else {}
+        for row in calls.pages(said["service"], operation, said["under"], **asked):
+            tags = tags_of(row.get("Tags") or row.get("TagSet"))
+            if is_ours(tags, config) and str(row.get("State", "")) not in GONE:
+                yield row[said["id"]], tags, row
+
+    return find
+
+
+def _remover(said: Row) -> Remove:
+    def remove(calls: Calls, which: str, row: Row) -> object:
+        named = {f"{said['id']}s": [which]} if said.get("listed") else {said["id"]: which}
+        return calls(said["service"], said["remove"], **named)
+
+    return remove
+
+
+def _kind(said: Row) -> ResourceKind:
+    find, remove = OWN.get(said["kind"]) or (None, _remover(said))
+    return ResourceKind(said["kind"], find or _finder(said), remove)
+
+
+KINDS: tuple[ResourceKind, ...] = tuple(_kind(said) for said in read_table(Path(__file__).with_name("kinds.yaml")))

@@ -41,11 +41,13 @@ def fabric_settings(kind: NodeType | None, card: str, ports: str = PORTS, alone:
         return tuple(settings)
     if kind.accelerator.kind == "cuda":
         settings.append(Setting("NCCL_SOCKET_IFNAME", f"={card}", "NCCL meets on this card, never on docker0 (=: exactly it)"))
-    elif not alone:
+    if alone:
+        return tuple(settings)  # its ranks need no other card, and it may have no EFA interface
+    if kind.accelerator.kind != "cuda":
         settings.append(Setting("CCOM_SOCKET_IFNAME", card, "Neuron's collectives meet on this card only"))
     if kind.fabric == "efa":
         settings += [*_efa(kind), *_left_out(kind)]
-    elif kind.owned and not alone:
+    elif kind.owned:
         settings += _verbs(kind.fabric, ports) if kind.fabric in RDMA else _plain(kind.fabric)
     return tuple(settings)
 

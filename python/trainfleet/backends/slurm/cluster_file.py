@@ -19,6 +19,7 @@ import yaml
 from ...cloud import spending
 from ...cloud.instances import capacity_of
 from ...cloud.prices import Prices
+from ...cloud.region import partition_of
 from ...cloud.template_inputs import LONGEST_WITH_DATABASE, cluster_name, own_tags, pairs
 from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unmade
 from ...config import Config
@@ -142,7 +143,7 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
 def _head(config: Config) -> dict[str, Any]:
     aws, wanted = config.fleet.aws, config.fleet.slurm.parallelcluster
     ssh = {"KeyName": key_of(config), "AllowedIps": aws.ssh_from[0] if aws.ssh_from else NOBODY}
-    access = [{"Policy": "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"}]
+    access = [{"Policy": f"arn:{partition_of(aws.region or '')}:iam::aws:policy/AmazonSSMManagedInstanceCore"}]
     return {
         "InstanceType": aws.head or HEAD,
         "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
