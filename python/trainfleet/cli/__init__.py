@@ -31,7 +31,7 @@ VERBS = {
     "build": ("CONFIG", "SET", "OFFLINE"),
     "push": ("CONFIG", "SET", "OFFLINE"),
     "image": ("CONFIG", "SET"),
-    "doctor": ("CONFIG", "SET", "NODES", "LIFT"),
+    "doctor": ("CONFIG", "SET", "NODES", "LIFT", "OFFLINE"),
     "recipes": (),
     "config": ("RECIPE", "CONFIG", "YES"),
     "plan": ("CONFIG", "SET", "NODES", "OUT", "DAYS", "USD", "TOKENS", "VERBOSE", "OFFLINE"),
