@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from trainfleet.watch.causes import CAUSES
 ROOT = Path(__file__).parents[1]
 ALL = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
 PARTS = {"name": "name: part\n", "data": "data: {sources: [stdlib]}\n"}  # what every config has
+WIDTH = 12.2  # of a letter in such a picture
 BEGIN, END = "<!-- made by tests/pages.py -->\n", "<!-- end -->\n"
 EVIDENCE = ROOT / "docs/evidence/README.md"
 
@@ -31,6 +33,16 @@ def mentioned(page: Path) -> list[str]:
     """The commands within its sentences and tables."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return re.findall("`((?:make|trainfleet) [a-z][^`]*)`", text)
+
+
+def drawn(image: Path) -> list[str]:
+    """The lines of a terminal that docs/terminal.py has drawn, but for empty ones."""
+    lines: dict[int, str] = {}
+    parts = re.findall(r'x="([\d.]+)"[^>]*clip-path="url\(#terminal-line-(\d+)\)">([^<]*)</text>', image.read_text())
+    for place, number, text in parts:
+        before = lines.get(int(number), "").ljust(round(float(place) / WIDTH))
+        lines[int(number)] = before + html.unescape(text).replace("\xa0", " ")
+    return [line.rstrip() for _, line in sorted(lines.items()) if line.strip()]
 
 
 def configs() -> list[tuple[str, str]]:

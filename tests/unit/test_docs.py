@@ -46,6 +46,12 @@ def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
             assert not heading or heading in anchors(there), link
 
 
+@pytest.mark.parametrize("page", pages.ALL, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`((?:tests|scripts|docker|python|schema|docs)/[\w./*-]+)`", page.read_text())
+    assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
+
+
 def test_the_index_links_to_every_page() -> None:
     index = ROOT / "docs/README.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", index.read_text())}
@@ -102,6 +108,19 @@ def test_every_config_plans_within_its_budget(
 def test_the_first_command_clones_the_address_of_the_package(page: str) -> None:
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     assert pages.commands(ROOT / page)[0] == f"git clone {address}"
+
+
+def test_the_picture_of_the_plan_is_what_the_readme_s_config_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for figures, which change with the planner. `python docs/terminal.py` draws it again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "116")
+    Path("config.yaml").write_text(pages.blocks(ROOT / "README.md", "yaml")[0])
+    assert main(["plan"]) == 0
+    printed = ["$ make plan", *(line for line in capsys.readouterr().out.splitlines() if line.strip())]
+    words = [[re.findall("[A-Za-z_]{4,}", line) for line in lines] for lines in (pages.drawn(ROOT / "docs/plan.svg"), printed)]
+    assert words[0] == words[1]
 
 
 def test_the_readme_sizes_the_fleet_that_it_shows(

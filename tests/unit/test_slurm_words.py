@@ -566,6 +566,7 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
         cluster, instance, system = Cluster(made).left()
         assert cluster == "cluster ours: CREATE_COMPLETE"
         assert "i-0123456789abcdef0" in instance and "$16.32 a day" in instance and "$5.52 a day" in system
+        assert Cluster(made).costing() == [instance, "$0.68 an hour"], "the file system holds data, so it stays"
         account.things.pop(head.id)  # as pcluster deletes it
         answer(
             tmp_path, describe_cluster=[state("CREATE_COMPLETE"), state("DELETE_IN_PROGRESS"), MISSING], delete_cluster=[[0, {}]]
