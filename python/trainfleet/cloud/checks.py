@@ -172,10 +172,11 @@ def _roomy(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs)
 
 def _open(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether a subnet has a route to the Internet, from which nodes load drivers and packages, and that nodes can take."""
-    what, leads = "", [route for route in _routes(calls, row) if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
-    if not any(route.get("State") != "blackhole" for route in leads):
+    what, routes = "", _routes(calls, row)
+    leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
+    if routes and not any(route.get("State") != "blackhole" for route in leads):
         what = "has no route to the Internet: set-up loads drivers and packages from there"
-    elif all(str(route.get("GatewayId")).startswith("igw-") for route in leads) and not _public(config, row, inputs):
+    elif leads and all(str(route.get("GatewayId")).startswith("igw-") for route in leads) and not _public(config, row, inputs):
         what = "leads to the Internet by a gateway, and nodes have no public address there"
     if what:
         then = "a route to a NAT gateway, or another subnet, if nodes have no mirror and no endpoints of theirs"
