@@ -283,6 +283,7 @@ def test_groups_of_a_training_job_are_open_to_themselves_on_both_sides(account: 
                                {"GroupId": "sg-2", "IpPermissions": [both], "IpPermissionsEgress": [anywhere]}]}  # fmt: skip
     account(
         DescribeSecurityGroups=rows,
+        DescribeRouteTables={"RouteTables": [{"Associations": [MAIN], "Routes": [ELSEWHERE]}]},
         DescribeSubnets={"Subnets": [{"SubnetId": SUBNET, "VpcId": VPC, "AvailableIpAddressCount": 99}]},
     )
     found = told(config, inputs)

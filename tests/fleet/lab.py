@@ -234,6 +234,7 @@ class Lab:
         private, public = _new_key()
         self.key.write_bytes(private)
         self.key.chmod(0o600)
+        Path(f"{self.key}.pub").write_text(f"{public}\n")
         self._authorized = public
         self._host_keys = [_new_key() for _ in range(self.count)]
         self.known_hosts.write_text("".join(f"{address_of(node)} {self._host_keys[node][1]}\n" for node in range(self.count)))

@@ -133,7 +133,7 @@ def _mine(config: Config, calls: Calls) -> int:
 
 def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether your subnets are in the VPC and the zone, with room for the nodes and a way out."""
-    own = config.fleet.sagemaker.subnets if inputs.engine == "sagemaker" else tuple(filter(None, [inputs.subnet]))
+    own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
     rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
     for name in own:
         if name not in rows:
@@ -172,10 +172,11 @@ def _roomy(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs)
 
 def _open(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether a subnet has a route to the Internet, from which nodes load drivers and packages, and that nodes can take."""
-    what, leads = "", [route for route in _routes(calls, row) if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
-    if not any(route.get("State") != "blackhole" for route in leads):
+    what, routes = "", _routes(calls, row)
+    leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
+    if routes and not any(route.get("State") != "blackhole" for route in leads):
         what = "has no route to the Internet: set-up loads drivers and packages from there"
-    elif all(str(route.get("GatewayId")).startswith("igw-") for route in leads) and not _public(config, row, inputs):
+    elif leads and all(str(route.get("GatewayId")).startswith("igw-") for route in leads) and not _public(config, row, inputs):
         what = "leads to the Internet by a gateway, and nodes have no public address there"
     if what:
         then = "a route to a NAT gateway, or another subnet, if nodes have no mirror and no endpoints of theirs"
@@ -201,7 +202,7 @@ def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
 
 def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether security groups of yours let nodes reach each other, and your file system."""
-    groups = set(config.fleet.sagemaker.security_groups) if inputs.engine == "sagemaker" else set()
+    groups = set(config.fleet.sagemaker.security_groups)
     for row in _groups(calls, groups):
         for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
             rules = [rule for rule in row.get(key, ()) if rule.get("IpProtocol") == "-1"]
@@ -244,7 +245,7 @@ def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
     if not key.endswith(AWS_S):
-        who = "AWSServiceRoleForAutoScaling" if inputs.engine == "batch" else "your credentials"
+        who = "AWSServiceRoleForAutoScaling" if inputs.engine in permissions.ENGINES else "your credentials"
         what = f"the account encrypts disks with {key}; instances end at once unless its policy lets {who} use and grant it"
         yield from key_of("the account's default key of EBS", key, calls)
         yield Obstacle(what, f"aws kms get-key-policy --key-id {key} --policy-name default --region {calls.region}", blocks=False)

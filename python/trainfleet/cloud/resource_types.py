@@ -219,7 +219,7 @@ def _finder(said: Row) -> Find:
     key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
 
     def find(calls: Calls, config: str | None) -> Things:
-        asked = {key: filters(config), **said.get("more", {})} if said["service"] == "ec2" else {}
+        asked = {key: filters(config), **said.get("more", {})} if said.get("filters", True) else {}
         for row in calls.pages(said["service"], operation, said["under"], **asked):
             tags = tags_of(row.get("Tags") or row.get("TagSet"))
             if is_ours(tags, config) and str(row.get("State", "")) not in GONE:
