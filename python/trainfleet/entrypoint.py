@@ -90,7 +90,9 @@ def parse(arguments: Sequence[str]) -> Options:
     """The options of a command line; argparse's own message and exit code 2 where it is invalid."""
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("trainfleet.entrypoint", usage=(__doc__ or "").splitlines()[2].strip(), allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "trainfleet.entrypoint", usage=" ".join((__doc__ or "").split("\n\n")[1].split()), allow_abbrev=False
+    )
     parser.add_argument("--on", type=_engine)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=0)

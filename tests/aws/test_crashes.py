@@ -45,7 +45,7 @@ def test_what_may_not_be_looked_at_is_told_and_all_else_goes(verb: str) -> None:
     world = World()
     assert world.type("setup")[0] == 0
     world.account.denied |= {*HIDDEN.values()}
-    code, told = world.type(verb)
+    code, told = world.type(verb, *(["YES=1"] if verb == "clean" else []))
     assert code == 1 and told.count("error:") == 1 and "Traceback" not in told, told
     rows = [f"  {kind:18} was not looked at: your credentials may not do {action}\n" for kind, action in HIDDEN.items()]
     assert all(row in told for row in rows) and told.count("was not looked at") == len(rows), told
@@ -58,7 +58,7 @@ def test_a_folder_here_that_is_in_use_keeps_no_machine_alive(monkeypatch: pytest
     assert world.type("setup")[0] == 0
     monkeypatch.setattr(cleaning, "is_locked", lambda folder: True)
     monkeypatch.setattr(cleaning, "_runs", lambda: [Path("runs/another")])
-    code, told = world.type("clean")
+    code, told = world.type("clean", "YES=1")
     assert code == 1 and "still at work: runs/another" in told and not world.ours, told
 
 
@@ -68,7 +68,7 @@ def test_what_may_not_be_removed_is_told_and_all_else_goes(action: str) -> None:
     assert world.type("setup")[0] == 0
     world.account.denied.add(action)
     world.account.stuck["AWS::EC2::LaunchTemplate"] = 99
-    code, told = world.type("clean")
+    code, told = world.type("clean", "YES=1")
     kinds = {"DeleteStack": "stack", "DeleteLaunchTemplate": "launch template"}
     assert code == 1 and f"{kinds[action.partition(':')[2]]} " in told and f"your credentials may not do {action}" in told, told
     assert set(world.ours.values()) <= {"launch-template"} and world.untouched, f"{world.ours} {told}"
@@ -77,7 +77,7 @@ def test_what_may_not_be_removed_is_told_and_all_else_goes(action: str) -> None:
 def test_clean_ends_instances_before_it_lists_anything() -> None:
     world = World()
     assert world.type("setup")[0] == 0
-    world.type("clean")
+    world.type("clean", "YES=1")
     asked = [operation for _, operation, _ in world.account.calls[world.before :]]
     assert asked.index("TerminateInstances") < min(map(asked.index, ("ListTrainingJobs", "DescribeNatGateways", "DeleteStack")))
 

@@ -176,7 +176,7 @@ OPENS = {
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described",
     "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
-    "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:load_stack", "nodes/tar.py:code_files",
+    "nodes/facts.py:read", "nodes/install_steps.py:lock_hash", "nodes/stack.py:_read", "nodes/pins.py:ask", "nodes/tar.py:code_files",
     "host/plugins.py:sources",
     "host/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes

@@ -231,7 +231,8 @@ def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle
 
 def _lets_in(rule: Mapping[str, Any], cidr: str) -> bool:
     is_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 1) <= LUSTRE <= rule.get("ToPort", 0)
-    return is_port and any(ip_network(cidr).subnet_of(ip_network(one["CidrIp"])) for one in rule.get("IpRanges", ()))  # type: ignore[arg-type]
+    nodes, ranges = ip_network(cidr), [ip_network(one["CidrIp"]) for one in rule.get("IpRanges", ())]
+    return is_port and any(nodes.subnet_of(one) for one in ranges)  # type: ignore[arg-type]
 
 
 def _groups(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:

@@ -16,12 +16,12 @@ from typing import Any, TextIO
 from .redaction import begun, hide
 
 COMMANDS = re.compile(  # of our Makefile, wherever a text names one
-    r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|stop"
+    r"\bmake (setup|doctor|recipes|config|plan|tokenize|train|profile|scaling|rehearse|inspect|sample|status|logs|explain|stop"
     r"|new-backend|image|checkpoints|verify|eval|export|report|clean|build|push|ls|runs|compare|compile|watch)\b"
 )
 TYPED = "TRAINFLEET_TYPED"  # has the words of the command that say which config and run it is about (cli)
 LONGEST = 500  # characters that a next command takes over from the one that was typed
-OF_NO_RUN = ("config", "recipes", "runs", "compare", "ls", "new-backend")
+OF_NO_RUN = ("config", "recipes", "runs", "compare", "explain", "ls", "new-backend")
 NEXT = re.compile(r"^ *next: .*", re.MULTILINE)
 # Control characters except newline and tab; characters that change the direction of text; Unicode line separators.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")

@@ -143,7 +143,8 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
 def _head(config: Config) -> dict[str, Any]:
     aws, wanted = config.fleet.aws, config.fleet.slurm.parallelcluster
     ssh = {"KeyName": key_of(config), "AllowedIps": aws.ssh_from[0] if aws.ssh_from else NOBODY}
-    access = [{"Policy": f"arn:{partition_of(aws.region or '')}:iam::aws:policy/AmazonSSMManagedInstanceCore"}]
+    policies = f"arn:{partition_of(aws.region or '')}:iam::aws:policy"
+    access = [{"Policy": f"{policies}/AmazonSSMManagedInstanceCore"}]
     return {
         "InstanceType": aws.head or HEAD,
         "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
