@@ -1,4 +1,4 @@
-"""The site's pages that lie outside docs/: its first page is the README, and its page of keys is schema/README.md.
+"""The site's pages outside docs/: the README is its first page, schema/README.md the keys'.
 
 A link to any other file of the repository stays as text, because the site has no such page.
 """
@@ -23,7 +23,9 @@ ELSEWHERE = {
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that lie elsewhere."""
     for source, page in ELSEWHERE.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     return files
 
 
@@ -37,7 +39,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if re.match("[a-z]+:|#", path) or not path:
             return found[0]
         target = os.path.normpath(os.path.join(os.path.dirname(lies), path))  # noqa: PTH118, PTH120 - no file is there
-        there = ELSEWHERE.get(target, target.removeprefix("docs/") if target.startswith("docs/") else None)
-        return f"[{text}]({os.path.relpath(there, os.path.dirname(here) or '.')}{heading})" if there else text  # noqa: PTH120
+        there = ELSEWHERE.get(
+            target, target.removeprefix("docs/") if target.startswith("docs/") else None
+        )
+        start = os.path.dirname(here) or "."  # noqa: PTH120
+        return f"[{text}]({os.path.relpath(there, start)}{heading})" if there else text
 
     return re.sub(r"\[([^]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, markdown)

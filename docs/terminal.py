@@ -1,7 +1,12 @@
 """Types commands in a terminal, and draws what it shows at the end as an SVG.
 
-In a new checkout: python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='def '"
-Beside the config of the README: python docs/terminal.py docs/plan.svg 'make plan'
+In a new checkout:
+
+    python docs/terminal.py docs/first-run.svg 'make train' "make sample PROMPT='def '"
+
+Beside the config of the README:
+
+    python docs/terminal.py docs/plan.svg 'make plan'
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ CODES = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[^\[]|.", re.DOTALL)
 
 
 class Screen:
-    """The lines of a terminal, each with the codes of its colours; of the movements only those that a live line makes."""
+    """The lines of a terminal, each with the codes of its colours; of the movements only those that
+    a live line makes.
+    """
 
     def __init__(self) -> None:
         self.lines: list[list[tuple[str, str]]] = [[]]  # style and letter
@@ -66,7 +73,9 @@ def typed(command: str) -> Iterator[str]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
-    with subprocess.Popen(command, shell=True, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(
+        command, shell=True, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as process:
         os.close(theirs)
         said = b"".join(_read(ours))
     if process.returncode:
@@ -91,11 +100,19 @@ def _read(terminal: int) -> Iterator[bytes]:
 
 def draw(lines: list[str]) -> str:
     """The lines as an SVG that asks no other server for a font."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+    )
     for line in lines:
         console.print(Text.from_ansi(line), overflow="fold")
     image = console.export_svg(title="trainfleet", theme=MONOKAI, unique_id="terminal")
-    return re.sub(r"@font-face \{.*?\}\s*", "", image, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    return re.sub(r"@font-face \{.*?\}\s*", "", image, flags=re.DOTALL).replace(
+        "Fira Code, monospace", "monospace"
+    )
 
 
 def main(path: str, *commands: str) -> None:

@@ -1,11 +1,13 @@
-"""The first minutes on a GPU: `python scripts/gpu.py [--minutes 2] [PART...]`. It needs no network, and goes on where it ended.
+"""The first minutes on a GPU: `python scripts/gpu.py [--minutes 2] [PART...]`. It needs no network,
+and goes on where it ended.
 
-`python scripts/gpu.py pack [PYTHON]` puts into .gpu/packages-PYTHON, which git ignores, what a bare CUDA image lacks for that
-version of Python (3.12). Beside that it takes torch, numpy, transformers, tokenizers, safetensors, PyYAML, tensorboard,
-pytest.
+`python scripts/gpu.py pack [PYTHON]` puts into .gpu/packages-PYTHON, which git ignores, what a bare
+CUDA image lacks for that version of Python (3.12). Beside that it takes torch, numpy, transformers,
+tokenizers, safetensors, PyYAML, tensorboard, pytest.
 
-Each check that has ended is a line of .gpu/results.jsonl, and is not done again (--again does). The named parts, in order; those
-after `peers` only run by name. On a CPU, GPU_TESTS_ON=cpu tries all of it at toy size.
+Each check that has ended is a line of .gpu/results.jsonl, and is not done again (--again does). The
+named parts, in order; those after `peers` only run by name. On a CPU, GPU_TESTS_ON=cpu tries all of
+it at toy size.
 """
 
 from __future__ import annotations
@@ -26,15 +28,35 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".gpu"
 LARGEST = 40 * 2**20  # bytes of the packed folder
 # What the tests and a job of one node import beside the packages of the image.
-PACKED = ("rich", "markdown-it-py", "mdurl", "pygments", "zstandard", "pytest-timeout", "hypothesis", "sortedcontainers")
-TAKEN = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "PyYAML", "tensorboard", "pytest")
+PACKED = (
+    "rich",
+    "markdown-it-py",
+    "mdurl",
+    "pygments",
+    "zstandard",
+    "pytest-timeout",
+    "hypothesis",
+    "sortedcontainers",
+)
+TAKEN = (
+    "torch",
+    "numpy",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "PyYAML",
+    "tensorboard",
+    "pytest",
+)
 TOY = os.environ.get("GPU_TESTS_ON") == "cpu"
 FREE = 0.9  # of a GPU's memory, below which another process has part of it
 
 
 @dataclass(frozen=True)
 class Check:
-    """A command of this checkout's Python, and the seconds that it may take. `shape`: of tests/bench/bench_gpu.py, else tests."""
+    """A command of this checkout's Python, and the seconds that it may take. `shape`: of
+    tests/bench/bench_gpu.py, else tests.
+    """
 
     part: str
     name: str
@@ -44,7 +66,12 @@ class Check:
 
 
 def _tests(part: str, name: str, seconds: int, *words: str) -> Check:
-    return Check(part, name, ("-m", "pytest", "-q", "--tb=short", "-rs", "-p", "no:cacheprovider", *words), seconds)
+    return Check(
+        part,
+        name,
+        ("-m", "pytest", "-q", "--tb=short", "-rs", "-p", "no:cacheprovider", *words),
+        seconds,
+    )
 
 
 def _bench(part: str, shape: str, who: str, seconds: int, *words: str) -> Check:
@@ -61,21 +88,39 @@ CHECKS = (
     _bench("first", "1b", "ours", 120),
     _tests("runs", "ten losses of GPT-2 and BERT", 60, PARITY, "-k", "ten_steps and not llama"),
     _tests("runs", "killed and resumed", 120, RUNS, "-k", "killed and (bf16-compiled or fp32)"),
-    _tests("runs", "number formats", 180, RUNS, "-k", "every_format and (bf16-compiled or fp16) and not weights"),
-    _tests("runs", "documents, optimizers, checkpointing", 120, PARITY, "-k", "cpus or optimizer or economies or chance"),
+    _tests(
+        "runs",
+        "number formats",
+        180,
+        RUNS,
+        "-k",
+        "every_format and (bf16-compiled or fp16) and not weights",
+    ),
+    _tests(
+        "runs",
+        "documents, optimizers, checkpointing",
+        120,
+        PARITY,
+        "-k",
+        "cpus or optimizer or economies or chance",
+    ),
     _bench("peers", "1b", "bare", 120),
     _bench("peers", "1b", "transformers", 120),
     _bench("3b", "3b", "ours", 240),
     _bench("8b", "8b", "ours", 240),
     _tests("fp8", "fp8", 240, PARITY, RUNS, "-k", "fp8"),
-    _bench("profile", "1b", "ours", 240, "--set", f"train.profile_steps={'4-6' if TOY else '12-14'}"),
+    _bench(
+        "profile", "1b", "ours", 240, "--set", f"train.profile_steps={'4-6' if TOY else '12-14'}"
+    ),
 )
 USUAL = ("first", "runs", "peers")
 PARTS = tuple(dict.fromkeys(check.part for check in CHECKS))
 
 
 def packages(version: str = f"{sys.version_info.major}.{sys.version_info.minor}") -> Path:
-    """The folder of what is packed for a version of Python: another's modules in C would not load."""
+    """The folder of what is packed for a version of Python: another's modules in C would not
+    load.
+    """
     return HOME / f"packages-{version}"
 
 
@@ -94,10 +139,15 @@ def pack(version: str) -> int:
         "--no-compile",
         "--quiet",
     )
-    if code := subprocess.run([sys.executable, "-m", "pip", "install", *where, *pinned], cwd=ROOT).returncode:
+    if code := subprocess.run(
+        [sys.executable, "-m", "pip", "install", *where, *pinned], cwd=ROOT
+    ).returncode:
         return code
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{folder.relative_to(ROOT)}: {size / 2**20:.1f} MiB for Python {version}: {' '.join(pinned)}")
+    print(
+        f"{folder.relative_to(ROOT)}: {size / 2**20:.1f} MiB for Python {version}: "
+        f"{' '.join(pinned)}"
+    )
     return int(size > LARGEST)
 
 
@@ -110,11 +160,18 @@ def lacks() -> list[str]:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        why = f"its driver is missing or older than CUDA {built} needs: nvidia-smi" if built else "it is built without CUDA"
+        why = (
+            f"its driver is missing or older than CUDA {built} needs: nvidia-smi"
+            if built
+            else "it is built without CUDA"
+        )
         return [*found, f"torch {torch.__version__} sees no GPU: {why}"] if not TOY else found
     free, total = torch.cuda.mem_get_info()
     if free < FREE * total:
-        found.append(f"another process has {(total - free) / 2**30:.0f} of {total / 2**30:.0f} GiB of the GPU: nvidia-smi")
+        found.append(
+            f"another process has {(total - free) / 2**30:.0f} of {total / 2**30:.0f} GiB of the "
+            "GPU: nvidia-smi"
+        )
     return found
 
 
@@ -133,17 +190,26 @@ def record(results: Path, line: dict[str, object]) -> None:
 
 def done(results: Path) -> dict[str, dict[str, object]]:
     """The last line of each check that was done at this size."""
-    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    lines = (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
     return {line["check"]: line for line in lines if line.get("toy") == TOY}
 
 
 def run(check: Check, folder: Path) -> dict[str, object]:
     """The record of a check, once it has ended or its time is over."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT / "tests", ROOT / "scripts", packages()))),
-        "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "REQUIRE_ALL": "",
-    }  # fmt: skip
-    began, seconds = time.monotonic(), check.seconds * (5 if TOY else 1)  # a CPU compiles C++, and slowly
+        "PYTHONPATH": os.pathsep.join(
+            map(str, (ROOT / "python", ROOT / "tests", ROOT / "scripts", packages()))
+        ),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "REQUIRE_ALL": "",
+    }
+    began, seconds = (
+        time.monotonic(),
+        check.seconds * (5 if TOY else 1),
+    )  # a CPU compiles C++, and slowly
     log = folder / f"{check.name.replace(' ', '-')}.log"
     words = (*check.words, "--folder", str(folder / "bench")) if check.shape else check.words
     with log.open("w") as file:
@@ -161,13 +227,23 @@ def run(check: Check, folder: Path) -> dict[str, object]:
     said = log.read_text(errors="replace").splitlines()
     tables = [line for line in said if line.startswith("| ")]
     last = next((line.strip("= ") for line in reversed(said) if line.strip()), "")
-    state = {0: "passed", 5: "skipped", 124: f"took more than {seconds} s"}.get(code, f"failed: {log}")
-    return {"check": check.name, "part": check.part, "toy": TOY, "state": state, "seconds": round(time.monotonic() - began, 1),
-            "said": tables[1:] if check.shape else [last]}  # fmt: skip
+    state = {0: "passed", 5: "skipped", 124: f"took more than {seconds} s"}.get(
+        code, f"failed: {log}"
+    )
+    return {
+        "check": check.name,
+        "part": check.part,
+        "toy": TOY,
+        "state": state,
+        "seconds": round(time.monotonic() - began, 1),
+        "said": tables[1:] if check.shape else [last],
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
     parser.add_argument("--minutes", type=float, default=8.0, help="until no further check begins")
     parser.add_argument("--folder", type=Path, default=HOME, help="of the results and logs")
@@ -176,7 +252,9 @@ def main() -> int:
     if told.parts[:1] == ["pack"]:
         return pack(told.parts[1] if told.parts[1:] else "3.12")
     if unknown := set(told.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, and pack")
+        parser.error(
+            f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}, and pack"
+        )
     told.folder.mkdir(exist_ok=True)
     results = told.folder / "results.jsonl"
     failed, missing = False, lacks()
@@ -186,7 +264,12 @@ def main() -> int:
     before = {} if told.again else done(results)
     record(
         results,
-        {"environment": {name: _version(name) for name in TAKEN}, "device": device(), "missing": missing, "time": time.time()},
+        {
+            "environment": {name: _version(name) for name in TAKEN},
+            "device": device(),
+            "missing": missing,
+            "time": time.time(),
+        },
     )
     until = time.monotonic() + 60 * told.minutes
     for check in CHECKS:
@@ -199,7 +282,10 @@ def main() -> int:
                 continue
             record(results, found := run(check, told.folder.absolute()))
         failed |= found["state"] not in ("passed", "skipped")
-        print(f"{check.part:8} {check.name:38} {found['state']:10} {found['seconds']:>6} s", flush=True)
+        print(
+            f"{check.part:8} {check.name:38} {found['state']:10} {found['seconds']:>6} s",
+            flush=True,
+        )
         print(*(f"         {line}" for line in found["said"]), sep="\n", flush=True)  # type: ignore[attr-defined]
     return int(failed)
 

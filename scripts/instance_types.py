@@ -1,5 +1,5 @@
-"""Renews instance_types.json by AWS's own answers: `PYTHONPATH=python python scripts/instance_types.py
-ANSWER.json ...`.
+"""Renews instance_types.json by AWS's own answers: `PYTHONPATH=python python
+scripts/instance_types.py ANSWER.json ...`.
 
 An answer is a file that the AWS CLI wrote: `aws ec2 describe-instance-types`, or `aws pricing
 get-products` with the filters of prices.py, of AmazonEC2 or AmazonSageMaker in us-east-1. botocore
@@ -25,16 +25,22 @@ CARD = 4  # interfaces of card 0 that a node needs at most
 
 
 def described(answer: Row) -> Row:
-    """What EC2 says of one type (an entry of DescribeInstanceTypes' InstanceTypes), by the keys of the file."""
+    """What EC2 says of one type (an entry of DescribeInstanceTypes' InstanceTypes), by the keys of
+    the file.
+    """
     network = answer["NetworkInfo"]
     cards, gpus = network["NetworkCards"], answer.get("GpuInfo", {}).get("Gpus", ())
-    speed = re.fullmatch(r"(?:Up to )?(?:([0-9]+)x )?([0-9.]+) Gigabit", network["NetworkPerformance"])
+    speed = re.fullmatch(
+        r"(?:Up to )?(?:([0-9]+)x )?([0-9.]+) Gigabit", network["NetworkPerformance"]
+    )
     efa = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     first = next((place for place, card in enumerate(cards) if "efa" in card["InterfaceTypes"]), 0)
     return {
         "vcpus": answer["VCpuInfo"]["DefaultVCpus"],
         "memory_gib": answer["MemoryInfo"]["SizeInMiB"] // 1024,
-        **({"accelerators": sum(gpu["Count"] for gpu in gpus)} if gpus else {}),  # of Neuron's, a rank is a logical core
+        **(
+            {"accelerators": sum(gpu["Count"] for gpu in gpus)} if gpus else {}
+        ),  # of Neuron's, a rank is a logical core
         **({"network_gbps": int(int(speed[1] or 1) * float(speed[2]))} if speed else {}),
         "efa": efa,
         "slots": min(CARD, cards[0]["MaximumNetworkInterfaces"]),
@@ -48,16 +54,24 @@ def priced(product: str) -> tuple[str, Row]:
     """A product of the Pricing API: its instance type, and its price by the key of the file."""
     attributes = parse_json(product, "PriceList")["product"]["attributes"]
     is_training = "instanceName" in attributes
-    name = attributes["instanceName"].removeprefix("ml.") if is_training else attributes["instanceType"]
+    name = (
+        attributes["instanceName"].removeprefix("ml.")
+        if is_training
+        else attributes["instanceType"]
+    )
     usd = min(dollars(product, f"Train:ml.{name}" if is_training else ""), default=None)
-    return name, {} if usd is None else {"sagemaker_usd_per_hour" if is_training else "usd_per_hour": usd}
+    return name, {} if usd is None else {
+        "sagemaker_usd_per_hour" if is_training else "usd_per_hour": usd
+    }
 
 
 def renewed(rows: dict[str, Row], answers: list[Row], trained_on: frozenset[str]) -> dict[str, Row]:
     """The rows with what the answers say, and with rows that they alone have."""
     found = {name: dict(row) for name, row in rows.items()}
     for answer in answers:
-        told = [(entry["InstanceType"], described(entry)) for entry in answer.get("InstanceTypes", ())]
+        told = [
+            (entry["InstanceType"], described(entry)) for entry in answer.get("InstanceTypes", ())
+        ]
         for name, row in (*told, *map(priced, answer.get("PriceList", ()))):
             found.setdefault(name, {}).update(row)
     for name, row in found.items():
@@ -67,8 +81,13 @@ def renewed(rows: dict[str, Row], answers: list[Row], trained_on: frozenset[str]
 
 def write(table: Row) -> str:
     """The file's text: a line for each type."""
-    types = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table["types"].items())
-    rest = {key: json.dumps(table[key], indent=1).replace("\n", "\n ") for key in ("about", "heads", "left_out")}
+    types = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table["types"].items()
+    )
+    rest = {
+        key: json.dumps(table[key], indent=1).replace("\n", "\n ")
+        for key in ("about", "heads", "left_out")
+    }
     return (
         f'{{\n "about": {rest["about"]},\n "types": {{\n{types}\n }},\n "heads": {rest["heads"]},\n'
         f' "left_out": {rest["left_out"]}\n}}\n'
@@ -86,7 +105,9 @@ def main(paths: list[str]) -> None:
     for name in found.keys() - table["types"].keys():
         print(f"not in the file: {json.dumps({name: found.pop(name)})}")
     if paths:
-        table["about"]["renewed"] = f"by {', '.join(Path(path).name for path in paths)}, {datetime.date.today()}"
+        table["about"]["renewed"] = (
+            f"by {', '.join(Path(path).name for path in paths)}, {datetime.date.today()}"
+        )
     TABLE.write_text(write(table | {"types": found}), encoding="utf-8")
 
 

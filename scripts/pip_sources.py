@@ -4,8 +4,9 @@ run COMMAND...   runs pip or uv with that part only
 check            names what is not used, in one line; an error in the configuration ends it with 2
 show             prints all of it as JSON, passwords included: for a program, not for a log
 
-The locks pin each file by its SHA-256. A constraint, a target or a user's other habits could only stop an installation.
-Sources: https://pip.pypa.io/en/stable/topics/configuration/, https://docs.astral.sh/uv/reference/environment/ and /settings/
+The locks pin each file by its SHA-256. A constraint, a target or a user's other habits could only
+stop an installation. Sources: https://pip.pypa.io/en/stable/topics/configuration/,
+https://docs.astral.sh/uv/reference/environment/ and /settings/
 """
 
 from __future__ import annotations
@@ -52,7 +53,15 @@ OTHER_NAMES = {  # of the same options: pip's aliases, uv's older variables and 
 }
 LISTS = ("extra-index-url", "find-links", "trusted-host")
 # Where this machine keeps downloads, and what pip prints: without effect on what is installed.
-KEPT = ("cache-dir", "no-cache", "no-cache-dir", "disable-pip-version-check", "link-mode", "config-file", "no-config")
+KEPT = (
+    "cache-dir",
+    "no-cache",
+    "no-cache-dir",
+    "disable-pip-version-check",
+    "link-mode",
+    "config-file",
+    "no-config",
+)
 UV_ONLY = ("index-strategy",)
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
@@ -99,12 +108,18 @@ def settings_of(program: str, environment: Mapping[str, str]) -> Settings:
         first, second = second, first
     first.complete(second)
     if "cert" not in first.values:
-        place = next((name for name in CERTIFICATES if Path(environment.get(name, "")).is_file()), "")
+        place = next(
+            (name for name in CERTIFICATES if Path(environment.get(name, "")).is_file()), ""
+        )
         first.take("cert", environment.get(place, ""), place)
     for name in ("cert", "client-cert"):
         file = first.values.get(name, "")
         if file and not Path(file).exists():
-            raise Refused(f"{name} names {file}, which does not exist", first.places[name], f"correct {name} there, or remove it")
+            raise Refused(
+                f"{name} names {file}, which does not exist",
+                first.places[name],
+                f"correct {name} there, or remove it",
+            )
     return first
 
 
@@ -142,10 +157,22 @@ def _parse_ini(file: Path) -> configparser.RawConfigParser:
     try:
         parser.read(str(file), encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError) as error:
-        line = getattr(error, "lineno", None) or next((number for number, _ in getattr(error, "errors", ())), None)
-        why = str(error).splitlines()[0].removeprefix("Source contains ").replace(f"'{file}'", "it").removesuffix(": it")
-        raise Refused("pip's configuration can't be read", f"{file}:{line}" if line else str(file),
-                      "correct that line; python3 -m pip config debug shows which files pip reads", why) from None  # fmt: skip
+        line = getattr(error, "lineno", None) or next(
+            (number for number, _ in getattr(error, "errors", ())), None
+        )
+        why = (
+            str(error)
+            .splitlines()[0]
+            .removeprefix("Source contains ")
+            .replace(f"'{file}'", "it")
+            .removesuffix(": it")
+        )
+        raise Refused(
+            "pip's configuration can't be read",
+            f"{file}:{line}" if line else str(file),
+            "correct that line; python3 -m pip config debug shows which files pip reads",
+            why,
+        ) from None
     return parser
 
 
@@ -168,8 +195,15 @@ def _uv_files(environment: Mapping[str, str]) -> Iterator[Path]:
     else:
         folders = [*(environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep), "/etc"]
         home = Path(environment.get("HOME") or "~").expanduser()
-        system = next((file for folder in folders if (file := Path(folder, "uv/uv.toml")).is_file()), Path("/etc/uv/uv.toml"))
-        files = [system, Path(environment.get("XDG_CONFIG_HOME") or home / ".config", "uv/uv.toml"), Path("uv.toml")]
+        system = next(
+            (file for folder in folders if (file := Path(folder, "uv/uv.toml")).is_file()),
+            Path("/etc/uv/uv.toml"),
+        )
+        files = [
+            system,
+            Path(environment.get("XDG_CONFIG_HOME") or home / ".config", "uv/uv.toml"),
+            Path("uv.toml"),
+        ]
     yield from filter(Path.is_file, files)
 
 
@@ -179,38 +213,62 @@ def _parse_toml(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         line = re.search(r"at line (\d+)", str(error))
         place = f"{file}:{line[1]}" if line else str(file)
-        raise Refused("uv's configuration can't be read", place, "correct that line", str(error)) from None
+        raise Refused(
+            "uv's configuration can't be read", place, "correct that line", str(error)
+        ) from None
 
 
 def _take_toml(found: Settings, name: str, value: Any, place: str) -> None:
     if name == "index" and isinstance(value, list):  # tables, one of which may be the default
-        urls = [(bool(entry.get("default")), str(entry.get("url", ""))) for entry in value if isinstance(entry, dict)]
+        urls = [
+            (bool(entry.get("default")), str(entry.get("url", "")))
+            for entry in value
+            if isinstance(entry, dict)
+        ]
         found.take("index-url", next((url for default, url in urls if default), ""), place)
         found.take("extra-index-url", " ".join(url for default, url in urls if not default), place)
     elif isinstance(value, list):
         found.take(name, " ".join(map(str, value)), place)
     elif name not in ("pip", "sources", "workspace"):
-        found.take(name, "" if value is False else str(value).lower() if value is True else str(value), place)
+        found.take(
+            name,
+            "" if value is False else str(value).lower() if value is True else str(value),
+            place,
+        )
 
 
 def _take_variables(found: Settings, prefix: str, environment: Mapping[str, str]) -> None:
     for name, value in sorted(environment.items()):
-        if name.startswith(prefix) and value and not re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name):
+        if (
+            name.startswith(prefix)
+            and value
+            and not re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)
+        ):
             option = name.removeprefix(prefix).lower().replace("_", "-")
             value = value.replace(",", " ") if name == "UV_FIND_LINKS" else value
             found.take(option, value, name)
 
 
-def environment_of(program: str, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment for pip or uv: these settings, none of their files, and everything else as it was."""
+def environment_of(
+    program: str, settings: Settings, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the environment for pip or uv: these settings, none of their files, and everything
+    else as it was.
+    """
     prefix = "UV_" if program == "uv" else "PIP_"
     kept = {
         name: value
         for name, value in environment.items()
-        if not name.startswith(prefix) or _option(name) in KEPT or re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)
+        if not name.startswith(prefix)
+        or _option(name) in KEPT
+        or re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)
     }
     if program != "uv":
-        made = {f"PIP_{name.upper().replace('-', '_')}": value for name, value in settings.values.items() if name not in UV_ONLY}
+        made = {
+            f"PIP_{name.upper().replace('-', '_')}": value
+            for name, value in settings.values.items()
+            if name not in UV_ONLY
+        }
         return kept | made | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INPUT": "1"}
     kept.pop("UV_CONFIG_FILE", None)
     made = {SOURCES[name]: value for name, value in settings.values.items()}
@@ -228,11 +286,16 @@ def run(command: list[str]) -> int:
     """Runs the command, and says what an index that refused it wants."""
     program = "uv" if Path(command[0]).name == "uv" else "pip"
     settings = settings_of(program, os.environ)
-    code = subprocess.run(command, env=environment_of(program, settings, os.environ), check=False).returncode
+    code = subprocess.run(
+        command, env=environment_of(program, settings, os.environ), check=False
+    ).returncode
     for name in ("index-url", "extra-index-url") if code else ():
         if any(map(wants_password, settings.values.get(name, "").split())):
             then = f"write it into {name} there, https://USER:PASSWORD@HOST/..., or into ~/.netrc"
-            print(Refused("the package index asks for a password", settings.places[name], then), file=sys.stderr)
+            print(
+                Refused("the package index asks for a password", settings.places[name], then),
+                file=sys.stderr,
+            )
     return code
 
 
@@ -261,7 +324,11 @@ def main(words: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     if words == ["show"]:
-        print(json.dumps({"values": settings.values, "places": settings.places, "unused": settings.unused}))
+        print(
+            json.dumps(
+                {"values": settings.values, "places": settings.places, "unused": settings.unused}
+            )
+        )
     elif words == ["check"] and settings.unused:
         names = ", ".join(f"{name} ({place})" for name, place in sorted(settings.unused.items()))
         print(f"not used, as the locks pin each file: {names}")

@@ -1,6 +1,8 @@
-"""Finds prose that reads like a translation: the rules are in prose.yaml. Usage: prose.py [--count] [PATH ...].
+"""Finds prose that reads like a translation: the rules are in prose.yaml. Usage: prose.py [--count]
+[PATH ...].
 
-It reads Markdown, docstrings, comments and messages, and also measures sentences. It exits with 1 if it found anything.
+It reads Markdown, docstrings, comments and messages, and also measures sentences. It exits with 1
+if it found anything.
 """
 
 from __future__ import annotations
@@ -58,16 +60,30 @@ def of_module(path: Path) -> Iterator[Text]:
     docstrings = set()
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
             first = node.body[0]
             docstrings.add(id(getattr(first, "value", None)))
             for at, part in enumerate(re.split(r"\n\s*\n", ast.get_docstring(node) or "")):
                 if not re.search(r"^\s{2,}\S", part, flags=re.MULTILINE):
-                    yield Text(path, first.lineno, "docstring" if not at else "page", " ".join(part.split()))
+                    yield Text(
+                        path,
+                        first.lineno,
+                        "docstring" if not at else "page",
+                        " ".join(part.split()),
+                    )
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|fmt|type|!|mypy)", token.string):
+        if token.type == tokenize.COMMENT and not re.match(
+            r"#\s*(noqa|fmt|type|!|mypy)", token.string
+        ):
             yield Text(path, token.start[0], "comment", token.string.lstrip("# "))
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in node.values
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings | inside:
             words = spoken(node)
@@ -79,12 +95,19 @@ def spoken(node: ast.Constant | ast.JoinedStr) -> str:
     """What a string says, with X for each value that a message has in it."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else ""
-    return "".join(part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "X" for part in node.values)
+    return "".join(
+        part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "X"
+        for part in node.values
+    )
 
 
 def sentences(text: Text) -> list[str]:
     """Its sentences, without code."""
-    return [one for one in re.split(r"(?<=[.!?:;])\s+", CODE.sub("X", text.words)) if len(one.split()) > FEW]
+    return [
+        one
+        for one in re.split(r"(?<=[.!?:;])\s+", CODE.sub("X", text.words))
+        if len(one.split()) > FEW
+    ]
 
 
 def finds(text: Text, rules: list[dict[str, Any]] = RULES["rules"]) -> Iterator[str]:
@@ -93,7 +116,9 @@ def finds(text: Text, rules: list[dict[str, Any]] = RULES["rules"]) -> Iterator[
     for rule in rules:
         if rule.get("docstrings") and text.kind != "docstring":
             continue
-        for found in re.finditer(rule["pattern"], plain, flags=re.IGNORECASE if not rule.get("docstrings") else 0):
+        for found in re.finditer(
+            rule["pattern"], plain, flags=re.IGNORECASE if not rule.get("docstrings") else 0
+        ):
             yield f"{found[0]!r}: write {rule['better']}"
     for sentence in sentences(text) if text.kind in ("page", "docstring") else ():
         if (count := len(sentence.split())) > RULES["longest_sentence"]:
@@ -112,7 +137,9 @@ def texts(roots: list[Path]) -> Iterator[Text]:
 
 def main(words: list[str]) -> int:
     found, lengths = 0, list[int]()
-    for text in texts([Path(word) for word in words if word != "--count"] or [Path(word) for word in WHERE]):
+    for text in texts(
+        [Path(word) for word in words if word != "--count"] or [Path(word) for word in WHERE]
+    ):
         if text.kind in ("page", "docstring"):
             lengths += [len(one.split()) for one in sentences(text)]
         for find in finds(text):

@@ -1,4 +1,6 @@
-"""make release: builds the wheel and the sdist in dist/, installs the wheel in a clean environment, and types verbs there."""
+"""make release: builds the wheel and the sdist in dist/, installs the wheel in a clean environment,
+and types verbs there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from trainfleet.trust.errors import RunError, TrainfleetError, tell
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
 PLACEHOLDER = "git.example"  # stands for the host of the repository until a release
-TYPED = (("--version",), ("recipes",), ("config", "RECIPE=first-run"), ("plan",))  # in the clean environment
+TYPED = (
+    ("--version",),
+    ("recipes",),
+    ("config", "RECIPE=first-run"),
+    ("plan",),
+)  # in the clean environment
 
 
 def main() -> int:
@@ -35,23 +42,48 @@ def project() -> dict[str, Any]:
 
 
 def refuse_unready(number: str) -> None:
-    """Refuses to release a checkout with changes or without an address, or a version whose changes have no date.
+    """Refuses to release a checkout with changes or without an address, or a version whose changes
+    have no date.
 
     Raises:
         RunError: what is missing.
     """
     if changed := _run("git", "status", "--porcelain").splitlines():
-        raise RunError("has changes that no commit has", where=str(ROOT), why="; ".join(changed[:5]), next="git commit")
+        raise RunError(
+            "has changes that no commit has",
+            where=str(ROOT),
+            why="; ".join(changed[:5]),
+            next="git commit",
+        )
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("pyproject.toml")]
-    if unset := [str(page.relative_to(ROOT)) for page in pages if PLACEHOLDER in page.read_text(encoding="utf-8")]:
-        then = f"sed -i 's|{PLACEHOLDER}|github.com/you|' {' '.join(unset)}, with your host; correct the address in SECURITY.md"
-        raise RunError("have a placeholder for the repository's address", where=", ".join(unset), why=PLACEHOLDER, next=then)
+    if unset := [
+        str(page.relative_to(ROOT))
+        for page in pages
+        if PLACEHOLDER in page.read_text(encoding="utf-8")
+    ]:
+        then = (
+            f"sed -i 's|{PLACEHOLDER}|github.com/you|' {' '.join(unset)}, with your host; "
+            "correct the address in SECURITY.md"
+        )
+        raise RunError(
+            "have a placeholder for the repository's address",
+            where=", ".join(unset),
+            why=PLACEHOLDER,
+            next=then,
+        )
     heading = f"## {number} ("
-    titles = [line for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines() if line.startswith(heading)]
+    titles = [
+        line
+        for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith(heading)
+    ]
     if not titles or "unreleased" in titles[0]:
         why = f"no line begins with '{heading}' and has a date"
         raise RunError(
-            "does not date this version", where="CHANGELOG.md", why=why, next=f"write '{heading}2026-12-31)', with today's date"
+            "does not date this version",
+            where="CHANGELOG.md",
+            why=why,
+            next=f"write '{heading}2026-12-31)', with today's date",
         )
 
 
@@ -59,21 +91,44 @@ def build(folder: Path) -> tuple[Path, Path]:
     """The wheel and the sdist, built by the pinned hatchling in a separate environment."""
     asked = project()
     with TemporaryDirectory() as tools:
-        _run(sys.executable, "-m", "pip", "install", "--quiet", "--target", tools, *asked["build-system"]["requires"])
-        code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from hatchling.cli import hatchling; sys.exit(hatchling())"
+        _run(
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            tools,
+            *asked["build-system"]["requires"],
+        )
+        code = (
+            "import sys; sys.path.insert(0, sys.argv.pop(1)); from hatchling.cli import "
+            "hatchling; sys.exit(hatchling())"
+        )
         _run(sys.executable, "-c", code, tools, "build", "--directory", str(folder.absolute()))
     name = f"trainfleet-{asked['project']['version']}"
     return folder / f"{name}-py3-none-any.whl", folder / f"{name}.tar.gz"
 
 
 def check(wheel: Path, folder: Path, requirements: Sequence[str]) -> None:
-    """Installs the requirements and the wheel in a new environment, and types verbs in an empty folder."""
+    """Installs the requirements and the wheel in a new environment, and types verbs in an empty
+    folder.
+    """
     venv.create(folder / "env", with_pip=False)
     python, desk = folder / "env/bin/python", folder / "desk"
     desk.mkdir()
     for packages in (requirements, ["--no-deps", str(wheel.absolute())]):
         if packages:
-            _run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages)
+            _run(
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                str(python),
+                "install",
+                "--quiet",
+                *packages,
+            )
     for words in TYPED:
         _run(str(folder / "env/bin/trainfleet"), *words, folder=desk)
 
@@ -82,7 +137,10 @@ def _run(*command: str, folder: Path | None = None) -> str:
     done = subprocess.run(command, cwd=folder or ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(
-            "failed", where=" ".join(command[:4]), why=(done.stderr or done.stdout).strip()[-2000:], next="make release again"
+            "failed",
+            where=" ".join(command[:4]),
+            why=(done.stderr or done.stdout).strip()[-2000:],
+            next="make release again",
         )
     return done.stdout
 

@@ -1,6 +1,7 @@
 """Prints the packages of Neuron that the ones named here ask for and that are not installed.
 
-Neuron's packages come from Neuron's index, each pinned in docker/stack.lock.yaml: the usual index may have others of their names.
+Neuron's packages come from Neuron's index, each pinned in docker/stack.lock.yaml: the usual index
+may have others of their names.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ OWN = re.compile("neuron|nki|nrt", re.IGNORECASE)
 
 def main(packages: list[str]) -> None:
     there = {plain(found.name) for found in metadata.distributions()}
-    lines = [line for name in packages for line in metadata.requires(name) or () if "extra ==" not in line]
+    lines = [
+        line
+        for name in packages
+        for line in metadata.requires(name) or ()
+        if "extra ==" not in line
+    ]
     asked = {plain(re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0]) for line in lines}
     print(*sorted(name for name in asked - there if OWN.search(name)))
 

@@ -1,10 +1,13 @@
-"""Finds versions that stand outside the locks: docker/stack.lock.yaml for what lies under Python, pyproject.toml for Python.
+"""Finds versions that stand outside the locks: docker/stack.lock.yaml for what lies under Python,
+pyproject.toml for Python.
 
-    python scripts/versions.py [FILE...]     all files that git knows, or these; each finding is a line, and the exit code is 1
+    python scripts/versions.py [FILE...]     all files that git knows, or these; each finding is a
+    line, and the exit code is 1
 
-What counts: a number that the lock pins, wherever it stands; in what runs (scripts, Dockerfiles, recipes, CI, Makefile) and in
-code's own texts any other version too: `VERSION=1.2.3`, `name==1.2`, a file's name that has one, an image's tag or digest. What
-is only said is not looked at: comments, docstrings and messages may tell with which version something was met.
+What counts: a number that the lock pins, wherever it stands; in what runs (scripts, Dockerfiles,
+recipes, CI, Makefile) and in code's own texts any other version too: `VERSION=1.2.3`, `name==1.2`,
+a file's name that has one, an image's tag or digest. What is only said is not looked at: comments,
+docstrings and messages may tell with which version something was met.
 """
 
 from __future__ import annotations
@@ -39,15 +42,26 @@ VERSION = re.compile(
     re.IGNORECASE,
 )
 ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?:/\d+)?")
-SAID = re.compile(r"Python(?:-version)? 3\.\d+|ubuntu 2\d\.04", re.IGNORECASE)  # what we run on: nothing is installed by it
+SAID = re.compile(
+    r"Python(?:-version)? 3\.\d+|ubuntu 2\d\.04", re.IGNORECASE
+)  # what we run on: nothing is installed by it
 
 
 def pinned() -> set[str]:
-    """Every version that the lock pins and that can't be mistaken for another number: of three parts or more."""
+    """Every version that the lock pins and that can't be mistaken for another number: of three
+    parts or more.
+    """
     lock = yaml.safe_load((ROOT / "docker" / "stack.lock.yaml").read_text())
     python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*python["dependencies"], *(line for lines in python["optional-dependencies"].values() for line in lines)]
-    found = {version for entry in (*lock["components"].values(), *lock["stacks"].values()) for version in _versions(entry)}
+    lines = [
+        *python["dependencies"],
+        *(line for lines in python["optional-dependencies"].values() for line in lines),
+    ]
+    found = {
+        version
+        for entry in (*lock["components"].values(), *lock["stacks"].values())
+        for version in _versions(entry)
+    }
     found |= {match[1] for line in lines if (match := re.search(r"==([\d.]+)", line))}
     return {version for version in found if version.count(".") >= 2 and not version.startswith("/")}
 
@@ -66,10 +80,18 @@ def find(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in what_runs(path, text):
         for match in VERSION.finditer(SAID.sub("", ADDRESS.sub("", line))):
-            if path.suffix != ".py" or not match["named"] or " " not in match["named"]:  # a message: "gone since NCCL 2.5"
+            if (
+                path.suffix != ".py" or not match["named"] or " " not in match["named"]
+            ):  # a message: "gone since NCCL 2.5"
                 yield number, match[0]
-    exact = re.compile(r"(?<![\w.])(?:" + "|".join(map(re.escape, sorted(known, key=len, reverse=True))) + r")(?!\w|\.\d)")
-    for number, line in what_runs(path, text) if path.suffix == ".py" else enumerate(text.splitlines(), 1):
+    exact = re.compile(
+        r"(?<![\w.])(?:"
+        + "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+        + r")(?!\w|\.\d)"
+    )
+    for number, line in (
+        what_runs(path, text) if path.suffix == ".py" else enumerate(text.splitlines(), 1)
+    ):
         yield from ((number, match[0]) for match in exact.finditer(SAID.sub("", line)))
 
 
@@ -79,10 +101,16 @@ def what_runs(path: Path, text: str) -> Iterable[tuple[int, str]]:
         return []
     if path.suffix == ".py":
         return _of_python(text)
-    comment = re.compile(r"(^|\s)#.*") if path.suffix not in (".json", ".html") else re.compile(r"(?!)")
+    comment = (
+        re.compile(r"(^|\s)#.*") if path.suffix not in (".json", ".html") else re.compile(r"(?!)")
+    )
     lines = [(number, comment.sub("", line)) for number, line in enumerate(text.splitlines(), 1)]
     if path.suffix == ".json":  # a schema's texts
-        return [(number, line) for number, line in lines if '"description"' not in line and '"examples"' not in line]
+        return [
+            (number, line)
+            for number, line in lines
+            if '"description"' not in line and '"examples"' not in line
+        ]
     return lines
 
 
@@ -99,7 +127,9 @@ def _of_python(text: str) -> Iterator[tuple[int, str]]:
 
 def main(files: list[str]) -> int:
     command = ["git", "-C", str(ROOT), "ls-files"]
-    listed = files or subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    listed = (
+        files or subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    )
     known, wrong = pinned(), 0
     own = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name in listed:
@@ -108,7 +138,10 @@ def main(files: list[str]) -> int:
             continue
         for number, version in sorted({found for found in find(path, known) if found[1] != own}):
             wrong += 1
-            print(f"{name}:{number}: {version}: a version outside the locks; docker/stack.lock.yaml has them")
+            print(
+                f"{name}:{number}: {version}: a version outside the locks; "
+                "docker/stack.lock.yaml has them"
+            )
     return 1 if wrong else 0
 
 

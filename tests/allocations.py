@@ -53,7 +53,10 @@ def measure(config: Config, world: World) -> tuple[int, int]:
         step()
         gc.collect()
     states = [tensor for state in update.state.values() for tensor in state.values() if tensor.ndim]
-    held = sum(getattr(tensor, "_local_tensor", tensor).nbytes for tensor in [*parts.model.parameters(), *states])
+    held = sum(
+        getattr(tensor, "_local_tensor", tensor).nbytes
+        for tensor in [*parts.model.parameters(), *states]
+    )
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
         step()
     return held, sum(changes(beginning)) + max(accumulate(changes(told)))
@@ -61,7 +64,9 @@ def measure(config: Config, world: World) -> tuple[int, int]:
 
 def changes(told: profile) -> list[int]:
     """Bytes that were allocated, or freed and then negative, in the order of time."""
-    events = [event for event in told.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
+    events = [
+        event for event in told.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]  # type: ignore[union-attr]
     return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
 
 
@@ -80,7 +85,9 @@ def fork(rank: int, ranks: int, port: str, config: Path, settings: str) -> int:
     torch.set_num_threads(1)
     with join(Cpu()) as world:
         found = measure(load(Settings(config, settings))[0], world)
-        os.write(1, f"{json.dumps([settings, rank, *found])}\n".encode())  # in one piece, as other ranks write too
+        os.write(
+            1, f"{json.dumps([settings, rank, *found])}\n".encode()
+        )  # in one piece, as other ranks write too
         world.as_first_says(0)  # so that none leaves before the others
     os._exit(0)
 
@@ -88,6 +95,8 @@ def fork(rank: int, ranks: int, port: str, config: Path, settings: str) -> int:
 if __name__ == "__main__":
     count, port, config = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     for number, settings in enumerate(sys.argv[4:]):
-        children = [fork(rank, count, str(port + number), config, settings) for rank in range(count)]
+        children = [
+            fork(rank, count, str(port + number), config, settings) for rank in range(count)
+        ]
         if any(os.waitpid(child, 0)[1] for child in children):
             sys.exit(f"{settings}: a rank failed")

@@ -24,7 +24,10 @@ if importlib.util.find_spec("botocore"):  # which a machine that only has a GPU 
 
 # What follows from how fast this machine is would not be the same on another: tests go by this trial, and ranks that they start.
 with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="trial-", delete=False) as _file:
-    json.dump({"cpu": "a test's", "torch": "2", "cores": 2, "fp32": 1e11, "onednn": 0.0, "bf16": 5e10}, _file)
+    json.dump(
+        {"cpu": "a test's", "torch": "2", "cores": 2, "fp32": 1e11, "onednn": 0.0, "bf16": 5e10},
+        _file,
+    )
 os.environ["TRAINFLEET_TRIAL"] = _file.name
 atexit.register(os.unlink, _file.name)
 
@@ -51,7 +54,10 @@ def environment() -> Iterator[None]:
     """
     untrusted_input._SEALED.clear()  # of what other modules sealed as they were imported, too
     before = dict(os.environ)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -80,9 +86,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     report = yield
     if report.skipped and os.environ.get("REQUIRE_ALL") == "1" and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = (
-            f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
-        )
+        report.longrepr = f"skipped, which is a failure here: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
     return report
 
 

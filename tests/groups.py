@@ -31,7 +31,10 @@ class Group:
     needs: tuple[str, ...] = ()
 
 
-GROUPS = {name: Group(**row) for name, row in yaml.safe_load((ROOT / "tests" / "groups.yaml").read_text()).items()}
+GROUPS = {
+    name: Group(**row)
+    for name, row in yaml.safe_load((ROOT / "tests" / "groups.yaml").read_text()).items()
+}
 
 
 def part_of(path: str) -> str:
@@ -46,14 +49,26 @@ def changed_groups() -> list[str]:
     """Returns the groups that guard or hold a file which differs from the origin's main branch."""
     base = git("merge-base", "HEAD", "origin/HEAD") or git("merge-base", "HEAD", "origin/main")
     if not base:
-        raise TrainfleetError("this checkout has no origin to compare with", next="git fetch origin, or make drills ONLY=...")
-    paths = [*git("diff", "--name-only", base[0]), *git("ls-files", "--others", "--exclude-standard")]
+        raise TrainfleetError(
+            "this checkout has no origin to compare with",
+            next="git fetch origin, or make drills ONLY=...",
+        )
+    paths = [
+        *git("diff", "--name-only", base[0]),
+        *git("ls-files", "--others", "--exclude-standard"),
+    ]
     parts = {part_of(path) for path in paths}
-    return [name for name, group in GROUPS.items() if parts & set(group.guards) or set(paths) & set(group.tests)]
+    return [
+        name
+        for name, group in GROUPS.items()
+        if parts & set(group.guards) or set(paths) & set(group.tests)
+    ]
 
 
 def git(*words: str) -> list[str]:
-    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False).stdout.split()
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+    ).stdout.split()
 
 
 def chosen(variables: dict[str, str]) -> list[str]:
@@ -62,7 +77,10 @@ def chosen(variables: dict[str, str]) -> list[str]:
     names = variables.get("ONLY", "").split()
     for name in names:
         if name not in ("all", *GROUPS):
-            raise TrainfleetError(f"drills have no group {name}{suggest(name, GROUPS)}", next="make drills lists the groups")
+            raise TrainfleetError(
+                f"drills have no group {name}{suggest(name, GROUPS)}",
+                next="make drills lists the groups",
+            )
     return list(GROUPS) if "all" in names else names
 
 
@@ -71,14 +89,24 @@ def play(name: str) -> bool:
     group, began = GROUPS[name], time.monotonic()
     print(f"drills: {name}, about {group.minutes} minutes", flush=True)
     commands = [["tests/oracles/environments.sh", *group.needs]] if group.needs else []
-    commands.append([sys.executable, "-m", "pytest", "-q", "--durations=8", "--timeout=600", *group.tests])
-    passed = all(subprocess.run(command, cwd=ROOT, check=False).returncode == 0 for command in commands)
-    print(f"drills: {name} {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+    commands.append(
+        [sys.executable, "-m", "pytest", "-q", "--durations=8", "--timeout=600", *group.tests]
+    )
+    passed = all(
+        subprocess.run(command, cwd=ROOT, check=False).returncode == 0 for command in commands
+    )
+    print(
+        f"drills: {name} {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.1f} minutes",
+        flush=True,
+    )
     return passed
 
 
 def table() -> str:
-    rows = [f"| `{name}` | {', '.join(group.guards)} | {group.minutes} |" for name, group in GROUPS.items()]
+    rows = [
+        f"| `{name}` | {', '.join(group.guards)} | {group.minutes} |"
+        for name, group in GROUPS.items()
+    ]
     return "\n".join([BEGIN, "| group | guards | minutes |", "|---|---|---|", *rows, "", END])
 
 
@@ -95,7 +123,11 @@ def main(words: list[str]) -> int:
         return error.exit_code
     if not names:
         asked = variables.get("CHANGED")
-        print("no group guards what has changed" if asked else "make drills ONLY='group ...', ONLY=all or CHANGED=1:")
+        print(
+            "no group guards what has changed"
+            if asked
+            else "make drills ONLY='group ...', ONLY=all or CHANGED=1:"
+        )
         for name, group in GROUPS.items() if not asked else ():
             print(f"  {name:<12} {group.minutes:>3} min  {', '.join(group.guards)}")
         return 0

@@ -28,25 +28,43 @@ from urllib.request import Request, urlopen
 
 import yaml
 
-RECORDED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "recorded_indexes.yaml").read_text())
-STUBS = {"islpy": "2023.2.5", "ec2-metadata": "2.17.0"}  # of the usual index, where its newest would not do
+RECORDED: dict[str, Any] = yaml.safe_load(
+    (Path(__file__).parent / "recorded_indexes.yaml").read_text()
+)
+STUBS = {
+    "islpy": "2023.2.5",
+    "ec2-metadata": "2.17.0",
+}  # of the usual index, where its newest would not do
 Row = tuple[str, str, str]  # a page, what it has, and its SHA-256 or version
 
 
 def rows() -> list[Row]:
     """All that the indexes have, a row each."""
-    found = [(page["page"], name, sum_) for page in RECORDED["pip"] for name, sum_ in page["files"].items()]
-    found += [
-        (page["page"], name, version) for page in RECORDED["apt"] for name, all_ in page["packages"].items() for version in all_
+    found = [
+        (page["page"], name, sum_)
+        for page in RECORDED["pip"]
+        for name, sum_ in page["files"].items()
     ]
-    return found + [(page["page"], "", "") for kind in ("files", "manifests") for page in RECORDED[kind]]
+    found += [
+        (page["page"], name, version)
+        for page in RECORDED["apt"]
+        for name, all_ in page["packages"].items()
+        for version in all_
+    ]
+    return found + [
+        (page["page"], "", "") for kind in ("files", "manifests") for page in RECORDED[kind]
+    ]
 
 
 @functools.cache
 def stub(name: str) -> bytes:
     """A wheel of this name, empty but for what the real one asks for."""
     package, version = name.split("-")[:2]
-    known = RECORDED["metadata"].get(f"{package.replace('_', '-')} {version.partition('+')[0]}", {}).get("requires", ())
+    known = (
+        RECORDED["metadata"]
+        .get(f"{package.replace('_', '-')} {version.partition('+')[0]}", {})
+        .get("requires", ())
+    )
     info, content = f"{package}-{version}.dist-info", io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for file, text in {
@@ -76,30 +94,56 @@ class Indexes:
     def answer(self, page: str, leave: str) -> tuple[int, str, str | bytes]:
         """Code, type and text of an answer."""
         host = page.split("/")[2]
-        mine = [row for row in self.rows if row[0] == (page.removeprefix("https://") if host == "usual" else page)]
+        mine = [
+            row
+            for row in self.rows
+            if row[0] == (page.removeprefix("https://") if host == "usual" else page)
+        ]
         if self.stubs and page.endswith(".whl"):
             return 200, "application/zip", stub(unquote(page.rpartition("/")[2]))
         if self.stubs and host == "usual" and not mine:
             name = page.split("/")[3]
-            mine = [(page, f"{name.replace('-', '_')}-{STUBS.get(name, '99.0')}-py3-none-any.whl", "")]
+            mine = [
+                (page, f"{name.replace('-', '_')}-{STUBS.get(name, '99.0')}-py3-none-any.whl", "")
+            ]
         if host in self.instead:
             return 200, "text/html", self.instead[host]
-        if page.startswith("https://auth.docker.io/token?service=registry.docker.io&scope=repository:library/ubuntu:pull"):
+        if page.startswith(
+            "https://auth.docker.io/token?service=registry.docker.io&scope=repository:library/ubuntu:pull"
+        ):
             return 200, "application/json", '{"token": "of-nobody"}'
         if "/manifests/" in page and leave != "Bearer of-nobody":
             return 401, "application/json", "{}"
         if not mine:
-            return (403 if host.startswith("efa") else 404), "application/xml", ""  # a bucket that nobody may list says 403
+            return (
+                (403 if host.startswith("efa") else 404),
+                "application/xml",
+                "",
+            )  # a bucket that nobody may list says 403
         if page.endswith("/Packages"):
             stanza = "Package: {}\nArchitecture: amd64\nVersion: {}\nMaintainer: AWS\nDescription: a package\n with more lines\n"
-            return 200, "text/plain", "\n".join(stanza.format(name, version) for _, name, version in mine)
+            return (
+                200,
+                "text/plain",
+                "\n".join(stanza.format(name, version) for _, name, version in mine),
+            )
         if page.endswith("/"):
             lines = (
                 f'<a href="../{quote(name)}{sum_ and f"#sha256={self.sum_of(name, sum_)}"}">{name}</a><br>'
                 for _, name, sum_ in mine
             )
-            return 200, "text/html", "<!DOCTYPE html>\n<html><body>\n" + "\n".join(lines) + "\n</body></html>\n"
-        return 200, "application/vnd.oci.image.index.v1+json" if "/manifests/" in page else "application/gzip", ""
+            return (
+                200,
+                "text/html",
+                "<!DOCTYPE html>\n<html><body>\n" + "\n".join(lines) + "\n</body></html>\n",
+            )
+        return (
+            200,
+            "application/vnd.oci.image.index.v1+json"
+            if "/manifests/" in page
+            else "application/gzip",
+            "",
+        )
 
 
 @contextmanager

@@ -35,7 +35,9 @@ class Answer(BaseHTTPRequestHandler):
         if self.headers.get("X-aws-ec2-metadata-token") not in self.server.tokens:
             return self.answer(401)
         heard = self.server.only in ("", self.client_address[0])
-        self.answer(200, self.server.notice) if self.path == ACTION and self.server.notice and heard else self.answer(404)
+        self.answer(
+            200, self.server.notice
+        ) if self.path == ACTION and self.server.notice and heard else self.answer(404)
 
     def answer(self, code: int, text: str = "") -> None:
         self.send_response(code)

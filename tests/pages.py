@@ -11,7 +11,9 @@ from trainfleet.cli.variables import SWITCHES, VARIABLES, option_of
 from trainfleet.watch.causes import CAUSES
 
 ROOT = Path(__file__).parents[1]
-ALL = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")])
+ALL = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *ROOT.glob("docs/**/*.md")]
+)
 PARTS = {"name": "name: part\n", "data": "data: {sources: [stdlib]}\n"}  # what every config has
 WIDTH = 12.2  # of a letter in such a picture
 BEGIN, END = "<!-- made by tests/pages.py -->\n", "<!-- end -->\n"
@@ -20,12 +22,18 @@ EVIDENCE = ROOT / "docs/evidence/README.md"
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of that language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def commands(page: Path) -> list[str]:
     """The commands of its shell blocks, in order, one each, without the comments beside them."""
-    lines = [re.sub(r"(^|\s)#.*", "", line) for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [
+        re.sub(r"(^|\s)#.*", "", line)
+        for block in blocks(page, "sh")
+        for line in block.splitlines()
+    ]
     return [command.strip() for line in lines for command in line.split("&&") if command.strip()]
 
 
@@ -38,7 +46,10 @@ def mentioned(page: Path) -> list[str]:
 def drawn(image: Path) -> list[str]:
     """The lines of a terminal that docs/terminal.py has drawn, but for empty ones."""
     lines: dict[int, str] = {}
-    parts = re.findall(r'x="([\d.]+)"[^>]*clip-path="url\(#terminal-line-(\d+)\)">([^<]*)</text>', image.read_text())
+    parts = re.findall(
+        r'x="([\d.]+)"[^>]*clip-path="url\(#terminal-line-(\d+)\)">([^<]*)</text>',
+        image.read_text(),
+    )
     for place, number, text in parts:
         before = lines.get(int(number), "").ljust(round(float(place) / WIDTH))
         lines[int(number)] = before + html.unescape(text).replace("\xa0", " ")
@@ -47,11 +58,19 @@ def drawn(image: Path) -> list[str]:
 
 def configs() -> list[tuple[str, str]]:
     """The configs that pages show, each with its page; a part of one gets a name and data."""
-    return [(str(page.relative_to(ROOT)), completed(block)) for page in ALL for block in blocks(page, "yaml")]
+    return [
+        (str(page.relative_to(ROOT)), completed(block))
+        for page in ALL
+        for block in blocks(page, "yaml")
+    ]
 
 
 def completed(block: str) -> str:
-    lacking = {name: line for name, line in PARTS.items() if not re.search(f"^{name}:", block, flags=re.MULTILINE)}
+    lacking = {
+        name: line
+        for name, line in PARTS.items()
+        if not re.search(f"^{name}:", block, flags=re.MULTILINE)
+    }
     return block + "".join(lacking.values())
 
 
@@ -73,14 +92,19 @@ def tables() -> dict[Path, list[str]]:
         if verbs
     ]
     causes = [f"| `{name}` | {cause.words} | {cause.next} |" for name, cause in CAUSES.items()]
-    return {ROOT / "docs/reference/verbs.md": variables, ROOT / "docs/how-to/troubleshooting.md": causes}
+    return {
+        ROOT / "docs/reference/verbs.md": variables,
+        ROOT / "docs/how-to/troubleshooting.md": causes,
+    }
 
 
 def written(page: Path, rows: list[str]) -> str:
     """The page with these rows below the head of its table."""
     head, _, rest = page.read_text().partition(BEGIN)
     title, line, *_ = rest.strip().splitlines()
-    return "".join([head, BEGIN, "\n".join(["", title, line, *rows, "", ""]), END, rest.partition(END)[2]])
+    return "".join(
+        [head, BEGIN, "\n".join(["", title, line, *rows, "", ""]), END, rest.partition(END)[2]]
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ def need(module: str, install: str = "") -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        missing(f"{module} can't be imported ({error}); install it: {install or 'pip install ' + module}")
+        missing(
+            f"{module} can't be imported ({error}); install it: {install or 'pip install ' + module}"
+        )
 
 
 def need_program(name: str, install: str) -> str:

@@ -15,7 +15,11 @@ from trainfleet.storage import s3
 need("boto3")
 need("moto.server", "pip install moto[server,s3]")
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 
@@ -32,11 +36,15 @@ def serve(wrap: Callable[[Application], Application], *, host: str = "127.0.0.1"
     serving = make_server(host, 0, application, threaded=True, request_handler=Quiet)
     threading.Thread(target=serving.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{host}:{serving.port}"}).items():
+        for name, value in (
+            CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{host}:{serving.port}"}
+        ).items():
             patch.setenv(name, value)
         patch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
         s3._client.cache_clear()
-        need("moto").backends.get_backend("s3")["123456789012"]["aws"].reset()  # it outlives its server
+        need("moto").backends.get_backend("s3")["123456789012"][
+            "aws"
+        ].reset()  # it outlives its server
         s3.client().create_bucket(Bucket="bucket")
         yield f"http://{host}:{serving.port}"
     s3._client.cache_clear()
@@ -45,5 +53,7 @@ def serve(wrap: Callable[[Application], Application], *, host: str = "127.0.0.1"
 
 def busy(start: Callable[..., Any]) -> Iterable[bytes]:
     """Answers as S3 does while it splits a prefix."""
-    start("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))])
+    start(
+        "503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))]
+    )
     return [BUSY]

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-LINES = ("-----BEGIN KEY-----", "canaryMIIEvQIBADANBgkq", "canaryhkiG9w0BAQEFAASC", "-----END KEY-----")
-SECRETS = {"THE_KEY": "canary-5d1f0c7e", "LONGER_KEY": "canary-5d1f0c7e-and-its-tail", "THE_PEM": "\n".join(LINES)}
+LINES = (
+    "-----BEGIN KEY-----",
+    "canaryMIIEvQIBADANBgkq",
+    "canaryhkiG9w0BAQEFAASC",
+    "-----END KEY-----",
+)
+SECRETS = {
+    "THE_KEY": "canary-5d1f0c7e",
+    "LONGER_KEY": "canary-5d1f0c7e-and-its-tail",
+    "THE_PEM": "\n".join(LINES),
+}
 MARK = "unseen7b2e91d4"  # in each secret that no config names
-UNNAMED = {"WANDB_API_KEY": f"{MARK}{'0' * 26}", "AWS_SECRET_ACCESS_KEY": f"{MARK}/{'x' * 25}", "DB_PASSWORD": f"{MARK}-word"}
+UNNAMED = {
+    "WANDB_API_KEY": f"{MARK}{'0' * 26}",
+    "AWS_SECRET_ACCESS_KEY": f"{MARK}/{'x' * 25}",
+    "DB_PASSWORD": f"{MARK}-word",
+}
 NEVER = (b"canary-5d1f0c7e", b"and-its-tail", b"canaryMIIEvQIB", b"canaryhkiG9w0B", MARK.encode())
 PROGRAM = """
 import builtins, os, subprocess, sys
@@ -40,4 +53,8 @@ def lay(folder: Path) -> Path:
 
 def leaks(folder: Path) -> list[Path]:
     """The files below a folder that hold a part of a secret."""
-    return [path for path in folder.rglob("*") if path.is_file() and any(part in path.read_bytes() for part in NEVER)]
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and any(part in path.read_bytes() for part in NEVER)
+    ]

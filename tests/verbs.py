@@ -15,7 +15,12 @@ PACKAGES = f"{ROOT / 'python'}{os.pathsep}{ROOT / 'tests/strict'}"  # the progra
 
 
 def begin(
-    folder: Path, verb: str, *words: str, python: str = sys.executable, variables: dict[str, str] | None = None, **options: Any
+    folder: Path,
+    verb: str,
+    *words: str,
+    python: str = sys.executable,
+    variables: dict[str, str] | None = None,
+    **options: Any,
 ) -> subprocess.Popen[str]:
     """The process of a verb typed in a folder, with these variables in its environment; all that it says is its stdout."""
     environment = os.environ | {"PYTHONPATH": PACKAGES, "NO_COLOR": "1"} | (variables or {})
@@ -33,7 +38,9 @@ def finish(process: subprocess.Popen[str], code: int = 0, timeout: float = 500) 
     return said
 
 
-def enter(folder: Path, verb: str, *words: str, code: int = 0, timeout: float = 500, **options: Any) -> str:
+def enter(
+    folder: Path, verb: str, *words: str, code: int = 0, timeout: float = 500, **options: Any
+) -> str:
     """What a verb typed in a folder says, once it has ended with `code`."""
     return finish(begin(folder, verb, *words, **options), code, timeout)
 

@@ -1,4 +1,6 @@
-"""`python -m trainfleet VERB [VARIABLE=value …]`: what each line of the Makefile calls; `trainfleet VERB` where installed."""
+"""`python -m trainfleet VERB [VARIABLE=value …]`: what each line of the Makefile calls; `trainfleet
+VERB` where installed.
+"""
 
 import os
 import sys
@@ -11,7 +13,10 @@ _CODE = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120 - pathlib may
 try:
     os.getcwd()  # noqa: PTH109
 except FileNotFoundError:
-    sys.exit("error: this folder was removed\n  next: cd to a folder that exists, then run the same command again")
+    sys.exit(
+        "error: this folder was removed\n  next: cd to a folder that exists, then run the same "
+        "command again"
+    )
 if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.getcwd() != _CODE:  # noqa: PTH109
     del sys.path[0]  # what lies where a verb is typed is no package
 
@@ -21,7 +26,9 @@ import signal  # noqa: E402
 
 def command() -> int:
     """The `trainfleet` command; its exit code."""
-    os.environ["TRAINFLEET_COMMAND"] = "trainfleet"  # trust/safe_output.py names commands as they are typed
+    os.environ["TRAINFLEET_COMMAND"] = (
+        "trainfleet"  # trust/safe_output.py names commands as they are typed
+    )
     return program()
 
 
@@ -31,7 +38,9 @@ def program() -> int:
     os.umask(os.umask(0o77) & 0o77)  # a file is never closed to its owner
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while imports run, Ctrl-C exits without a traceback
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # while imports run, Ctrl-C exits without a traceback
     from .cli import main
     from .trust import safe_output
 
@@ -41,9 +50,15 @@ def program() -> int:
 
 
 def _read_utf8() -> None:
-    """Starts again in UTF-8 mode where the locale has another encoding, in which our files would be misread."""
+    """Starts again in UTF-8 mode where the locale has another encoding, in which our files would be
+    misread.
+    """
     asked = os.environ.get("PYTHONUTF8") == "1"
-    if not (sys.flags.utf8_mode or asked) and locale.getencoding().lower().replace("-", "") != "utf8" and sys.executable:
+    if (
+        not (sys.flags.utf8_mode or asked)
+        and locale.getencoding().lower().replace("-", "") != "utf8"
+        and sys.executable
+    ):
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

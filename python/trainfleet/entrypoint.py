@@ -1,23 +1,31 @@
-"""The entry point of a node of a job, on every backend: scripts on hosts, sbatch's srun and every image start it.
+"""The entry point of a node of a job, on every backend: scripts on hosts, sbatch's srun and every
+image start it.
 
-    python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]] [--in HOME] [--wait SECONDS] -- MODULE...
+    python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]] [--in HOME]
+    [--wait SECONDS] -- MODULE...
 
---on ENGINE      who started this node: fleet (this program, on a host), slurm, batch, sagemaker, or an engine of another package;
-                 by default it is detected. The node's seat is read from that engine's environment (node/placements/)
+--on ENGINE      who started this node: fleet (this program, on a host), slurm, batch, sagemaker, or
+                 an engine of another package;
+                 by default it is detected. The node's seat is read from that engine's environment
+                 (node/placements/)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
---ranks N        torchrun's line for N ranks of MODULE is built from the seat; 0, the default: one plain process of MODULE
---ahead          its ranks only record what they would compute; that is compiled when they have left (node/precompile.py)
+--ranks N        torchrun's line for N ranks of MODULE is built from the seat; 0, the default: one
+                 plain process of MODULE
+--ahead          its ranks only record what they would compute; that is compiled when they have left
+                 (node/precompile.py)
 --in HOME        the folder of FOLDER, runs/ and data/; it is created if missing
---wait SECONDS   how long to wait for nodes that have not started yet (node/barrier.py); 0: not at all
+--wait SECONDS   how long to wait for nodes that have not started yet (node/barrier.py); 0: not at
+                 all
 
-The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (storage/s3_sync_agent.py), TRAINFLEET_SECRETS
-(trust/safe_output.py), TRAINFLEET_ATTEMPT (health/fence.py), TRAINFLEET_WATCH (the number of ranks to watch from here, where no
-launcher can), TRAINFLEET_GRACE (seconds from SIGTERM to SIGKILL, where machines were set up to give more than the engine's
-default), TRAINFLEET_LOCK (the versions that the job was planned for: an image with others refuses it).
+The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (storage/s3_sync_agent.py),
+TRAINFLEET_SECRETS (trust/safe_output.py), TRAINFLEET_ATTEMPT (health/fence.py), TRAINFLEET_WATCH
+(the number of ranks to watch from here, where no launcher can), TRAINFLEET_GRACE (seconds from
+SIGTERM to SIGKILL, where machines were set up to give more than the engine's default),
+TRAINFLEET_LOCK (the versions that the job was planned for: an image with others refuses it).
 
-The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks the ranks to save and leave, and
-kills what is left before the engine would. Batch and SageMaker also get the node's output, and SageMaker the reason of a failure,
-which DescribeTrainingJob shows.
+The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks
+the ranks to save and leave, and kills what is left before the engine would. Batch and SageMaker
+also get the node's output, and SageMaker the reason of a failure, which DescribeTrainingJob shows.
 """
 
 from __future__ import annotations
@@ -52,13 +60,18 @@ from .trust.errors import BackendError, InputError, RunError, TrainfleetError, t
 from .trust.redaction import hide
 from .trust.safe_output import visible
 
-CARDS = "TRAINFLEET_CARDS"  # settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
+# settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
+CARDS = "TRAINFLEET_CARDS"
 CARD, PORTS = "*", "%"  # in these: its network card, and its ports of the fabric that stands behind
 GRACE = "TRAINFLEET_GRACE"
 LOCK = "TRAINFLEET_LOCK"  # the versions that the job was planned for, where it runs in an image
-IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs in (docker/Dockerfile)
+IMAGE_LOCK = (
+    "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs in (docker/Dockerfile)
+)
 VERDICT = 90.0  # seconds for a node to reach its own verdict
-AGAIN = 75  # sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may succeed
+# sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may
+# succeed
+AGAIN = 75
 LAST = 1 << 16  # bytes of a log in which its last lines are looked for
 REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
 
@@ -67,6 +80,9 @@ REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     return supervisor.run_part(lambda: run_node(options))
+
+
+USAGE = " ".join((__doc__ or "").split("\n\n")[1].split())
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,9 @@ def parse(arguments: Sequence[str]) -> Options:
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
-        "trainfleet.entrypoint", usage=" ".join((__doc__ or "").split("\n\n")[1].split()), allow_abbrev=False
+        "trainfleet.entrypoint",
+        usage=USAGE,
+        allow_abbrev=False,
     )
     parser.add_argument("--on", type=_engine)
     parser.add_argument("--folder", type=Path, required=True)
@@ -117,11 +135,15 @@ def _engine(name: str) -> Seating:
 def run_node(options: Options) -> int:
     """Reads the seat, waits for the other nodes and runs the command; its exit code."""
     secrets.take()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as a container's first process it has no default
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # as a container's first process it has no default
     seat = options.engine.read()
     make_folder(options.home)
     os.chdir(options.home)
-    log = Log(node_log(options.folder, seat.node), sys.stdout.fileno() if options.terms.echoes else None)
+    log = Log(
+        node_log(options.folder, seat.node), sys.stdout.fileno() if options.terms.echoes else None
+    )
     command = command_of(options, seat)
     with (
         reporting_failure(options, seat, log) as outcome,
@@ -133,8 +155,16 @@ def run_node(options: Options) -> int:
         copy_dataset(options, log)
         await_nodes(options, seat, log)
         began = time.time()
-        outcome.code = supervisor.run(log, command, float(os.environ.get(GRACE, options.terms.grace)))
-        if options.terms.decides and options.ranks and seat.node == 0 and BUCKET in os.environ and 0 < outcome.code < 128:
+        outcome.code = supervisor.run(
+            log, command, float(os.environ.get(GRACE, options.terms.grace))
+        )
+        if (
+            options.terms.decides
+            and options.ranks
+            and seat.node == 0
+            and BUCKET in os.environ
+            and 0 < outcome.code < 128
+        ):
             outcome.code = exit_code_of(options, seat, log, outcome.code, began)
     if options.terms.decides and seat.nodes > 1 and BUCKET in os.environ:
         outcome.code = leave_together(options, seat, log, outcome.code)
@@ -142,13 +172,19 @@ def run_node(options: Options) -> int:
 
 
 def leave_together(options: Options, seat: Seat, log: Log, code: int) -> int:
-    """The node's exit code, returned when it may exit: at once, but node 0 only after the others, unless it failed itself."""
+    """The node's exit code, returned when it may exit: at once, but node 0 only after the others,
+    unless it failed itself.
+    """
     exit_codes = ExitCodes(*in_s3(options, seat))
     if seat.node:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the exit of node 0 makes the engine stop this node, which is done by now
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # the exit of node 0 makes the engine stop this node, which is done by now
         exit_codes.publish(seat.node, code, lambda words: log.note("node", words))
         return code
-    return code or code_of(code, exit_codes.collect(seat.nodes, lambda words: log.note("node", words)), AGAIN)
+    return code or code_of(
+        code, exit_codes.collect(seat.nodes, lambda words: log.note("node", words)), AGAIN
+    )
 
 
 def in_s3(options: Options, seat: Seat) -> tuple[str, str]:
@@ -158,11 +194,21 @@ def in_s3(options: Options, seat: Seat) -> tuple[str, str]:
 
 
 def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float) -> int:
-    """The exit code for an engine that retries by exit code: AGAIN where the verdict is that another attempt may succeed.
+    """The exit code for an engine that retries by exit code: AGAIN where the verdict is that
+    another attempt may succeed.
 
-    A program of its own makes the verdict (watch/node_verdict.py), from the logs and events of all nodes.
+    A program of its own makes the verdict (watch/node_verdict.py), from the logs and events of all
+    nodes.
     """
-    words = [sys.executable, "-m", "trainfleet.watch.node_verdict", str(options.folder), str(seat.nodes), str(code), str(began)]
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.watch.node_verdict",
+        str(options.folder),
+        str(seat.nodes),
+        str(code),
+        str(began),
+    ]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=VERDICT, check=False)
     except subprocess.TimeoutExpired:
@@ -176,10 +222,14 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
 def command_of(options: Options, seat: Seat) -> list[str]:
     """The node's command line; a module without torchrun gets its seat in the environment."""
     module, *words = options.command
-    if options.engine.name != fleet.SEATING.name:  # the engine's own count of retries; ours begins anew with each request
+    if (
+        options.engine.name != fleet.SEATING.name
+    ):  # the engine's own count of retries; ours begins anew with each request
         os.environ[fence.AGAIN] = str(seat.attempt - 1)
     if options.ranks:
-        os.environ |= {name: value for name, value in found_here().items() if name not in os.environ}
+        os.environ |= {
+            name: value for name, value in found_here().items() if name not in os.environ
+        }
         log = node_log(options.folder, seat.node)
         line = torchrun(seat, options.ranks, module, sys.executable, scratch(log))
         return [*(ahead(sys.executable, line) if options.ahead else line), *words]
@@ -188,7 +238,9 @@ def command_of(options: Options, seat: Seat) -> list[str]:
 
 
 def found_here() -> dict[str, str]:
-    """The settings that name this node's network card and ports; those are left out of which it has none."""
+    """The settings that name this node's network card and ports; those are left out of which it has
+    none.
+    """
     found, known = {}, card()
     for setting in os.environ.get(CARDS, "").split():
         name, _, value = setting.partition("=")
@@ -200,10 +252,18 @@ def found_here() -> dict[str, str]:
 
 
 def copy_dataset(options: Options, log: Log) -> None:
-    """Copies the dataset to this node's own disk if the job says so. If that fails, ranks read S3, and the log says why."""
+    """Copies the dataset to this node's own disk if the job says so. If that fails, ranks read S3,
+    and the log says why.
+    """
     if not options.ranks or COPY not in os.environ:
         return
-    words = [sys.executable, "-m", "trainfleet.data.local_copy", str(options.folder), os.environ[COPY]]
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.data.local_copy",
+        str(options.folder),
+        os.environ[COPY],
+    ]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     for line in answer.stderr.splitlines():
         log.note("node", line)
@@ -217,12 +277,15 @@ def require_lock() -> None:
     if planned and own and planned != own:
         why = f"it is of the lock {own}, the config's stack of {planned}"
         raise BackendError(
-            "the image has other versions than the config's stack", why=why, next="make push, with fleet.image: build"
+            "the image has other versions than the config's stack",
+            why=why,
+            next="make push, with fleet.image: build",
         )
 
 
 def await_nodes(options: Options, seat: Seat, log: Log) -> None:
-    """Waits until all nodes are there, if their ranks meet by torchrun; missing nodes are logged and recorded as an event.
+    """Waits until all nodes are there, if their ranks meet by torchrun; missing nodes are logged
+    and recorded as an event.
 
     Raises:
         BackendError: they did not come, can't connect, or this node's image does not fit.
@@ -238,14 +301,24 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
         log.note("node", " ".join(str(error).split()))
         if options.ranks:
             run = Run(options.folder, events.node(seat.node, attempt))
-            run.note("fault", order=attempt, rank=None, node=seat.node, error=type(error).__name__, message=error.head,
-                     why=error.why, next=error.next)  # fmt: skip
+            run.note(
+                "fault",
+                order=attempt,
+                rank=None,
+                node=seat.node,
+                error=type(error).__name__,
+                message=error.head,
+                why=error.why,
+                next=error.next,
+            )
         raise
 
 
 @contextlib.contextmanager
 def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[PartOutcome]:
-    """Writes the reason of a failure within `with`, whatever it is, to the file that the engine reads, if it reads one."""
+    """Writes the reason of a failure within `with`, whatever it is, to the file that the engine
+    reads, if it reads one.
+    """
     outcome = PartOutcome()
     try:
         yield outcome
@@ -267,16 +340,26 @@ class PartOutcome:
 
 
 def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
-    """Why this node failed: the fault that its first failed rank recorded, or else the last lines of its log."""
+    """Why this node failed: the fault that its first failed rank recorded, or else the last lines
+    of its log.
+    """
     with contextlib.suppress(RunError, ValueError, OSError):
-        faults = [event for event in Run(folder).read_events() if event["event"] == "fault" and event.get("node") == node]
+        faults = [
+            event
+            for event in Run(folder).read_events()
+            if event["event"] == "fault" and event.get("node") == node
+        ]
         newest = [fault for fault in faults if fault.get("order") == faults[-1].get("order")]
         if newest:
             fault = newest[0]
-            words = f"{fault['error']}: {fault['message']}" + (f"\n  why: {fault['why']}" if fault.get("why") else "")
+            words = f"{fault['error']}: {fault['message']}" + (
+                f"\n  why: {fault['why']}" if fault.get("why") else ""
+            )
             return words + (f"\n  next: {fault['next']}" if fault.get("next") else "")
     with contextlib.suppress(OSError, InputError):
-        return f"exit code {code}; its last lines:\n" + "\n".join(read_end(log, LAST).splitlines()[-5:])
+        return f"exit code {code}; its last lines:\n" + "\n".join(
+            read_end(log, LAST).splitlines()[-5:]
+        )
     return f"exit code {code}"
 
 
@@ -286,7 +369,13 @@ def write_reason(file: Path, words: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(visible(hide(words))[:REASON], encoding="utf-8")
     except OSError as error:
-        tell(RunError("the reason of the failure can't be left", where=str(file), why=error.strerror or str(error)))
+        tell(
+            RunError(
+                "the reason of the failure can't be left",
+                where=str(file),
+                why=error.strerror or str(error),
+            )
+        )
 
 
 if __name__ == "__main__":

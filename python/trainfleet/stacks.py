@@ -23,7 +23,9 @@ OURS = {"nxd": "trainfleet_nxd:Stack"}  # name → class; in pyproject.toml too,
 
 
 class Stack(Protocol):
-    """What a stack brings. Its module imports no torch: Any is a type of torch's or the engine's."""
+    """What a stack brings. Its module imports no torch: Any is a type of torch's or the
+    engine's.
+    """
 
     device: str  # the kind of its device (`fleet.stack`, hardware.device_of)
 
@@ -63,7 +65,9 @@ class Stack(Protocol):
         """
         ...
 
-    def saving(self, config: Config, degrees: Degrees, where: str) -> Callable[[Any, Path], list[str]]:
+    def saving(
+        self, config: Config, degrees: Degrees, where: str
+    ) -> Callable[[Any, Path], list[str]]:
         """What writes a whole model's weights into a new folder, and returns the files' names.
 
         RunError where the model can't be divided so.
@@ -84,7 +88,9 @@ def named(name: str) -> Stack:
         stack: Stack = getattr(import_module(module), found)()
     except Exception as error:  # another's module may raise anything
         why = str(error) if path else f"no package here names it as an entry point of {GROUP}"
-        raise RunError(f"the stack {name} can't be loaded", where=path, why=why, next="pip check; pip list") from error
+        raise RunError(
+            f"the stack {name} can't be loaded", where=path, why=why, next="pip check; pip list"
+        ) from error
     return stack
 
 
@@ -109,7 +115,9 @@ def arrange(kind: str, config: Config, world: Any) -> Any:
 
 
 def checkpoint_at(address: str) -> tuple[str, Path] | None:
-    """The stack whose own checkpoint an address means, and its folder; None: it is not a stack's."""
+    """The stack whose own checkpoint an address means, and its folder; None: it is not a
+    stack's.
+    """
     looks = ((name, named(name).checkpoint_at(address)) for name in names())
     return next(((name, found) for name, found in looks if found), None)
 

@@ -1,14 +1,17 @@
-"""A node's supervisor: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this node's part of a job.
+"""A node's supervisor: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this
+node's part of a job.
 
-It writes everything that the command prints to LOG, each line with its time and rank, passes on requests to stop, and when it
-ends, however it ends, no process of the command is left. It uses only the standard library, so it starts in milliseconds.
+It writes everything that the command prints to LOG, each line with its time and rank, passes on
+requests to stop, and when it ends, however it ends, no process of the command is left. It uses only
+the standard library, so it starts in milliseconds.
 
 entrypoint.py does the same for a node that derives its command and log from its seat.
 
-With `--detach FILE < TASK` it returns at once, and the task goes on in a session of its own, whatever happens to its starter.
-TASK is {script, environment, token} as JSON (through stdin: a process list shows none of it). FILE.sh is the script, FILE has
-`pid start boot token` (when that pid started, the kernel's boot id), FILE.said what the script prints before it becomes a
-supervisor, and FILE.exit the exit code. The same token again starts nothing.
+With `--detach FILE < TASK` it returns at once, and the task goes on in a session of its own,
+whatever happens to its starter. TASK is {script, environment, token} as JSON (through stdin: a
+process list shows none of it). FILE.sh is the script, FILE has `pid start boot token` (when that
+pid started, the kernel's boot id), FILE.said what the script prints before it becomes a supervisor,
+and FILE.exit the exit code. The same token again starts nothing.
 """
 
 from __future__ import annotations
@@ -48,15 +51,22 @@ from .trust.errors import TrainfleetError, telling
 
 ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
 EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
-OCCUPIED = 75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
-UNLOGGED = 74  # the exit code of a command that failed and whose log can't be written (sysexits.h: input/output error)
-SEVERED = 72  # the same where the node has lost the file server on which the log lies (sysexits.h: a system file)
+OCCUPIED = (
+    75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
+)
+# the exit code of a command that failed and whose log can't be written (sysexits.h: input/output
+# error)
+UNLOGGED = 74
+# the same where the node has lost the file server on which the log lies (sysexits.h: a system file)
+SEVERED = 72
 WATCH = "TRAINFLEET_WATCH"  # how many ranks this node watches over
 POLL = 0.5  # seconds
 TOLD = 600  # characters of what a node's part says beside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
-RANK_PREFIX = "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
+RANK_PREFIX = (
+    "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
+)
 SMALL = 64 * untrusted_input.KIBIBYTE  # bytes that are read of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
@@ -69,12 +79,21 @@ def main(arguments: list[str]) -> int:
 
 
 def run_part(part: Callable[[], int]) -> int:
-    """Runs a node's part in this process, which dies with its parent; the exit code, also written to the file that EXIT names."""
-    if os.getpid() != 1:  # the first process of a container: its parent is a thread of the runtime, which may come and go
+    """Runs a node's part in this process, which dies with its parent; the exit code, also written
+    to the file that EXIT names.
+    """
+    if (
+        os.getpid() != 1
+        # the first process of a container: its parent is a thread of the runtime, which may come
+        # and go
+    ):
         die_with_parent()
     if other := announce():
         then = "wait for it, or other hosts, or fleet.exclusive: false"
-        print(f"error: {other} has begun on this host, and fleet.exclusive is set; next: {then}", flush=True)
+        print(
+            f"error: {other} has begun on this host, and fleet.exclusive is set; next: {then}",
+            flush=True,
+        )
         return OCCUPIED
     exit_file, code = os.environ.pop(EXIT, None), 1
     try:
@@ -103,7 +122,9 @@ def supervise(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
-    """Links `scratch` to a folder on this node's own disk: ranks print into it, and a full shared disk must not end them."""
+    """Links `scratch` to a folder on this node's own disk: ranks print into it, and a full shared
+    disk must not end them.
+    """
     temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # left by a supervisor that was killed
     with contextlib.ExitStack() as stack:
@@ -120,7 +141,9 @@ def on_own_disk(scratch: Path) -> Iterator[None]:
 
 
 def remove(scratch: Path, folder: Path | None = None) -> None:
-    """Removes `scratch`; given `folder`, only if it still links there, and not to the folder of a later attempt."""
+    """Removes `scratch`; given `folder`, only if it still links there, and not to the folder of a
+    later attempt.
+    """
     with contextlib.suppress(OSError):
         if not scratch.is_symlink():
             shutil.rmtree(scratch)
@@ -143,15 +166,25 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
     os.setsid()
     untrusted_input.seal(file.parent.parent)
-    said_by_script = untrusted_input.opener(str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    said_by_script = untrusted_input.opener(
+        str(said_file(file)), os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    )
     file_systems.offered(lambda: os.fchmod(said_by_script, 0o600), errno.EPERM)
-    for descriptor, target in ((0, os.open(os.devnull, os.O_RDONLY)), (1, said_by_script), (2, said_by_script)):
+    for descriptor, target in (
+        (0, os.open(os.devnull, os.O_RDONLY)),
+        (1, said_by_script),
+        (2, said_by_script),
+    ):
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
     os.write(started, b".")
-    while os.getppid() == starter:  # the supervisor dies with its parent, so this must be reparented first
+    while (
+        os.getppid() == starter
+    ):  # the supervisor dies with its parent, so this must be reparented first
         time.sleep(0.001)
-    os.execve("/bin/sh", ["sh", str(script)], os.environ | task["environment"] | {EXIT: str(exit_file)})
+    os.execve(
+        "/bin/sh", ["sh", str(script)], os.environ | task["environment"] | {EXIT: str(exit_file)}
+    )
 
 
 def write(path: Path, text: str) -> None:
@@ -168,7 +201,9 @@ def read(path: Path) -> str:
 
 
 def process_in(file: Path) -> tuple[int, str, str]:
-    """Pid, identity and token from a node's file (`pid start boot token`); 0 and empty texts if it has none."""
+    """Pid, identity and token from a node's file (`pid start boot token`); 0 and empty texts if it
+    has none.
+    """
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
 
@@ -179,17 +214,31 @@ def said_file(file: Path) -> Path:
 
 
 def told(said: str) -> str:
-    """Why a node's part refused, of what it has printed beside its log: its last error with reason and remedy, in one line."""
+    """Why a node's part refused, of what it has printed beside its log: its last error with reason
+    and remedy, in one line.
+    """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
-    """The command's exit code (128 + n for signal n), once no process of it is left. `grace`: seconds from SIGTERM to SIGKILL."""
+    """The command's exit code (128 + n for signal n), once no process of it is left. `grace`:
+    seconds from SIGTERM to SIGKILL.
+    """
     kernel, folder = Kernel(), file.path.parent.parent
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX}
+    environment = os.environ | {
+        "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": RANK_PREFIX,
+    }
     environment[SUPERVISOR] = str(os.getpid())
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             env=environment, start_new_session=True, preexec_fn=die_with_parent)  # fmt: skip
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
     pass_on(child, Run(folder) if TORCHRUN in command else None, grace, file.path)
     guard = RankGuard(folder, child.pid)
     assert child.stdout is not None
@@ -201,7 +250,9 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
     if guard.alarm:
         file.note("watch", guard.alarm.words)
     elif code < 0:
-        file.note("node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left")
+        file.note(
+            "node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left"
+        )
     for words in kernel.words() if code else ():
         file.note("kernel", words.text, words.time)
     if not file.close() and code:
@@ -210,7 +261,8 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
 
 
 class RankGuard(threading.Thread):
-    """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills its part at an alarm.
+    """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills
+    its part at an alarm.
 
     The engine then retries the job or gives it up; the node's log says why (watch/verdict.py).
     """
@@ -235,11 +287,13 @@ class RankGuard(threading.Thread):
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
-    """Installs handlers: SIGTERM ends the child, after `grace` by SIGKILL; SIGUSR1, Slurm's early notice, only asks.
+    """Installs handlers: SIGTERM ends the child, after `grace` by SIGKILL; SIGUSR1, Slurm's early
+    notice, only asks.
 
-    The log says when, so that a verdict can tell that a node was killed before its time (watch/verdict.py). The ranks of a `run`
-    are asked by its stop file: a torchrun that gets a signal kills its own ranks and skips the barrier at which the other nodes'
-    torchruns then wait for five minutes.
+    The log says when, so that a verdict can tell that a node was killed before its time
+    (watch/verdict.py). The ranks of a `run` are asked by its stop file: a torchrun that gets a
+    signal kills its own ranks and skips the barrier at which the other nodes' torchruns then wait
+    for five minutes.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:

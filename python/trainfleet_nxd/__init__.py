@@ -1,8 +1,10 @@
-"""Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A stack of its own (trainfleet.stacks), beside the engine's.
+"""Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A stack of its own
+(trainfleet.stacks), beside the engine's.
 
 device                          a NeuronCore of Trn1
 parts, layers, shards, stages   a rank's part of the model, by NxD Core
-weights, folder, files          NxD Core's own checkpoints, read and written without it; `folder` needs no torch
+weights, folder, files          NxD Core's own checkpoints, read and written without it; `folder`
+                                needs no torch
 """
 
 from __future__ import annotations
@@ -42,12 +44,16 @@ class Stack:
 
         return load(checkpoint, shape, sizes)
 
-    def saving(self, config: Config, degrees: Degrees, where: str) -> Callable[[Any, Path], list[str]]:
+    def saving(
+        self, config: Config, degrees: Degrees, where: str
+    ) -> Callable[[Any, Path], list[str]]:
         from . import files, weights
 
         layout, shape = config.train.layout, config.model
         found = weights.Degrees(degrees[0] or layout.tensor, degrees[1] or layout.pipeline)
         if why := weights.refusal(shape, found):
             then = "FORMAT=nxd-tp1, or none: a Hugging Face folder"
-            raise RunError(f"has no form of NxD Core's with {found}", where=where, why=why, next=then)
+            raise RunError(
+                f"has no form of NxD Core's with {found}", where=where, why=why, next=then
+            )
         return lambda whole, out: files.save(whole, shape, found, out)

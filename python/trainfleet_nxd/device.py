@@ -1,7 +1,10 @@
-"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core a rank, and NxD Core to divide a model.
+"""A NeuronCore of Trn1 as a training device: PyTorch/XLA, one core a rank, and NxD Core to divide a
+model.
 
-The last SDK with it is 2.31 (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html, 2026-07-07):
-torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. Never run on a Trainium chip: tests/nxd runs it on CPUs.
+The last SDK with it is 2.31
+(awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0/release-notes/components/pytorch.html,
+2026-07-07): torch 2.9, and Neuron's plug-in for PJRT in libneuronxla. Never run on a Trainium chip:
+tests/nxd runs it on CPUs.
 """
 
 from __future__ import annotations
@@ -35,12 +38,17 @@ class NeuronXla(Core):
         """The core number `index` of this node; PJRT's client is not made before `start`.
 
         Raises:
-            RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the SDK's.
+            RunError: torch, torch-xla or torch-neuronx is missing, or of another version than the
+                SDK's.
         """
         check_packages()
-        os.environ.setdefault("PJRT_DEVICE", "NEURON")  # the rest is of the job (plan/neuron_environment.py)
+        os.environ.setdefault(
+            "PJRT_DEVICE", "NEURON"
+        )  # the rest is of the job (plan/neuron_environment.py)
         super().__init__()
-        self.executes = "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ  # by neuron_parallel_compile (node/precompile.py)
+        self.executes = (
+            "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ
+        )  # by neuron_parallel_compile (node/precompile.py)
 
     def start(self) -> None:
         self.xla: Any = import_module("torch_xla")
@@ -54,9 +62,11 @@ class NeuronXla(Core):
         found = int(self.runtime.global_ordinal()), int(self.runtime.world_size())
         if found != (rank, size):
             raise RunError(
-                f"torchrun started rank {rank} of {size}, and PyTorch/XLA takes it for rank {found[0]} of {found[1]}",
+                f"torchrun started rank {rank} of {size}, and PyTorch/XLA takes it for rank "
+                f"{found[0]} of {found[1]}",
                 where=f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE', '')}",
-                why="its collectives would change nothing, and every rank would train a model of its own",
+                why="its collectives would change nothing, and every rank would train a model of "
+                "its own",
                 next="on trn1: pip show libneuronxla; is PJRT_DEVICE=NEURON?",
             )
 
@@ -103,7 +113,9 @@ class Seeds:
         self.model = model
 
     def get_state(self) -> Tensor:
-        return torch.frombuffer(bytearray(int(self.model.get_rng_state()).to_bytes(8, "little")), dtype=torch.uint8)
+        return torch.frombuffer(
+            bytearray(int(self.model.get_rng_state()).to_bytes(8, "little")), dtype=torch.uint8
+        )
 
     def set_state(self, state: Tensor, /) -> None:
         self.model.set_rng_state(int.from_bytes(state.numpy().tobytes(), "little"))
@@ -113,7 +125,9 @@ class Seeds:
 
 
 def check_packages() -> None:
-    """RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that trains on Trn1."""
+    """RunError unless torch, torch-xla and torch-neuronx are those of the last SDK that trains on
+    Trn1.
+    """
     found = {}
     for name in ("torch", "torch-xla", "torch-neuronx", "neuronx-distributed"):
         try:
@@ -122,11 +136,21 @@ def check_packages() -> None:
             raise unusable("neuron-xla", f"{name} is not installed") from None
     if numbers(found["torch"]) != TORCH or numbers(found["torch-xla"]) != TORCH:
         raise unusable(
-            "neuron-xla", f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 of both"
+            "neuron-xla",
+            f"torch {found['torch']} and torch-xla {found['torch-xla']}: the SDK is made for 2.9 "
+            "of both",
         )
     neuron = found["torch-neuronx"]
     if is_stub(neuron) or is_native(neuron):
-        kind = "the empty one of the public index" if is_stub(neuron) else "native PyTorch, which Trn1 has not"
+        kind = (
+            "the empty one of the public index"
+            if is_stub(neuron)
+            else "native PyTorch, which Trn1 has not"
+        )
         raise unusable("neuron-xla", f"torch-neuronx {neuron} is {kind}")
     if numbers(found["neuronx-distributed"]) < (0, 10):
-        raise unusable("neuron-xla", f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public index")
+        raise unusable(
+            "neuron-xla",
+            f"neuronx-distributed {found['neuronx-distributed']} is the empty one of the public "
+            "index",
+        )

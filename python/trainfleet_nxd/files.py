@@ -1,11 +1,14 @@
-"""NxD Core's own checkpoints, read and written without it: the files of neuronx_distributed.trainer's save_checkpoint.
+"""NxD Core's own checkpoints, read and written without it: the files of
+neuronx_distributed.trainer's save_checkpoint.
 
     <folder>/<tag>/checkpoint, done                             there first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
-    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file of its own
+    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file
+    of its own
 
-Also there may be `optim`, `scheduler.pt` and `user_content.pt`, of which a beginning takes nothing. NxD reads such files with
-weights_only=False, which runs what they say; here they are read with weights_only=True. fbac349, trainer/checkpoint.py.
+Also there may be `optim`, `scheduler.pt` and `user_content.pt`, of which a beginning takes nothing.
+NxD reads such files with weights_only=False, which runs what they say; here they are read with
+weights_only=True. fbac349, trainer/checkpoint.py.
 """
 
 from __future__ import annotations
@@ -30,13 +33,19 @@ TAG = "pretrained_weight"  # under which AWS's Llama trainer looks for weights t
 
 
 def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """The weights of a checkpoint under our names, for those in `sizes`, as `huggingface_weights.load` gives them.
+    """The weights of a checkpoint under our names, for those in `sizes`, as
+    `huggingface_weights.load` gives them.
 
     Raises:
         RunError: a file or a weight is missing, of another size, or left over; each by name.
     """
     if why := nxd.refusal(shape, nxd.Degrees(1, 1)):
-        raise RunError("can't be taken from NxD's checkpoint", where=str(tag), why=why, next="begin from a Hugging Face folder")
+        raise RunError(
+            "can't be taken from NxD's checkpoint",
+            where=str(tag),
+            why=why,
+            next="begin from a Hugging Face folder",
+        )
     files = require_all(tag)
     ranks: list[dict[str, nxd.Stored]] = [{} for _ in range(1 + max(rank for rank, _ in files))]
     for (rank, _), path in sorted(files.items()):
@@ -48,7 +57,9 @@ def load(tag: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Ten
 
 
 class TensorReference:
-    """What stands in a file for a tensor that lies in a file of its own; torch_xla's, which need not be installed."""
+    """What stands in a file for a tensor that lies in a file of its own; torch_xla's, which need
+    not be installed.
+    """
 
     tid: object = None
 
@@ -58,13 +69,19 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def content_of(path: Path) -> Any:
-    """What a file holds; its tensors are read once they are used. RunError where it can't be read, or is more than tensors."""
+    """What a file holds; its tensors are read once they are used. RunError where it can't be read,
+    or is more than tensors.
+    """
     require_plain(path)
     try:
-        with torch.serialization.safe_globals([(TensorReference, "torch_xla.utils.serialization.TensorReference")]):
+        with torch.serialization.safe_globals(
+            [(TensorReference, "torch_xla.utils.serialization.TensorReference")]
+        ):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # torch meets a damaged file with a dozen kinds
-        raise unreadable(path, f"it is damaged, or more than tensors ({type(error).__name__})") from error
+        raise unreadable(
+            path, f"it is damaged, or more than tensors ({type(error).__name__})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,11 @@ class StoredTensor:
         if isinstance(value, TensorReference) and type(value.tid) is int:
             path = path.with_name(f"{path.name}.tensors") / f"tensor_{value.tid}.pt"
             value = content_of(path)
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.dtype not in NAMES:
+        if (
+            not isinstance(value, Tensor)
+            or value.layout != torch.strided
+            or value.dtype not in NAMES
+        ):
             raise unreadable(path, f"{self.name} is no tensor of weights")
         if value.nbytes > value.untyped_storage().nbytes():
             raise unreadable(path, f"{self.name} has more numbers than are there")
@@ -95,7 +116,9 @@ class StoredTensor:
 
 
 def save(whole: dict[str, Tensor], shape: Model, degrees: nxd.Degrees, folder: Path) -> list[str]:
-    """Writes weights under Hugging Face's names as a checkpoint in a new folder; its name. Same weights, same bytes."""
+    """Writes weights under Hugging Face's names as a checkpoint in a new folder; its name. Same
+    weights, same bytes.
+    """
     tag = folder / TAG
     (tag / MODEL).mkdir(parents=True)
     (tag / BEGUN).write_text("1")

@@ -1,8 +1,10 @@
-"""The files of NxD Core's own checkpoints: which there are, whether a save has ended, and what they say of their weights.
+"""The files of NxD Core's own checkpoints: which there are, whether a save has ended, and what they
+say of their weights.
 
     <folder>/<tag>/checkpoint, done                             there first and last
     <folder>/<tag>/model/dp_rank_00_tp_rank_XX_pp_rank_XX.pt    what a tensor rank has of a stage
-    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file of its own
+    <folder>/<tag>/model/… .pt.tensors/tensor_N.pt              with use_xser: each tensor in a file
+    of its own
 
 Only ranks read what is in them (`files`), with torch. fbac349, trainer/checkpoint.py.
 """
@@ -25,7 +27,8 @@ COPY = "copy the checkpoint again; NxD writes `done` last"
 
 
 def tag_of(address: str) -> Path | None:
-    """The checkpoint of NxD's that an address means: itself, or the newest whole one below it; None: it is of another kind.
+    """The checkpoint of NxD's that an address means: itself, or the newest whole one below it;
+    None: it is of another kind.
 
     Raises:
         RunError: there are some, and none was saved to its end.
@@ -35,13 +38,17 @@ def tag_of(address: str) -> Path | None:
         return None
     if files_of(folder):
         if (folder / BEGUN).exists() and not (folder / DONE).exists():
-            raise RunError("was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY)
+            raise RunError(
+                "was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY
+            )
         return folder
     tags = [tag for tag in folder.iterdir() if files_of(tag)]
     if whole := [tag for tag in tags if (tag / DONE).is_file()]:
         return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
     if tags:
-        raise RunError("was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY)
+        raise RunError(
+            "was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY
+        )
     return None
 
 
@@ -49,20 +56,30 @@ def files_of(tag: Path) -> dict[tuple[int, int], Path]:
     """The model's files by (tensor rank, stage)."""
     if not (tag / MODEL).is_dir():
         return {}
-    return {(int(found[1]), int(found[2])): path for path in (tag / MODEL).iterdir() if (found := FILE.fullmatch(path.name))}
+    return {
+        (int(found[1]), int(found[2])): path
+        for path in (tag / MODEL).iterdir()
+        if (found := FILE.fullmatch(path.name))
+    }
 
 
 def require_all(tag: Path) -> dict[tuple[int, int], Path]:
-    """The model's files; RunError where the highest tensor rank and stage say that there were more."""
+    """The model's files; RunError where the highest tensor rank and stage say that there were
+    more.
+    """
     files = files_of(tag)
     tensor, stages = (1 + max(at[way] for at in files) for way in (0, 1))
-    if missing := next((at for at in product(range(tensor), range(stages)) if at not in files), None):
+    if missing := next(
+        (at for at in product(range(tensor), range(stages)) if at not in files), None
+    ):
         raise RunError(f"lacks {name_of(*missing)}", where=str(tag / MODEL), next=COPY)
     return files
 
 
 def described(tag: Path) -> list[Path]:
-    """The folders whose config.json says of which model a checkpoint is: its own, and the one above it."""
+    """The folders whose config.json says of which model a checkpoint is: its own, and the one above
+    it.
+    """
     return [folder for folder in (tag, tag.parent) if (folder / CONFIG).is_file()]
 
 
@@ -71,21 +88,34 @@ def name_of(rank: int, stage: int) -> str:
 
 
 def require_readable(tag: Path) -> None:
-    """Raises RunError where a rank's and stage's file is not what torch.save writes. Ranks find tensors in files of their own."""
+    """Raises RunError where a rank's and stage's file is not what torch.save writes. Ranks find
+    tensors in files of their own.
+    """
     for path in require_all(tag).values():
         require_plain(path)
 
 
 def require_plain(path: Path) -> None:
-    """Raises RunError where a file is no whole zip of parts that are not packed, as torch.save writes it."""
+    """Raises RunError where a file is no whole zip of parts that are not packed, as torch.save
+    writes it.
+    """
     try:
         with untrusted_input.open_regular(path) as stream, zipfile.ZipFile(stream) as archive:
             parts = archive.infolist()
     except FileNotFoundError as error:
         raise RunError("is missing", where=str(path), next=COPY) from error
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error, OverflowError) as error:
+    except (
+        zipfile.BadZipFile,
+        ValueError,
+        NotImplementedError,
+        struct.error,
+        OverflowError,
+    ) as error:
         raise unreadable(path, str(error)) from error
-    if any(part.compress_type for part in parts) or sum(part.file_size for part in parts) > path.stat().st_size:
+    if (
+        any(part.compress_type for part in parts)
+        or sum(part.file_size for part in parts) > path.stat().st_size
+    ):
         raise unreadable(path, "its parts are packed, and may be of any size")
 
 

@@ -1,4 +1,5 @@
-"""A model's plan realised with NxD Core's parallel layers: the same plan as tensor.py follows with DTensor.
+"""A model's plan realised with NxD Core's parallel layers: the same plan as tensor.py follows with
+DTensor.
 
 Hidden states are [B, T, D], as everywhere here, so the sequence that NxD divides is dimension 1.
 """
@@ -9,7 +10,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+from neuronx_distributed.parallel_layers.layers import (
+    ColumnParallelLinear,
+    ParallelEmbedding,
+    RowParallelLinear,
+)
 from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
 from neuronx_distributed.parallel_layers.mappings import (
     gather_from_sequence_parallel_region,
@@ -29,7 +34,8 @@ META = torch.device("meta")
 def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> None:
     """Replaces the model's layers by NxD's, each with this rank's slice, on the meta device.
 
-    `copies`: how many tensor ranks, neighbours of each other, have the same key-value heads; 1 where there are enough for all.
+    `copies`: how many tensor ranks, neighbours of each other, have the same key-value heads; 1
+    where there are enough for all.
     """
     plan, tied = model.plan, tied_names(model)
     for name, module in named(model, plan.embeddings):
@@ -44,19 +50,27 @@ def realise(model: Network, precision: torch.dtype, copies: int, rank: int) -> N
         for parameter in module.parameters():
             parameter.sequence_parallel_enabled = True  # NxD adds such gradients up
     divide = (
-        reduce_scatter_to_sequence_parallel_region if plan.divided in plan.embeddings else scatter_to_sequence_parallel_region
+        reduce_scatter_to_sequence_parallel_region
+        if plan.divided in plan.embeddings
+        else scatter_to_sequence_parallel_region
     )
     model.get_submodule(plan.divided).register_forward_hook(lambda _, __, x: divide(x, SEQUENCE))
     for _, module in named(model, plan.alike):
         module.register_forward_pre_hook(gather)
     for module, owner, parameter in tied:
-        model.get_submodule(module)._parameters[parameter] = model.get_submodule(owner)._parameters[parameter]
+        model.get_submodule(module)._parameters[parameter] = model.get_submodule(owner)._parameters[
+            parameter
+        ]
     model.surprise = surprise
 
 
 def named(model: nn.Module, patterns: tuple[str, ...]) -> list[tuple[str, Any]]:
     """The modules of a plan's names."""
-    return [(name, module) for name, module in model.named_modules() if any(fnmatchcase(name, each) for each in patterns)]
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if any(fnmatchcase(name, each) for each in patterns)
+    ]
 
 
 def replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -67,22 +81,41 @@ def replace(model: nn.Module, name: str, module: nn.Module) -> None:
 def tied_names(model: nn.Module) -> list[tuple[str, str, str]]:
     """Each module that has a parameter of another, by name: it, that other, and the parameter."""
     names = {module: name for name, module in model.named_modules()}
-    return [(names[module], names[owner], parameter) for module, (owner, parameter) in find_tied(model).items()]
+    return [
+        (names[module], names[owner], parameter)
+        for module, (owner, parameter) in find_tied(model).items()
+    ]
 
 
 def embedding(module: nn.Embedding, whole: bool, precision: torch.dtype) -> nn.Module:
     """`whole`: every rank needs all of its output; else a hook sums and divides it."""
     with META:
-        layer = ParallelEmbedding(module.num_embeddings, module.embedding_dim, device=META, dtype=precision, collect_output=whole)
+        layer = ParallelEmbedding(
+            module.num_embeddings,
+            module.embedding_dim,
+            device=META,
+            dtype=precision,
+            collect_output=whole,
+        )
     return layer  # type: ignore[no-any-return]
 
 
-def column(module: nn.Linear, parted: bool, precision: torch.dtype, copies: int = 1, rank: int = 0) -> nn.Module:
-    """`parted`: its input is the rank's part of the sequence. `copies`: ranks with one slice; the first counts in the norm."""
+def column(
+    module: nn.Linear, parted: bool, precision: torch.dtype, copies: int = 1, rank: int = 0
+) -> nn.Module:
+    """`parted`: its input is the rank's part of the sequence. `copies`: ranks with one slice; the
+    first counts in the norm.
+    """
     layer = ColumnParallelLinear(
-        module.in_features, module.out_features * copies, bias=module.bias is not None, gather_output=False, dtype=precision,
-        device=META, sequence_parallel_enabled=parted, sequence_dimension=SEQUENCE if parted else None,
-    )  # fmt: skip
+        module.in_features,
+        module.out_features * copies,
+        bias=module.bias is not None,
+        gather_output=False,
+        dtype=precision,
+        device=META,
+        sequence_parallel_enabled=parted,
+        sequence_dimension=SEQUENCE if parted else None,
+    )
     for parameter in layer.parameters() if copies > 1 else ():
         parameter.copies, parameter.shared = copies, rank % copies > 0
     return layer  # type: ignore[no-any-return]
@@ -90,18 +123,32 @@ def column(module: nn.Linear, parted: bool, precision: torch.dtype, copies: int 
 
 def row(module: nn.Linear, precision: torch.dtype) -> nn.Module:
     return RowParallelLinear(  # type: ignore[no-any-return]
-        module.in_features, module.out_features, bias=module.bias is not None, input_is_parallel=True, dtype=precision,
-        device=META, sequence_parallel_enabled=True, sequence_dimension=SEQUENCE,
-    )  # fmt: skip
+        module.in_features,
+        module.out_features,
+        bias=module.bias is not None,
+        input_is_parallel=True,
+        dtype=precision,
+        device=META,
+        sequence_parallel_enabled=True,
+        sequence_dimension=SEQUENCE,
+    )
 
 
 def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gathers the whole sequence for a module that every rank computes alike; each rank then has its whole gradient."""
-    return gather_from_sequence_parallel_region(inputs[0], SEQUENCE, to_model_parallel=False), *inputs[1:]
+    """Gathers the whole sequence for a module that every rank computes alike; each rank then has
+    its whole gradient.
+    """
+    return gather_from_sequence_parallel_region(
+        inputs[0], SEQUENCE, to_model_parallel=False
+    ), *inputs[1:]
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Cross-entropy of slices of the vocabulary [N, V / ranks]; targets that are not guessed are ignored."""
+    """Cross-entropy of slices of the vocabulary [N, V / ranks]; targets that are not guessed are
+    ignored.
+    """
     guessed = targets != IGNORED
-    losses: Tensor = parallel_cross_entropy(logits.clone(), torch.where(guessed, targets, 0)) * guessed  # it writes to the logits
+    losses: Tensor = (
+        parallel_cross_entropy(logits.clone(), torch.where(guessed, targets, 0)) * guessed
+    )  # it writes to the logits
     return losses.sum() / guessed.sum() if reduction == "mean" else losses.sum()

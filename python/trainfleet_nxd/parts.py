@@ -1,8 +1,10 @@
-"""NxD Core behind `Parts`: tensor and sequence parallelism, stages, ZeRO-1 and AdamW's fp32 copies as Trn1 has them.
+"""NxD Core behind `Parts`: tensor and sequence parallelism, stages, ZeRO-1 and AdamW's fp32 copies
+as Trn1 has them.
 
-NxD's are the layers, the schedule of stages, how gradients are added up, clipped and dealt out, and the step. Ours are the model,
-its first values, the names and the files of a checkpoint. A step is two programs or more, one a micro-batch and one for the
-update, and the same ones at every step: one that is compiled after the second step is a fault, as it takes minutes each time.
+NxD's are the layers, the schedule of stages, how gradients are added up, clipped and dealt out, and
+the step. Ours are the model, its first values, the names and the files of a checkpoint. A step is
+two programs or more, one a micro-batch and one for the update, and the same ones at every step: one
+that is compiled after the second step is a fault, as it takes minutes each time.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ SETTLED = 2  # steps that may compile: the second begins with the optimizer's st
 
 @dataclass
 class Owned:
-    """A parameter: where the model has it, how it lies in the whole, and what is updated: itself, or ZeRO-1's share of it."""
+    """A parameter: where the model has it, how it lies in the whole, and what is updated: itself,
+    or ZeRO-1's share of it.
+    """
 
     module: nn.Module
     attribute: str
@@ -68,14 +72,20 @@ class Nxd:
 
     def __init__(self, config: Config, world: World) -> None:
         """All ranks make it together."""
-        self.device, self.size, self.length = cast(Lazy, world.device), config.train.micro_batch, config.train.sequence_length
+        self.device, self.size, self.length = (
+            cast(Lazy, world.device),
+            config.train.micro_batch,
+            config.train.sequence_length,
+        )
         train, layout = config.train, config.train.layout
         half = world.precision(train.precision) == torch.bfloat16
         self.zero = not OPTIMIZERS[train.optimizer].whole and layout.shard == config.data_parallel
         self.format = torch.bfloat16 if half and self.zero else torch.float32
         self.casts = half and not self.zero
         options = settings(config, self.zero)
-        copies = max(1, layout.tensor // config.model.kv_heads)  # ranks that have the same key-value heads
+        copies = max(
+            1, layout.tensor // config.model.kv_heads
+        )  # ranks that have the same key-value heads
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
         self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
@@ -86,19 +96,35 @@ class Nxd:
             nxd_layers.realise(self.root, self.format, copies, self.grid.tensor)
         if layout.pipeline > 1:  # a later stage sees only tensor ranks' parts of the sequence
             self.root.positions = torch.arange(self.length, device=self.device.torch_device)
-        self.stages = nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage) if layout.pipeline > 1 else None
-        names, tied = {(id(module), name): where for where, module, name in weights_of(self.root)}, find_tied(self.root)
-        self.again = {names[id(module), name]: names[id(owner), name] for module, (owner, name) in tied.items()}
+        self.stages = (
+            nxd_stages.Stages(self.root, layout.pipeline, self.grid.stage)
+            if layout.pipeline > 1
+            else None
+        )
+        names, tied = (
+            {(id(module), name): where for where, module, name in weights_of(self.root)},
+            find_tied(self.root),
+        )
+        self.again = {
+            names[id(module), name]: names[id(owner), name]
+            for module, (owner, name) in tied.items()
+        }
         self.slices: dict[
             str, Slice
-        ] = {}  # noted before NxD moves the model, and leaves out what it does not know of a parameter
+            # noted before NxD moves the model, and leaves out what it does not know of a parameter
+        ] = {}
         drawn = self._draw(train.seed)
         if train.recompute == "full":
             recompute(self.stages.head if self.stages else self.root)
         if self.stages:
             self.stages.initialize(options)
-        self.model: Any = None if self.stages else nxd.initialize_parallel_model(options, lambda: self.root)
-        for module, (owner, name) in tied.items():  # moved to the device, each has become a parameter of its own
+        self.model: Any = (
+            None if self.stages else nxd.initialize_parallel_model(options, lambda: self.root)
+        )
+        for module, (
+            owner,
+            name,
+        ) in tied.items():  # moved to the device, each has become a parameter of its own
             module._parameters[name] = owner._parameters[name]
         self.optimizer = optimizer(options, self.root, config)
         self.held = self._hold(names)
@@ -108,7 +134,9 @@ class Nxd:
 
     @torch.no_grad()
     def _draw(self, seed: int) -> dict[str, Tensor]:
-        """The initial values of this rank's parameters, in fp32: those of a single process, sliced for this rank."""
+        """The initial values of this rank's parameters, in fp32: those of a single process, sliced
+        for this rank.
+        """
         found: dict[str, Tensor] = {}
         made: dict[int, nn.Parameter] = {}
         for where, module, name in weights_of(self.root):
@@ -125,9 +153,15 @@ class Nxd:
     def _hold(self, names: Mapping[tuple[int, str], str]) -> dict[str, Owned]:
         """Every parameter of this rank by its name in the whole model; a tied one once."""
         inner = self.optimizer.optimizer
-        groups = zip(inner.param_groups, (inner.base_optimizer if self.zero else inner).param_groups, strict=True)
+        groups = zip(
+            inner.param_groups,
+            (inner.base_optimizer if self.zero else inner).param_groups,
+            strict=True,
+        )
         masters = {
-            id(own): master for ours, theirs in groups for own, master in zip(ours["params"], theirs["params"], strict=True)
+            id(own): master
+            for ours, theirs in groups
+            for own, master in zip(ours["params"], theirs["params"], strict=True)
         }
         found: dict[str, Owned] = {}
         seen: set[int] = set()
@@ -137,14 +171,20 @@ class Nxd:
                     seen.add(id(parameter))
                     where = names[id(module), name]
                     found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
-        for held in found.values():  # moments from the start: the first step is then the same program as all others
+        for held in (
+            found.values()
+        ):  # moments from the start: the first step is then the same program as all others
             self.states[held.master].update(first_moments(held.master))
         return found
 
     def _add_up(self, copies: int) -> None:
-        """Sums the gradients of ranks with the same key-value heads, so that the copies stay equal."""
+        """Sums the gradients of ranks with the same key-value heads, so that the copies stay
+        equal.
+        """
         rows = [list(row) for row in get_tensor_model_parallel_replica_groups()]
-        groups = [row[first : first + copies] for row in rows for first in range(0, len(row), copies)]
+        groups = [
+            row[first : first + copies] for row in rows for first in range(0, len(row), copies)
+        ]
 
         def total(gradient: Tensor) -> Tensor:
             found = gradient.clone()
@@ -161,7 +201,9 @@ class Nxd:
         return (inner.base_optimizer if self.zero else inner).state
 
     def listen(self, watch: Stopwatch) -> None:
-        pass  # the passes are recorded, not run, when their Python code is: no moment of the host is the device's
+        # the passes are recorded, not run, when their Python code is: no moment of the host is the
+        # device's
+        pass
 
     def train(self, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
         self.compiled = self.device.compilations()
@@ -170,7 +212,9 @@ class Nxd:
             self.like = given[0]
             with watch.part("pipeline"):
                 loss = self.stages.train(given)
-            return self._zero() if loss is None else loss * self.depth  # the last stage alone has one
+            return (
+                self._zero() if loss is None else loss * self.depth
+            )  # the last stage alone has one
         total = self._zero()
         for _, batch in batches:
             self.like = batch
@@ -186,7 +230,9 @@ class Nxd:
         return torch.zeros((), device=self.device.torch_device)
 
     def update(self, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
-        """One step; NxD returns the norm only after it: a bad step has been taken by then, and ends the run at the next check."""
+        """One step; NxD returns the norm only after it: a bad step has been taken by then, and ends
+        the run at the next check.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -197,14 +243,19 @@ class Nxd:
         new = self.device.compilations() - self.compiled
         if new and self.steps > SETTLED:
             raise RunError(
-                f"{new} programs were compiled anew in step {self.steps} of this attempt", where="PyTorch/XLA",
-                why="steps must be the same program after the second: something in them changes its shape or is a constant",
-                next="XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 tells of which; github.com/pytorch/xla, docs/source/learn/troubleshoot.md",
-            )  # fmt: skip
+                f"{new} programs were compiled anew in step {self.steps} of this attempt",
+                where="PyTorch/XLA",
+                why="steps must be the same program after the second: something in them changes "
+                "its shape or is a constant",
+                next="XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1 tells of which; github.com/pytorch/xla, "
+                "docs/source/learn/troubleshoot.md",
+            )
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """Ranks of a group compute the same loss and share it. All run equally often: a program has all ranks' collectives."""
+        """Ranks of a group compute the same loss and share it. All run equally often: a program has
+        all ranks' collectives.
+        """
         total = self._zero()
         self.root.eval()
         passes = -(-most // self.size)
@@ -229,7 +280,11 @@ class Nxd:
         found: State = {"model": self.weights(), "optimizer": {}}
         for name, held in self.held.items():
             for moment, value in self.states[held.master].items():
-                part = value.detach().cpu() if not value.ndim else held.slice.join(value, self.grid, self.zero)
+                part = (
+                    value.detach().cpu()
+                    if not value.ndim
+                    else held.slice.join(value, self.grid, self.zero)
+                )
                 found["optimizer"][f"{MOMENTS}{name}.{moment}"] = part
         return found
 
@@ -241,12 +296,19 @@ class Nxd:
         self.device.settle()
 
     def weights(self) -> State:
-        """The fp32 copies where ZeRO-1 keeps them, and the weights themselves elsewhere; a tied one under both its names."""
-        found: State = {name: held.slice.join(held.master, self.grid, self.zero) for name, held in self.held.items()}
+        """The fp32 copies where ZeRO-1 keeps them, and the weights themselves elsewhere; a tied one
+        under both its names.
+        """
+        found: State = {
+            name: held.slice.join(held.master, self.grid, self.zero)
+            for name, held in self.held.items()
+        }
         return found | {name: found[first] for name, first in self.again.items() if first in found}
 
     def set_weights(self, weights: Mapping[str, Tensor], whole: bool = False) -> None:
-        """Into what the optimizer updates and into the model: NxD's own loading leaves one of them stale (README, Trainium)."""
+        """Into what the optimizer updates and into the model: NxD's own loading leaves one of them
+        stale (README, Trainium).
+        """
         for name, held in self.held.items():
             if name not in weights:
                 continue
@@ -261,7 +323,11 @@ class Nxd:
     def _spread(self, held: Owned) -> None:
         """Gives the model a parameter of which each data-parallel rank has a share."""
         shares = held.master.data.to(held.parameter.dtype)
-        full = all_gather(shares, dim=0, groups=get_data_parallel_replica_groups()) if self.ways > 1 else shares
+        full = (
+            all_gather(shares, dim=0, groups=get_data_parallel_replica_groups())
+            if self.ways > 1
+            else shares
+        )
         held.parameter.data.copy_(full[: len(held.parameter)])
         self.device.settle()
 
@@ -276,10 +342,21 @@ def settings(config: Config, zero: bool) -> dict[str, Any]:
     found: dict[str, Any] = nxd.neuronx_distributed_config(
         tensor_parallel_size=layout.tensor,
         pipeline_parallel_size=layout.pipeline,
-        pipeline_config={"num_microbatches": train.global_batch // (ways * train.micro_batch), "use_zero1_optimizer": zero},
-        optimizer_config={"zero_one_enabled": zero, "grad_clipping": True, "max_grad_norm": train.gradient_clip or math.inf},
+        pipeline_config={
+            "num_microbatches": train.global_batch // (ways * train.micro_batch),
+            "use_zero1_optimizer": zero,
+        },
+        optimizer_config={
+            "zero_one_enabled": zero,
+            "grad_clipping": True,
+            "max_grad_norm": train.gradient_clip or math.inf,
+        },
         sequence_parallel=layout.tensor > 1,
-        mixed_precision_config={"use_master_weights": zero, "use_fp32_grad_acc": zero, "use_master_weights_in_ckpt": zero},
+        mixed_precision_config={
+            "use_master_weights": zero,
+            "use_fp32_grad_acc": zero,
+            "use_master_weights_in_ckpt": zero,
+        },
     )
     return found
 
@@ -287,22 +364,35 @@ def settings(config: Config, zero: bool) -> dict[str, Any]:
 def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
     """NxD's, around the one that the config names; it decays matrices and not vectors."""
     train = config.train
-    values: dict[str, Any] = {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
+    values: dict[str, Any] = {
+        "lr": train.learning_rate,
+        "betas": (train.beta1, train.beta2),
+        "eps": train.epsilon,
+    }
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
-        {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": train.weight_decay},
+        {
+            "params": [each for each in parameters if each.ndim >= 2],
+            "weight_decay": train.weight_decay,
+        },
         {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
     ]
     row = OPTIMIZERS[train.optimizer]
     if row.whole:
         groups[0]["matrix"] = True
     elif options["optimizer_config"]["zero_one_enabled"]:
-        values["max_norm"] = options["optimizer_config"]["max_grad_norm"]  # NxD 0.18 does not pass it on: torch_xla's is 1.0 then
+        values["max_norm"] = options["optimizer_config"][
+            "max_grad_norm"
+        ]  # NxD 0.18 does not pass it on: torch_xla's is 1.0 then
     return nxd.initialize_parallel_optimizer(options, named(row.xla), groups, **values)
 
 
 def first_moments(master: Tensor) -> dict[str, Tensor]:
-    return {"step": torch.zeros(()), "exp_avg": torch.zeros_like(master), "exp_avg_sq": torch.zeros_like(master)}
+    return {
+        "step": torch.zeros(()),
+        "exp_avg": torch.zeros_like(master),
+        "exp_avg_sq": torch.zeros_like(master),
+    }
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -315,7 +405,13 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 def recompute(model: Network) -> None:
     """Makes blocks keep their input alone for the backward pass."""
-    kind = type(next(block for block in model.get_submodule(model.plan.blocks).children() if not isinstance(block, Absent)))
+    kind = type(
+        next(
+            block
+            for block in model.get_submodule(model.plan.blocks).children()
+            if not isinstance(block, Absent)
+        )
+    )
     apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, kind))
 
 

@@ -1,8 +1,9 @@
 """NxD Core's slices and ZeRO-1 shards as DTensors on a mesh of CPUs.
 
-So a checkpoint of a run on Trn1 is one like any other: written, committed, verified, resumed in another layout, exported. Tensor
-ranks hold slices of a matrix along one dimension, and ZeRO-1 deals the rows of each slice out to the data-parallel ranks, filled
-up with zeros; a mesh of (tensor, data) ranks says both.
+So a checkpoint of a run on Trn1 is one like any other: written, committed, verified, resumed in
+another layout, exported. Tensor ranks hold slices of a matrix along one dimension, and ZeRO-1 deals
+the rows of each slice out to the data-parallel ranks, filled up with zeros; a mesh of (tensor,
+data) ranks says both.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from trainfleet.engine.optimizers import local
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank's stage among the stages, and its place in the stage's mesh of (tensor, data) ranks.
+    """This rank's stage among the stages, and its place in the stage's mesh of (tensor, data)
+    ranks.
 
-    `copied` is that mesh as (heads, copies, data): the tensor ranks that have the same key-value heads are neighbours in it.
+    `copied` is that mesh as (heads, copies, data): the tensor ranks that have the same key-value
+    heads are neighbours in it.
     """
 
     stage: int
@@ -41,7 +44,8 @@ class Grid:
 
 
 def grid(copies: int) -> Grid:
-    """By NxD's own groups, as its tensor ranks are not neighbours everywhere (4 on Trn1 are 8 apart). All ranks call it.
+    """By NxD's own groups, as its tensor ranks are not neighbours everywhere (4 on Trn1 are 8
+    apart). All ranks call it.
 
     `copies`: how many tensor ranks have the same key-value heads.
     """
@@ -53,7 +57,11 @@ def grid(copies: int) -> Grid:
         ranks[position(stages, row[0]), position(tensors, row[0])] = torch.tensor(row)
     meshes = [DeviceMesh("cpu", part, mesh_dim_names=("tensor", "data")) for part in ranks]
     split = [part.view(-1, copies, part.size(1)) for part in ranks]
-    copied = meshes if copies == 1 else [DeviceMesh("cpu", part, mesh_dim_names=("heads", "copies", "data")) for part in split]
+    copied = (
+        meshes
+        if copies == 1
+        else [DeviceMesh("cpu", part, mesh_dim_names=("heads", "copies", "data")) for part in split]
+    )
     stage = parallel_state.get_pipeline_model_parallel_rank()
     mine = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_data_parallel_rank()
     return Grid(stage, *mine, meshes[stage], copied[stage])
@@ -67,7 +75,8 @@ def position(rows: list[list[int]], rank: int) -> int:
 class Slice:
     """How this rank's part of a parameter lies in the whole.
 
-    `dimension`: what tensor ranks divide; None: they have all of it. `copies`: how many of them have the same part.
+    `dimension`: what tensor ranks divide; None: they have all of it. `copies`: how many of them
+    have the same part.
     """
 
     shape: torch.Size  # of the whole parameter
@@ -87,17 +96,31 @@ class Slice:
     def cut(self, whole: Tensor, grid: Grid) -> Tensor:
         """This tensor rank's slice of a whole parameter."""
         parts = grid.slices // self.copies
-        return whole if self.dimension is None else whole.chunk(parts, self.dimension)[grid.tensor // self.copies]
+        return (
+            whole
+            if self.dimension is None
+            else whole.chunk(parts, self.dimension)[grid.tensor // self.copies]
+        )
 
     def join(self, part: Tensor, grid: Grid, dealt: bool) -> DTensor:
-        """A slice as a part of the whole parameter; `dealt`: it is ZeRO-1's share of the slice, with or without its filling."""
-        placements: list[Placement] = [Replicate() if self.dimension is None else Shard(self.dimension), Replicate()]
+        """A slice as a part of the whole parameter; `dealt`: it is ZeRO-1's share of the slice,
+        with or without its filling.
+        """
+        placements: list[Placement] = [
+            Replicate() if self.dimension is None else Shard(self.dimension),
+            Replicate(),
+        ]
         placements += [Replicate()] if self.copies > 1 else []
         host = part.detach().cpu()
         if dealt and host.ndim:
             placements[-1], host = Shard(0), unfilled(host, self.rows(grid), grid)
-        stride, mesh = torch.empty(self.shape, device="meta").stride(), grid.copied if self.copies > 1 else grid.mesh
-        return DTensor.from_local(host, mesh, placements, run_check=False, shape=self.shape, stride=stride)
+        stride, mesh = (
+            torch.empty(self.shape, device="meta").stride(),
+            grid.copied if self.copies > 1 else grid.mesh,
+        )
+        return DTensor.from_local(
+            host, mesh, placements, run_check=False, shape=self.shape, stride=stride
+        )
 
     def rows(self, grid: Grid) -> int:
         """Of a tensor rank's slice."""
@@ -105,13 +128,17 @@ class Slice:
 
 
 def unfilled(share: Tensor, rows: int, grid: Grid) -> Tensor:
-    """A data-parallel rank's share of a slice of `rows` rows, without the zeros that pad all shares to one size."""
+    """A data-parallel rank's share of a slice of `rows` rows, without the zeros that pad all shares
+    to one size.
+    """
     each = -(-rows // grid.ways)
     return share[: max(0, min(each, rows - grid.data * each))]
 
 
 def put(target: Tensor, found: Tensor) -> None:
-    """Copies what a checkpoint has into a tensor on the device, of which it may fill the first rows alone."""
+    """Copies what a checkpoint has into a tensor on the device, of which it may fill the first rows
+    alone.
+    """
     part = local(found)
     value = torch.zeros(target.shape, dtype=target.dtype)
     (value[: len(part)] if part.ndim else value).copy_(part)

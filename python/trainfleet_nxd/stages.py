@@ -1,6 +1,8 @@
-"""Stages by NxDPPModel: its manual partition, which takes modules as they are, as its other one would trace our model.
+"""Stages by NxDPPModel: its manual partition, which takes modules as they are, as its other one
+would trace our model.
 
-The manual partition is of NxD Core 0.10 and later (neuronx_distributed/pipeline/manual_pipe_stage.py).
+The manual partition is of NxD Core 0.10 and later
+(neuronx_distributed/pipeline/manual_pipe_stage.py).
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ TIED = "tied"
 
 
 class Piece(nn.Module):
-    """A stage as NxD takes one: a list of tokens, or a hidden state -> a hidden state, or at the end features in a tuple."""
+    """A stage as NxD takes one: a list of tokens, or a hidden state -> a hidden state, or at the
+    end features in a tuple.
+    """
 
     def __init__(self, part: Network | None, weight: str, like: Tensor | None) -> None:
-        """`part`: None for a stage of another rank. `weight`: the name of what is tied in this stage; `like`: its shape."""
+        """`part`: None for a stage of another rank. `weight`: the name of what is tied in this
+        stage; `like`: its shape.
+        """
         super().__init__()
         self.part, self.weight, self.ends = part, weight, False
         self.ghost = None if like is None else torch.empty_like(like, device="meta")
@@ -47,26 +53,40 @@ class Stages:
     """The stages of all ranks: this rank's own, and in the places of the others stand-ins."""
 
     def __init__(self, root: Network, count: int, stage: int) -> None:
-        """Leaves in the model what this rank's stage has of it. All of it is still on the meta device."""
+        """Leaves in the model what this rank's stage has of it. All of it is still on the meta
+        device.
+        """
         self.count, self.stage, self.reduction = count, stage, "mean"
         tied = tied_names(root)
-        weights = {0: f"{tied[0][1]}.{tied[0][2]}", count - 1: f"{tied[0][0]}.{tied[0][2]}"} if tied else {}
+        weights = (
+            {0: f"{tied[0][1]}.{tied[0][2]}", count - 1: f"{tied[0][0]}.{tied[0][2]}"}
+            if tied
+            else {}
+        )
         shape = attrgetter(weights[0])(root) if tied else None
         self.head = cut(root, count, [stage])[0].part
-        self.pieces = [Piece(self.head if each == stage else None, weights.get(each, ""), shape) for each in range(count)]
+        self.pieces = [
+            Piece(self.head if each == stage else None, weights.get(each, ""), shape)
+            for each in range(count)
+        ]
         self.pieces[-1].ends = True
         self.tied = [self.pieces[each] for each in weights]
         self.model: Any = None
 
     def initialize(self, settings: dict[str, Any]) -> None:
-        """Hands the stages to NxD, once they have their values; a stage's own parameters are then on the device."""
+        """Hands the stages to NxD, once they have their values; a stage's own parameters are then
+        on the device.
+        """
         if self.tied:
             PipelineStageModule.mark_weight_sharing([(piece, TIED) for piece in self.tied], TIED)
             if self.stage == self.count - 1:
-                self.pieces[-1].tied.shared = True  # type: ignore[attr-defined]  # of the two, the first stage's counts in the norm
+                # of the two, the first stage's counts in the norm
+                self.pieces[-1].tied.shared = True  # type: ignore[attr-defined]
         settings["pipeline_config"] |= {
             "manual_pp_partition": True,
-            "manual_pp_stage_partition_fn": lambda layers, count: {layer: index for index, layer in enumerate(layers)},
+            "manual_pp_stage_partition_fn": lambda layers, count: {
+                layer: index for index, layer in enumerate(layers)
+            },
             "manual_pp_loss_fn": self.loss,
             "use_optimizer_wrapper": True,
             "return_loss_on_cpu": False,
@@ -88,4 +108,6 @@ class Stages:
 
     def _run(self, run: Callable[..., Tensor | None], batches: list[MicroBatch]) -> Tensor | None:
         inputs, targets, _ = join(batches)
-        return run(inputs=inputs.cpu(), labels=targets.cpu())  # NxD itself brings each micro-batch to the device
+        return run(
+            inputs=inputs.cpu(), labels=targets.cpu()
+        )  # NxD itself brings each micro-batch to the device

@@ -1,8 +1,11 @@
-"""A model's weights as AWS's examples for NxD Core have them, both ways: Hugging Face's names, slices of tensor ranks, stages.
+"""A model's weights as AWS's examples for NxD Core have them, both ways: Hugging Face's names,
+slices of tensor ranks, stages.
 
-Llama's query, key and value stand side by side there, and so do gate and up projection; where there are fewer key-value heads
-than tensor ranks, each is on several, and the query heads go with them in Trn1's order. github.com/aws-neuron/neuronx-distributed
-fbac349: examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain, scripts/checkpoint_converter.py.
+Llama's query, key and value stand side by side there, and so do gate and up projection; where there
+are fewer key-value heads than tensor ranks, each is on several, and the query heads go with them in
+Trn1's order. github.com/aws-neuron/neuronx-distributed fbac349:
+examples/training/llama/modeling_llama_nxd.py and tp_dp_bert_hf_pretrain,
+scripts/checkpoint_converter.py.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ from trainfleet.trust.errors import RunError
 
 Names = dict[str, Tensor]
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
-BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}  # one tensor under two names, as transformers has it
-COPIES_DIFFER = 0.1  # of their norm: those of one head differ by stochastic rounding alone, those of two by far more
+BESIDE = {
+    "cls.predictions.decoder.bias": "cls.predictions.bias"
+}  # one tensor under two names, as transformers has it
+# of their norm: those of one head differ by stochastic rounding alone, those of two by far more
+COPIES_DIFFER = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,29 @@ def refusal(shape: Model, degrees: Degrees) -> str:
         return f"{degrees.pipeline} stages of {shape.layers} layers"
     divided = {"heads": shape.heads}
     if slices.fused:
-        divided |= {"vocabulary_size": shape.vocabulary_size, "intermediate_size": shape.intermediate_size}
+        divided |= {
+            "vocabulary_size": shape.vocabulary_size,
+            "intermediate_size": shape.intermediate_size,
+        }
         if max(tensor, shape.kv_heads) % min(tensor, shape.kv_heads):
-            return f"model.kv_heads is {shape.kv_heads}, and neither divides {tensor} tensor ranks nor is divided by them"
-    return next((f"model.{name} is {size}, not divisible by {tensor}" for name, size in divided.items() if size % tensor), "")
+            return (
+                f"model.kv_heads is {shape.kv_heads}, and neither divides {tensor} tensor "
+                "ranks nor is divided by them"
+            )
+    return next(
+        (
+            f"model.{name} is {size}, not divisible by {tensor}"
+            for name, size in divided.items()
+            if size % tensor
+        ),
+        "",
+    )
 
 
 def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int], Names]:
-    """What each (tensor rank, stage) has of weights under Hugging Face's names, in the order of modules."""
+    """What each (tensor rank, stage) has of weights under Hugging Face's names, in the order of
+    modules.
+    """
     slices, size = slices_of(shape), degrees.tensor
     named = dict(whole)
     for mine, theirs in (slices.tied, *BESIDE.items()):
@@ -83,12 +104,16 @@ def divide(whole: Names, shape: Model, degrees: Degrees) -> Callable[[int, int],
 
 
 def stage_of(name: str, shape: Model, stages: int) -> int:
-    """NxD's even split of the layers, of which the last stages have one more where they do not come out even."""
+    """NxD's even split of the layers, of which the last stages have one more where they do not come
+    out even.
+    """
     layer = LAYER.search(name)
     if not layer:
         return 0 if "embed" in name else stages - 1
     least, more = divmod(shape.layers, stages)
-    ends = [sum(least + (each >= stages - more) for each in range(stage + 1)) for stage in range(stages)]
+    ends = [
+        sum(least + (each >= stages - more) for each in range(stage + 1)) for stage in range(stages)
+    ]
     return next(stage for stage, end in enumerate(ends) if int(layer[1]) < end)
 
 
@@ -99,20 +124,28 @@ def cut(name: str, value: Tensor, shape: Model, rank: int, size: int) -> Tensor:
         if re.search(r"[kv]_proj\.", name):
             return value.chunk(shape.kv_heads)[rank % shape.kv_heads].clone()
         if re.search(r"[qo]_proj\.", name):
-            return value.chunk(size, 1 if "o_proj" in name else 0)[order(shape.kv_heads, copies)[rank]].clone()
+            return value.chunk(size, 1 if "o_proj" in name else 0)[
+                order(shape.kv_heads, copies)[rank]
+            ].clone()
     if re.search(slices.column, name):
         return value.chunk(size, 0)[rank].clone()
     return value.chunk(size, 1)[rank].contiguous().clone() if re.search(slices.row, name) else value
 
 
 def order(heads: int, copies: int) -> list[int]:
-    """Which group of query heads each tensor rank has on Trn1, where key-value heads come in turn: 0, 1, 0, 1."""
+    """Which group of query heads each tensor rank has on Trn1, where key-value heads come in turn:
+    0, 1, 0, 1.
+    """
     return [head * copies + copy for copy in range(copies) for head in range(heads)]
 
 
 def fuse(found: Names, shape: Model, size: int) -> Names:
-    """Gate and up projection as one, and query, key and value where AWS's own flags have them so."""
-    together: dict[str, tuple[str, ...]] = {"mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")}
+    """Gate and up projection as one, and query, key and value where AWS's own flags have them
+    so.
+    """
+    together: dict[str, tuple[str, ...]] = {
+        "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight")
+    }
     triple = tuple(f"self_attn.{each}_proj.weight" for each in "qkv")
     if size > shape.kv_heads:
         together["self_attn.qkv_proj.weight_qkv"] = triple
@@ -126,7 +159,9 @@ def fuse(found: Names, shape: Model, size: int) -> Names:
 
 
 class Stored(Protocol):
-    """A tensor in a file, which says its size and number format, as safetensors' do, before it is read."""
+    """A tensor in a file, which says its size and number format, as safetensors' do, before it is
+    read.
+    """
 
     def get_shape(self) -> tuple[int, ...]: ...
     def get_dtype(self) -> str: ...
@@ -147,16 +182,26 @@ class Whole:
     def get_slice(self, name: str) -> Stored:
         key, _ = self.sources[name]
         if missing := [rank for rank, found in enumerate(self.ranks) if key not in found]:
-            raise RunError(f"lacks {key} of tensor rank {missing[0]}", where=self.where, next="copy the checkpoint again")
+            raise RunError(
+                f"lacks {key} of tensor rank {missing[0]}",
+                where=self.where,
+                next="copy the checkpoint again",
+            )
         return self.ranks[0][key]
 
     def get_tensor(self, name: str) -> Tensor:
         key, pick = self.sources[name]
         try:
-            return self._join(name, [pick(rank[key].read(), self.shape, len(self.ranks)) for rank in self.ranks])
+            return self._join(
+                name, [pick(rank[key].read(), self.shape, len(self.ranks)) for rank in self.ranks]
+            )
         except (ValueError, RuntimeError, IndexError) as error:
-            raise RunError(f"has another {key} than this model", where=self.where, why=str(error),
-                           next="make model.* in the config the same") from error  # fmt: skip
+            raise RunError(
+                f"has another {key} than this model",
+                where=self.where,
+                why=str(error),
+                next="make model.* in the config the same",
+            ) from error
 
     def _join(self, name: str, slices: list[Tensor]) -> Tensor:
         how, heads = slices_of(self.shape), self.shape.kv_heads
@@ -174,15 +219,23 @@ Pick = Callable[[Tensor, Model, int], Tensor]
 
 
 def parts_of(key: str) -> list[tuple[str, Pick]]:
-    """Hugging Face's names for what stands under a key, and how to take each from a rank's slice."""
+    """Hugging Face's names for what stands under a key, and how to take each from a rank's
+    slice.
+    """
     prefix, attention, last = key.rpartition("self_attn.qkv_proj.")
     if attention and last in ("weight_qkv", "weight"):
-        return [(f"{prefix}self_attn.{each}_proj.weight", partial(third, index)) for index, each in enumerate("qkv")]
+        return [
+            (f"{prefix}self_attn.{each}_proj.weight", partial(third, index))
+            for index, each in enumerate("qkv")
+        ]
     if attention and last in ("weight_q", "weight_k", "weight_v"):
         return [(f"{prefix}self_attn.{last[-1]}_proj.weight", alone)]
     prefix, both, _ = key.rpartition("mlp.gate_up_proj.weight")
     return (
-        [(f"{prefix}mlp.{each}_proj.weight", partial(half, index)) for index, each in enumerate(("gate", "up"))]
+        [
+            (f"{prefix}mlp.{each}_proj.weight", partial(half, index))
+            for index, each in enumerate(("gate", "up"))
+        ]
         if both
         else [(key, alone)]
     )
@@ -203,8 +256,13 @@ def third(index: int, value: Tensor, shape: Model, ranks: int) -> Tensor:
 
 
 def once(all_copies: Tensor, copies: int, name: str) -> Tensor:
-    """The first of key-value heads that stand there several times, as NxD's own converter takes it."""
+    """The first of key-value heads that stand there several times, as NxD's own converter takes
+    it.
+    """
     first, *others = all_copies.chunk(copies)
-    if any((other.float() - first.float()).norm() > COPIES_DIFFER * first.float().norm() for other in others):
+    if any(
+        (other.float() - first.float()).norm() > COPIES_DIFFER * first.float().norm()
+        for other in others
+    ):
         raise ValueError(f"the copies of {name} are not in Trn1's order")
     return first

@@ -86,7 +86,9 @@ class Account:
         self.faults: dict[str, str] = {}
         self.stuck: dict[str, int] = {}
         self.denied: set[str] = set()
-        self.may: Callable[[str, str, dict[str, str]], bool] | None = None  # identity.py; None: everything
+        self.may: Callable[[str, str, dict[str, str]], bool] | None = (
+            None  # identity.py; None: everything
+        )
         self.amis: dict[str, str] = {}  # SSM parameter â†’ AMI, beside those of amis.py
         self.lacks_images: set[str] = set()  # of amis.py
         self.deprecated: set[str] = set()  # of those
@@ -103,8 +105,12 @@ class Account:
         self._moment: float | None = None
         self._numbers = itertools.count(1)
         self._todo: list[tuple[float, int, Callable[[], None]]] = []
-        self.on_launch: Callable[[Thing], None] = lambda instance: None  # where an instance is more than a record
-        self.on_boot: Callable[[Thing], None] = lambda instance: None  # as an image that is made of it may do
+        self.on_launch: Callable[[Thing], None] = lambda instance: (
+            None
+        )  # where an instance is more than a record
+        self.on_boot: Callable[[Thing], None] = lambda instance: (
+            None
+        )  # as an image that is made of it may do
         self.on_snapshot: Callable[[Thing], None] = lambda instance: None  # of its disk begins
         self.on_end: Callable[[Thing], None] = lambda instance: None
         self.public_of: Callable[[Thing], str] | None = None
@@ -149,7 +155,9 @@ class Account:
 
     # Requests
 
-    def respond(self, region: str, service: str, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def respond(
+        self, region: str, service: str, operation: str, request: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The answer to one request, as boto3 would give it; botocore's ClientError where it is refused."""
         assert region == self.region, region
         number = len(self.calls)
@@ -189,7 +197,10 @@ class Account:
 
             identity.admit(self, service, operation, self.calls[number][2])
         if self.throttled(number):
-            raise Refused("Throttling" if service == "cloudformation" else "RequestLimitExceeded", "Rate exceeded")
+            raise Refused(
+                "Throttling" if service == "cloudformation" else "RequestLimitExceeded",
+                "Rate exceeded",
+            )
 
     # Things
 
@@ -197,14 +208,26 @@ class Account:
         return f"{prefix}{next(self._numbers):017x}"
 
     def add(
-        self, kind: str, id: str, properties: dict[str, Any], tags: Mapping[str, str], made_by: str = "", **more: Any
+        self,
+        kind: str,
+        id: str,
+        properties: dict[str, Any],
+        tags: Mapping[str, str],
+        made_by: str = "",
+        **more: Any,
     ) -> Thing:
-        thing = self.things[id] = Thing(kind, id, properties, dict(tags), self.moment, more=more, made_by=made_by)
+        thing = self.things[id] = Thing(
+            kind, id, properties, dict(tags), self.moment, more=more, made_by=made_by
+        )
         return thing
 
     def of(self, kind: str) -> Iterator[Thing]:
         """The things of a kind that are seen by now."""
-        yield from (thing for thing in list(self.things.values()) if thing.kind == kind and self.is_seen(thing))
+        yield from (
+            thing
+            for thing in list(self.things.values())
+            if thing.kind == kind and self.is_seen(thing)
+        )
 
     def is_seen(self, thing: Thing) -> bool:
         """Reads that follow a write closely may miss it, as EC2 documents (eventual consistency)."""
@@ -218,14 +241,22 @@ class Account:
 
     def users(self, thing: Thing) -> list[Thing]:
         """The living things that hold on to this one: their service refuses its deletion first."""
-        return [other for other in self.things.values() if other is not thing and holds(other, thing)]
+        return [
+            other for other in self.things.values() if other is not thing and holds(other, thing)
+        ]
 
     def living(self) -> list[Thing]:
         """What there is and costs, or stands in the way: all but terminated instances."""
-        return [thing for thing in self.things.values() if thing.state not in ("terminated", "DELETE_COMPLETE")]
+        return [
+            thing
+            for thing in self.things.values()
+            if thing.state not in ("terminated", "DELETE_COMPLETE")
+        ]
 
     def ours(self) -> list[Thing]:
-        return [thing for thing in self.living() if thing.tags.get("trainfleet:project") == "trainfleet"]
+        return [
+            thing for thing in self.living() if thing.tags.get("trainfleet:project") == "trainfleet"
+        ]
 
 
 LOOSE: dict[str, set[str]] = {  # what may go while others still name it: kind â†’ kinds that name it
@@ -235,7 +266,11 @@ LOOSE: dict[str, set[str]] = {  # what may go while others still name it: kind â
     "bucket": {"data-repository-association", "role", "bucket"},
     "log-group": {"role", "vpc-flow-log", "job-definition"},
     "key-pair": {"instance", "launch-template"},
-    "subnet": {"route-table", "instance", "file-system"},  # an instance's and a file system's interfaces are what holds it
+    "subnet": {
+        "route-table",
+        "instance",
+        "file-system",
+    },  # an instance's and a file system's interfaces are what holds it
     "security-group": {"instance", "file-system"},
     "vpc": {"instance", "file-system"},
     "nat-gateway": {"route-table"},
@@ -246,7 +281,11 @@ LOOSE: dict[str, set[str]] = {  # what may go while others still name it: kind â
 
 def holds(other: Thing, thing: Thing) -> bool:
     """Whether `other` names `thing` in its properties so that it can't be deleted. A launch template holds on to nothing."""
-    if other.state in ("terminated", "DELETE_COMPLETE") or other.kind in ("stack", "launch-template", "role"):
+    if other.state in ("terminated", "DELETE_COMPLETE") or other.kind in (
+        "stack",
+        "launch-template",
+        "role",
+    ):
         return False
     if other.kind in LOOSE.get(thing.kind, set()):
         return False
@@ -268,7 +307,10 @@ def strings(value: Any) -> set[str]:
 def client_error(refused: Refused, operation: str) -> Exception:
     from botocore.exceptions import ClientError
 
-    answer = {"Error": {"Code": refused.code, "Message": refused.message}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    answer = {
+        "Error": {"Code": refused.code, "Message": refused.message},
+        "ResponseMetadata": {"HTTPStatusCode": 400},
+    }
     return ClientError(answer, operation)  # type: ignore[arg-type]
 
 
@@ -285,4 +327,7 @@ def tags_of(listed: Any) -> dict[str, str]:
     """Tags however a service writes them: a list of Key and Value, of key and value, or an object."""
     if isinstance(listed, Mapping):
         return dict(listed)
-    return {tag.get("Key", tag.get("key")): tag.get("Value", tag.get("value", "")) for tag in listed or []}
+    return {
+        tag.get("Key", tag.get("key")): tag.get("Value", tag.get("value", ""))
+        for tag in listed or []
+    }

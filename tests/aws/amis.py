@@ -56,9 +56,7 @@ AMIS = {
             ("aws-neuronx-dkms", "2.31.7.0"), ("aws-neuronx-runtime-lib", "2.35.30.0-abc"), ("aws-neuronx-collectives", "2.35.43.0-abc"),
             ("aws-neuronx-tools", "2.33.38.0"))),
 }  # fmt: skip
-BUILD = (
-    "amazon-ecs-ami at its release of 2026-08-21: Amazon Linux 2023, kernel 6.1, no EFA installer, no Lustre client (dnf has one)"
-)
+BUILD = "amazon-ecs-ami at its release of 2026-08-21: Amazon Linux 2023, kernel 6.1, no EFA installer, no Lustre client (dnf has one)"
 LISTED = "name: describe-images of 2026-08-06 in a public repository"
 AMIS |= {  # what AWS Batch starts: nothing of setup runs there
     name: Ami(id, name, "6.1", (LISTED, BUILD, *more), "2026-08-06", driver=driver)
@@ -101,4 +99,6 @@ EFA_BRINGS = {
     "1.51.0": "1.21.1-1"
 }  # installer → OFI-NCCL: 1.50.0 has it (release notes of the GPU image, 2026-10-09), 1.51.0 no less
 INDEXES = yaml.safe_load((Path(__file__).parents[1] / "recorded_indexes.yaml").read_text())
-(NEURON_PACKAGES,) = [row["packages"] for row in INDEXES["apt"] if "/noble/" in row["page"]]  # versions in Neuron's repository
+(NEURON_PACKAGES,) = [
+    row["packages"] for row in INDEXES["apt"] if "/noble/" in row["page"]
+]  # versions in Neuron's repository

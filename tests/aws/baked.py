@@ -14,7 +14,10 @@ from typing import Any
 from . import compute
 from .account import Account, Refused, Thing, answers, moment_of, tag_list, tags_of
 
-BEGINS, WHOLE = 20.0, 240.0  # seconds until the snapshots of an image have begun, and until it is available
+BEGINS, WHOLE = (
+    20.0,
+    240.0,
+)  # seconds until the snapshots of an image have begun, and until it is available
 ROOT = "/dev/sda1"
 
 
@@ -23,13 +26,22 @@ def create_image(account: Account, InstanceId: str, Name: str, NoReboot: bool = 
                  BlockDeviceMappings: Iterable[Mapping[str, Any]] = (), TagSpecifications: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:  # fmt: skip
     instance = account.get("instance", InstanceId, "InvalidInstanceID.NotFound")
     if instance.state not in ("running", "stopped"):
-        raise Refused("IncorrectState", f"Instance is not in state 'running' or 'stopped': {InstanceId}")
-    if any(thing.properties["Name"] == Name for thing in account.things.values() if thing.kind == "ami"):
+        raise Refused(
+            "IncorrectState", f"Instance is not in state 'running' or 'stopped': {InstanceId}"
+        )
+    if any(
+        thing.properties["Name"] == Name for thing in account.things.values() if thing.kind == "ami"
+    ):
         raise Refused("InvalidAMIName.Duplicate", f"AMI name {Name} is already in use")
     if not NoReboot and instance.state == "running":
         account.on_boot(instance)
     tags = {one["ResourceType"]: tags_of(one["Tags"]) for one in TagSpecifications}
-    image = account.add("ami", account.new_id("ami-"), {"Name": Name, "Description": Description}, tags.get("image", {}))
+    image = account.add(
+        "ami",
+        account.new_id("ami-"),
+        {"Name": Name, "Description": Description},
+        tags.get("image", {}),
+    )
     image.state = "pending"
     left_out = {row["DeviceName"] for row in BlockDeviceMappings if "NoDevice" in row}
     volumes = [thing for thing in account.things.values() if thing.kind == "volume" and thing.properties.get("Attachment") == InstanceId
@@ -56,14 +68,22 @@ def _ends(account: Account, image: Thing) -> None:
 
 
 def _snapshots(account: Account, image: Thing) -> list[Thing]:
-    return [thing for thing in account.things.values() if thing.kind == "snapshot" and thing.more.get("image") == image.id]
+    return [
+        thing
+        for thing in account.things.values()
+        if thing.kind == "snapshot" and thing.more.get("image") == image.id
+    ]
 
 
-def images_of(account: Account, ids: Iterable[str], filters: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def images_of(
+    account: Account, ids: Iterable[str], filters: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The account's own images, as DescribeImages has them."""
     ids = list(ids)
     return [
-        _row(account, image) for image in account.of("ami") if (not ids or image.id in ids) and compute.matches(image, filters)
+        _row(account, image)
+        for image in account.of("ami")
+        if (not ids or image.id in ids) and compute.matches(image, filters)
     ]
 
 
@@ -73,7 +93,9 @@ def _row(account: Account, image: Thing) -> dict[str, Any]:
     row = {"ImageId": image.id, "Name": image.properties["Name"], "State": image.state, "Tags": tag_list(image.tags),
            "CreationDate": moment_of(image.since).isoformat(), "RootDeviceName": ROOT, "BlockDeviceMappings": disks}  # fmt: skip
     return row | (
-        {"StateReason": {"Code": "Client.InternalError", "Message": image.more["why"]}} if image.state == "failed" else {}
+        {"StateReason": {"Code": "Client.InternalError", "Message": image.more["why"]}}
+        if image.state == "failed"
+        else {}
     )
 
 
@@ -81,7 +103,9 @@ def _row(account: Account, image: Thing) -> dict[str, Any]:
 def deregister(account: Account, ImageId: str) -> dict[str, Any]:
     image = account.things.get(ImageId)
     if image is None or image.kind != "ami":
-        raise Refused("InvalidAMIID.Unavailable", f"The image ID '{ImageId}' is no longer available")
+        raise Refused(
+            "InvalidAMIID.Unavailable", f"The image ID '{ImageId}' is no longer available"
+        )
     for snapshot in _snapshots(account, image):
         snapshot.more.pop("image")
     del account.things[ImageId]
@@ -94,7 +118,9 @@ def require_startable(account: Account, data: Mapping[str, Any]) -> None:
     if image is None:
         return  # another's, of which nothing is known here
     if image.state != "available":
-        raise Refused("InvalidAMIID.Unavailable", f"The image ID '{image.id}' is not available: {image.state}")
+        raise Refused(
+            "InvalidAMIID.Unavailable", f"The image ID '{image.id}' is not available: {image.state}"
+        )
     least = max(one.properties["Size"] for one in _snapshots(account, image))
     for disk in data.get("BlockDeviceMappings", ()):
         if disk.get("DeviceName") == ROOT and disk["Ebs"].get("VolumeSize", least) < least:

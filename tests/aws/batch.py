@@ -78,16 +78,37 @@ class Batch:
 
     def queue_of_mine(self, name: str, instance_type: str, vcpus: int, **more: Any) -> None:
         """A queue and an environment that a user has made; `more` replaces keys of the environment."""
-        resources = {"type": "EC2", "minvCpus": 0, "maxvCpus": vcpus, "instanceTypes": [instance_type], "subnets": ["subnet-1"]}
-        environment = {"computeEnvironmentName": f"{name}-ce", "type": "MANAGED", "state": "ENABLED", "status": "VALID"} | more
-        self.account.add("compute-environment", f"{name}-ce", {"computeResources": resources} | environment, {})
-        self.account.add("job-queue", name, {"state": "ENABLED", "status": "VALID", "environments": [f"{name}-ce"]}, {})
+        resources = {
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": vcpus,
+            "instanceTypes": [instance_type],
+            "subnets": ["subnet-1"],
+        }
+        environment = {
+            "computeEnvironmentName": f"{name}-ce",
+            "type": "MANAGED",
+            "state": "ENABLED",
+            "status": "VALID",
+        } | more
+        self.account.add(
+            "compute-environment", f"{name}-ce", {"computeResources": resources} | environment, {}
+        )
+        self.account.add(
+            "job-queue",
+            name,
+            {"state": "ENABLED", "status": "VALID", "environments": [f"{name}-ce"]},
+            {},
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
         """As it is where no container runs: jobs that a test has written down."""
         assert self.containers is None
         copied = Batch(copy.deepcopy(self.account, memo), self.containers)
-        copied.jobs, copied.definitions = copy.deepcopy(self.jobs, memo), copy.deepcopy(self.definitions, memo)
+        copied.jobs, copied.definitions = (
+            copy.deepcopy(self.jobs, memo),
+            copy.deepcopy(self.definitions, memo),
+        )
         return copied
 
     def close(self) -> None:
@@ -136,7 +157,12 @@ class Batch:
                     running.append(node)
             self.note(job)
             main = job.nodes[0]
-            over = main.status in FINAL or job.asked or self.closing.is_set() or (timeout and time.monotonic() - began > timeout)
+            over = (
+                main.status in FINAL
+                or job.asked
+                or self.closing.is_set()
+                or (timeout and time.monotonic() - began > timeout)
+            )
             if timeout and time.monotonic() - began > timeout and not job.asked:
                 main.reason = "Job attempt duration exceeded timeout"
             if over:
@@ -154,7 +180,9 @@ class Batch:
             node.status, node.reason = "FAILED", "Task failed to start"
             return
         with self.lock:  # networks are entered one at a time
-            node.container = self.containers.start(job.id, attempt, index, len(job.nodes), *self.told(job, index, attempt))
+            node.container = self.containers.start(
+                job.id, attempt, index, len(job.nodes), *self.told(job, index, attempt)
+            )
             options = self.container_of(job).get("logConfiguration", {}).get("options", {})
             node.container.group = options.get("awslogs-group", "/aws/batch/job")
             node.container.stream = f"{job.definition['jobDefinitionName']}/default/{node.container.mark.replace('/', '-')}"
@@ -162,17 +190,30 @@ class Batch:
         job.started = job.started if index else time.time()
 
     def container_of(self, job: Job) -> dict[str, Any]:
-        container: dict[str, Any] = job.definition["nodeProperties"]["nodeRangeProperties"][0]["container"]
+        container: dict[str, Any] = job.definition["nodeProperties"]["nodeRangeProperties"][0][
+            "container"
+        ]
         return container
 
     def told(self, job: Job, index: int, attempt: int) -> tuple[list[str], dict[str, str]]:
         """The words and the environment of a node's container."""
         definition = self.container_of(job)
-        override = job.request.get("nodeOverrides", {}).get("nodePropertyOverrides", [{}])[0].get("containerOverrides", {})
-        environment = {pair["name"]: pair["value"] for given in (definition, override) for pair in given.get("environment", ())}
+        override = (
+            job.request.get("nodeOverrides", {})
+            .get("nodePropertyOverrides", [{}])[0]
+            .get("containerOverrides", {})
+        )
+        environment = {
+            pair["name"]: pair["value"]
+            for given in (definition, override)
+            for pair in given.get("environment", ())
+        }
         for secret in definition.get("secrets", ()):
             value = self.account.respond(
-                self.account.region, "ssm", "GetParameter", {"Name": secret["valueFrom"], "WithDecryption": True}
+                self.account.region,
+                "ssm",
+                "GetParameter",
+                {"Name": secret["valueFrom"], "WithDecryption": True},
             )
             environment[secret["name"]] = value["Parameter"]["Value"]
         own = {
@@ -181,7 +222,9 @@ class Batch:
         }  # fmt: skip
         if index:
             own["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = self.containers.cluster.address(0)
-        assert not any(name.startswith("AWS_BATCH") for name in environment), "Batch refuses such names"
+        assert not any(name.startswith("AWS_BATCH") for name in environment), (
+            "Batch refuses such names"
+        )
         return override.get("command") or definition.get("command", []), environment | own
 
     def note(self, job: Job) -> None:
@@ -213,10 +256,14 @@ class Batch:
 
     def container(self, job: Job, index: int) -> dict[str, Any]:
         node = job.nodes[index]
-        record: dict[str, Any] = {"taskArn": f"arn:aws:ecs:{self.account.region}:{self.account.number}:task/c/{job.id}{index}"}
+        record: dict[str, Any] = {
+            "taskArn": f"arn:aws:ecs:{self.account.region}:{self.account.number}:task/c/{job.id}{index}"
+        }
         if node.container:
             record["logStreamName"] = node.container.stream
-            record["networkInterfaces"] = [{"attachmentId": "a", "privateIpv4Address": self.containers.cluster.address(index)}]
+            record["networkInterfaces"] = [
+                {"attachmentId": "a", "privateIpv4Address": self.containers.cluster.address(index)}
+            ]
         if (code := node.exit_code()) is not None:
             record["exitCode"] = code
         if self.fails_to_start and node.status == "FAILED":
@@ -240,8 +287,16 @@ def again(strategy: Mapping[str, Any], main: Node) -> bool:
     """Whether a retry strategy has the job tried again, as its main node ended."""
     code = main.exit_code()
     for rule in strategy.get("evaluateOnExit", ()):
-        told = {"onExitCode": "" if code is None else str(code), "onStatusReason": main.reason, "onReason": ""}
-        if all(fnmatch.fnmatch(told[key].lower(), pattern.lower()) for key, pattern in rule.items() if key != "action"):
+        told = {
+            "onExitCode": "" if code is None else str(code),
+            "onStatusReason": main.reason,
+            "onReason": "",
+        }
+        if all(
+            fnmatch.fnmatch(told[key].lower(), pattern.lower())
+            for key, pattern in rule.items()
+            if key != "action"
+        ):
             return bool(rule["action"].upper() == "RETRY")
     return True
 
@@ -256,23 +311,48 @@ def service(account: Account) -> Batch:
 # What CloudFormation makes of its types
 
 
-def _make_environment(account: Account, stack: str, logical: str, properties: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+def _make_environment(
+    account: Account,
+    stack: str,
+    logical: str,
+    properties: Mapping[str, Any],
+    tags: Mapping[str, str],
+) -> str:
     name = properties["ComputeEnvironmentName"]
     if name in account.things:
         raise Refused("AlreadyExists", f"Object already exists: {name}")
     given = properties["ComputeResources"]
-    resources = {key[0].lower() + key[1:]: value for key, value in given.items()} | {"maxvCpus": given["MaxvCpus"]}
-    state = {"type": properties["Type"], "state": "ENABLED", "status": "VALID", "computeResources": resources}
+    resources = {key[0].lower() + key[1:]: value for key, value in given.items()} | {
+        "maxvCpus": given["MaxvCpus"]
+    }
+    state = {
+        "type": properties["Type"],
+        "state": "ENABLED",
+        "status": "VALID",
+        "computeResources": resources,
+    }
     account.add("compute-environment", name, state, tags, stack)
     return name
 
 
-def _make_queue(account: Account, stack: str, logical: str, properties: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+def _make_queue(
+    account: Account,
+    stack: str,
+    logical: str,
+    properties: Mapping[str, Any],
+    tags: Mapping[str, str],
+) -> str:
     name = properties["JobQueueName"]
     if name in account.things:
         raise Refused("AlreadyExists", f"Object already exists: {name}")
     order = [entry["ComputeEnvironment"] for entry in properties["ComputeEnvironmentOrder"]]
-    account.add("job-queue", name, {"state": "ENABLED", "status": "VALID", "environments": order}, tags, stack)
+    account.add(
+        "job-queue",
+        name,
+        {"state": "ENABLED", "status": "VALID", "environments": order},
+        tags,
+        stack,
+    )
     return name
 
 
@@ -284,7 +364,10 @@ def _remove(account: Account, name: str) -> bool:
     return True
 
 
-resources.MAKERS |= {"AWS::Batch::ComputeEnvironment": _make_environment, "AWS::Batch::JobQueue": _make_queue}
+resources.MAKERS |= {
+    "AWS::Batch::ComputeEnvironment": _make_environment,
+    "AWS::Batch::JobQueue": _make_queue,
+}
 resources.REMOVERS |= {"AWS::Batch::ComputeEnvironment": _remove, "AWS::Batch::JobQueue": _remove}
 
 
@@ -305,7 +388,10 @@ def _register(account: Account, **request: Any) -> dict[str, Any]:
         raise Refused("ClientException", "At most 5 evaluateOnExit conditions are allowed")
     for part in nodes["nodeRangeProperties"]:
         if not part["container"].get("image"):
-            raise Refused("ClientException", "Error executing request, Exception : Container image is required")
+            raise Refused(
+                "ClientException",
+                "Error executing request, Exception : Container image is required",
+            )
     revisions = batch.definitions.setdefault(name, [])
     revisions.append(request | {"status": "ACTIVE", "revision": len(revisions) + 1})
     arn = f"arn:aws:batch:{account.region}:{account.number}:job-definition/{name}:{len(revisions)}"
@@ -314,7 +400,9 @@ def _register(account: Account, **request: Any) -> dict[str, Any]:
 
 
 @answers("batch", "DescribeJobDefinitions")
-def _definitions(account: Account, jobDefinitionName: str = "", status: str = "", **_: Any) -> dict[str, Any]:
+def _definitions(
+    account: Account, jobDefinitionName: str = "", status: str = "", **_: Any
+) -> dict[str, Any]:
     arn = f"arn:aws:batch:{account.region}:{account.number}:job-definition"
     found = [
         {"jobDefinitionName": name, "jobDefinitionArn": f"{arn}/{name}:{one['revision']}", "revision": one["revision"], "type": "multinode",
@@ -343,26 +431,50 @@ def _submit(account: Account, **request: Any) -> dict[str, Any]:
     if len(json.dumps(request)) > SIZE:
         raise Refused("ClientException", "Request must be smaller than or equal to 30720 bytes")
     revisions = [
-        one for one in batch.definitions.get(request["jobDefinition"].partition(":")[0], ()) if one["status"] == "ACTIVE"
+        one
+        for one in batch.definitions.get(request["jobDefinition"].partition(":")[0], ())
+        if one["status"] == "ACTIVE"
     ]
     if not revisions:
         raise Refused("ClientException", f"JobDefinition {request['jobDefinition']} not found.")
-    nodes = request.get("nodeOverrides", {}).get("numNodes") or revisions[-1]["nodeProperties"]["numNodes"]
-    job = Job(str(uuid.uuid4()), request["jobName"], place.id, revisions[-1], request, [Node() for _ in range(nodes)])
+    nodes = (
+        request.get("nodeOverrides", {}).get("numNodes")
+        or revisions[-1]["nodeProperties"]["numNodes"]
+    )
+    job = Job(
+        str(uuid.uuid4()),
+        request["jobName"],
+        place.id,
+        revisions[-1],
+        request,
+        [Node() for _ in range(nodes)],
+    )
     batch.jobs[job.id] = job
     if batch.containers is not None:
-        thread = batch.containers.cluster.threads[job.id] = threading.Thread(target=batch.run, args=(job,), daemon=True)
+        thread = batch.containers.cluster.threads[job.id] = threading.Thread(
+            target=batch.run, args=(job,), daemon=True
+        )
         thread.start()
-    return {"jobName": job.name, "jobId": job.id, "jobArn": f"arn:aws:batch:{account.region}:{account.number}:job/{job.id}"}
+    return {
+        "jobName": job.name,
+        "jobId": job.id,
+        "jobArn": f"arn:aws:batch:{account.region}:{account.number}:job/{job.id}",
+    }
 
 
 @answers("batch", "ListJobs")
-def _list(account: Account, jobQueue: str, filters: Any = (), jobStatus: str = "", **_: Any) -> dict[str, Any]:
+def _list(
+    account: Account, jobQueue: str, filters: Any = (), jobStatus: str = "", **_: Any
+) -> dict[str, Any]:
     place = queue(account, jobQueue)
     names = [value for one in filters if one["name"] == "JOB_NAME" for value in one["values"]]
     jobs = [job for job in service(account).jobs.values() if job.queue == place.id]
     if names:
-        jobs = [job for job in jobs if any(fnmatch.fnmatch(job.name.lower(), name.lower()) for name in names)]
+        jobs = [
+            job
+            for job in jobs
+            if any(fnmatch.fnmatch(job.name.lower(), name.lower()) for name in names)
+        ]
     else:
         jobs = [job for job in jobs if job.status == (jobStatus or "RUNNING")]
     return {"jobSummaryList": [
@@ -374,7 +486,9 @@ def _list(account: Account, jobQueue: str, filters: Any = (), jobStatus: str = "
 @answers("batch", "DescribeJobs")
 def _describe(account: Account, jobs: list[str]) -> dict[str, Any]:
     if len(jobs) > 100:
-        raise Refused("ClientException", "Error executing request, Exception : Jobs can't be more than 100")
+        raise Refused(
+            "ClientException", "Error executing request, Exception : Jobs can't be more than 100"
+        )
     found = []
     for id in jobs:
         whole, _, index = id.partition("#")
@@ -405,11 +519,16 @@ def _queues(account: Account, jobQueues: list[str] = (), **_: Any) -> dict[str, 
 
 
 @answers("batch", "DescribeComputeEnvironments")
-def _environments(account: Account, computeEnvironments: list[str] = (), **_: Any) -> dict[str, Any]:  # type: ignore[assignment]
+def _environments(
+    account: Account, computeEnvironments: list[str] = (), **_: Any
+) -> dict[str, Any]:  # type: ignore[assignment]
     names = [name.rpartition("/")[2] for name in computeEnvironments]
     found = [thing for thing in account.of("compute-environment") if not names or thing.id in names]
     return {
-        "computeEnvironments": [{"computeEnvironmentName": thing.id, "tags": thing.tags, **thing.properties} for thing in found]
+        "computeEnvironments": [
+            {"computeEnvironmentName": thing.id, "tags": thing.tags, **thing.properties}
+            for thing in found
+        ]
     }
 
 

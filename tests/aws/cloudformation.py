@@ -47,7 +47,9 @@ class Stack:
     doing: set[str] = field(default_factory=set)
     failed: bool = False
     made: list[str] = field(default_factory=list)  # what the update under way has made
-    old: dict[str, Resource] = field(default_factory=dict)  # what it replaces and removes, once it is done
+    old: dict[str, Resource] = field(
+        default_factory=dict
+    )  # what it replaces and removes, once it is done
     before: tuple[dict[str, Any], dict[str, str]] | None = None
     numbers: Any = field(default_factory=lambda: itertools.count(1))
 
@@ -81,7 +83,9 @@ class Stack:
     def resolver(self) -> Resolver:
         pseudo = {"AWS::Region": self.account.region, "AWS::AccountId": self.account.number, "AWS::StackName": self.name,
                   "AWS::StackId": self.arn, "AWS::Partition": "aws", "AWS::URLSuffix": "amazonaws.com"}  # fmt: skip
-        return Resolver(self.template, self.parameters, pseudo, self.account.zones, self._ref, self._attribute)
+        return Resolver(
+            self.template, self.parameters, pseudo, self.account.zones, self._ref, self._attribute
+        )
 
     def _ref(self, name: str) -> str:
         if name not in self.resources:
@@ -89,10 +93,14 @@ class Stack:
                 "ValidationError",
                 f"Template format error: Unresolved resource dependencies [{name}] in the Resources block of the template",
             )
-        return resources.reference(self.account, self.resources[name].type, self.resources[name].physical)
+        return resources.reference(
+            self.account, self.resources[name].type, self.resources[name].physical
+        )
 
     def _attribute(self, name: str, attribute: str) -> Any:
-        return resources.attribute(self.account, self.resources[name].type, self.resources[name].physical, attribute)
+        return resources.attribute(
+            self.account, self.resources[name].type, self.resources[name].physical, attribute
+        )
 
     def advance(self) -> None:
         """Begins what has all that it needs; when nothing is left, the stack is complete."""
@@ -101,14 +109,17 @@ class Stack:
             if self.failed or (name in self.resources and self.resources[name].status != "WAITING"):
                 continue
             if all(
-                self.resources.get(other) and self.resources[other].status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+                self.resources.get(other)
+                and self.resources[other].status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
                 for other in needs(row, set(wanted))
             ):
                 self._begin(name, row)
         if (
             not self.failed
             and all(
-                self.resources[name].status in ("CREATE_COMPLETE", "UPDATE_COMPLETE") for name in wanted if name in self.resources
+                self.resources[name].status in ("CREATE_COMPLETE", "UPDATE_COMPLETE")
+                for name in wanted
+                if name in self.resources
             )
             and set(wanted) <= set(self.resources)
         ):
@@ -118,7 +129,11 @@ class Stack:
         before = self.resources.get(name)
         properties = self.resolver().value(row.get("Properties", {}))
         policy = row.get("DeletionPolicy", "Delete")
-        if before is not None and before.physical and not resources.is_replaced(before.type, before.properties, properties):
+        if (
+            before is not None
+            and before.physical
+            and not resources.is_replaced(before.type, before.properties, properties)
+        ):
             changed, before.policy = properties != before.properties, policy
             try:
                 if changed:
@@ -140,7 +155,9 @@ class Stack:
         self.doing.add(name)
         try:
             identity.handle(self.account, self.name, row["Type"], "create", properties)
-            resource.physical = resources.make(self.account, self.name, self.arn, name, row["Type"], properties, self.tags)
+            resource.physical = resources.make(
+                self.account, self.name, self.arn, name, row["Type"], properties, self.tags
+            )
         except Refused as refused:
             return self._refuse(name, refused)
         self.account.later(resources.seconds(row["Type"]), lambda: self._ended(name, ""))
@@ -156,7 +173,11 @@ class Stack:
         if name not in self.doing:
             return
         self.doing.discard(name)
-        trouble = trouble or self.account.faults.get(self.resources[name].type, "") or self.account.faults.get(name, "")
+        trouble = (
+            trouble
+            or self.account.faults.get(self.resources[name].type, "")
+            or self.account.faults.get(name, "")
+        )
         if self.failed:
             return self.marks(name, "CREATE_FAILED", "Resource creation cancelled")
         if trouble:
@@ -184,7 +205,9 @@ class Stack:
     def _roll_back(self, why: str) -> None:
         if self.status == "UPDATE_IN_PROGRESS":
             self.becomes("UPDATE_ROLLBACK_IN_PROGRESS", why)
-            doomed = {name: self.resources.pop(name) for name in self.made if name in self.resources}
+            doomed = {
+                name: self.resources.pop(name) for name in self.made if name in self.resources
+            }
             for name, resource in list(self.old.items()):
                 self.resources[name.strip()] = resource
             self.old.clear()
@@ -205,7 +228,11 @@ class Stack:
         )
 
         def rolled(failed: bool) -> None:
-            over = ("DELETE_FAILED", "DELETE_COMPLETE") if deletes else ("ROLLBACK_FAILED", "ROLLBACK_COMPLETE")
+            over = (
+                ("DELETE_FAILED", "DELETE_COMPLETE")
+                if deletes
+                else ("ROLLBACK_FAILED", "ROLLBACK_COMPLETE")
+            )
             self.becomes(over[0] if failed else over[1])
 
         remove(self, dict(self.resources), rolled, on_create=True)
@@ -224,15 +251,24 @@ class Stack:
         }
 
         def over(failed: bool) -> None:
-            names = ", ".join(sorted(name for name, row in self.resources.items() if row.status == "DELETE_FAILED"))
-            self.becomes("DELETE_FAILED", f"The following resource(s) failed to delete: [{names}]. ") if failed else self.becomes(
-                "DELETE_COMPLETE"
+            names = ", ".join(
+                sorted(
+                    name for name, row in self.resources.items() if row.status == "DELETE_FAILED"
+                )
             )
+            self.becomes(
+                "DELETE_FAILED", f"The following resource(s) failed to delete: [{names}]. "
+            ) if failed else self.becomes("DELETE_COMPLETE")
 
         remove(self, doomed, over)
 
 
-def remove(stack: Stack, doomed: Mapping[str, Resource], over: Callable[[bool], None], on_create: bool = False) -> None:
+def remove(
+    stack: Stack,
+    doomed: Mapping[str, Resource],
+    over: Callable[[bool], None],
+    on_create: bool = False,
+) -> None:
     """Deletes resources, those first that others need not; then `over`, with whether one could not be."""
     left, tries, failed = dict(doomed), dict.fromkeys(doomed, 0), set[str]()
     account, begun = stack.account, set[str]()
@@ -243,16 +279,22 @@ def remove(stack: Stack, doomed: Mapping[str, Resource], over: Callable[[bool], 
     wants = {name: needs(row, set(template)) for name, row in template.items()}
 
     def held_by(name: str, others: Iterable[str]) -> bool:
-        return any(name.strip() in wants.get(other.strip(), ()) for other in others if other != name)
+        return any(
+            name.strip() in wants.get(other.strip(), ()) for other in others if other != name
+        )
 
     def go() -> None:
-        while stuck := [name for name in left if name not in begun | failed and held_by(name, failed)]:
+        while stuck := [
+            name for name in left if name not in begun | failed and held_by(name, failed)
+        ]:
             failed.update(stuck)  # what needs it stays, and so must it
         for name, resource in list(left.items()):
             if name in begun | failed or held_by(name, left):
                 continue
             begun.add(name)
-            kept = resource.policy == "Retain" or (resource.policy == "RetainExceptOnCreate" and not on_create)
+            kept = resource.policy == "Retain" or (
+                resource.policy == "RetainExceptOnCreate" and not on_create
+            )
             if kept or not resource.physical:
                 left.pop(name)
                 if kept:
@@ -272,11 +314,14 @@ def remove(stack: Stack, doomed: Mapping[str, Resource], over: Callable[[bool], 
         try:
             if (
                 account.stuck.get(resource.type, 0) > 0
-                and getattr(account.things.get(resource.physical), "state", "terminated") != "terminated"
+                and getattr(account.things.get(resource.physical), "state", "terminated")
+                != "terminated"
             ):
                 account.stuck[resource.type] -= 1
                 tries[name] = TRIES
-                raise Refused("DependencyViolation", f"resource {resource.physical} has a dependent object")
+                raise Refused(
+                    "DependencyViolation", f"resource {resource.physical} has a dependent object"
+                )
             identity.handle(account, stack.name, resource.type, "delete", resource.properties)
             gone = resources.remove(account, resource.type, resource.physical, resource.properties)
         except Refused as refused:
@@ -319,7 +364,10 @@ def find(account: Account, name: str) -> Stack:
 
 
 def _checked(
-    template_body: str, parameters: Iterable[Mapping[str, Any]], before: Mapping[str, str], capabilities: Iterable[str]
+    template_body: str,
+    parameters: Iterable[Mapping[str, Any]],
+    before: Mapping[str, str],
+    capabilities: Iterable[str],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     if len(template_body.encode()) > LONGEST:
         raise Refused(
@@ -329,18 +377,29 @@ def _checked(
     template = json.loads(template_body)
     declared, values = template.get("Parameters", {}), {}
     for row in parameters:
-        values[row["ParameterKey"]] = before[row["ParameterKey"]] if row.get("UsePreviousValue") else row["ParameterValue"]
+        values[row["ParameterKey"]] = (
+            before[row["ParameterKey"]] if row.get("UsePreviousValue") else row["ParameterValue"]
+        )
     if unknown := set(values) - set(declared):
-        raise Refused("ValidationError", f"Parameters: [{', '.join(sorted(unknown))}] do not exist in the template")
-    values = {name: str(row["Default"]) for name, row in declared.items() if "Default" in row} | values
+        raise Refused(
+            "ValidationError",
+            f"Parameters: [{', '.join(sorted(unknown))}] do not exist in the template",
+        )
+    values = {
+        name: str(row["Default"]) for name, row in declared.items() if "Default" in row
+    } | values
     if missing := set(declared) - set(values):
-        raise Refused("ValidationError", f"Parameters: [{', '.join(sorted(missing))}] must have values")
+        raise Refused(
+            "ValidationError", f"Parameters: [{', '.join(sorted(missing))}] must have values"
+        )
     types = {row["Type"] for row in template["Resources"].values()}
     if types & {"AWS::IAM::Role", "AWS::IAM::InstanceProfile"} and not set(capabilities) & {
         "CAPABILITY_IAM",
         "CAPABILITY_NAMED_IAM",
     }:
-        raise Refused("InsufficientCapabilitiesException", "Requires capabilities : [CAPABILITY_NAMED_IAM]")
+        raise Refused(
+            "InsufficientCapabilitiesException", "Requires capabilities : [CAPABILITY_NAMED_IAM]"
+        )
     names = set(template["Resources"])
     for row in template["Resources"].values():
         resources.known(row["Type"])
@@ -359,7 +418,15 @@ def create_stack(account: Account, StackName: str, TemplateBody: str, Parameters
     template, values = _checked(TemplateBody, Parameters, {}, Capabilities)
     arn = f"arn:aws:cloudformation:{account.region}:{account.number}:stack/{StackName}/{account.new_id('')}"
     stack = stacks(account)[arn] = Stack(
-        account, StackName, arn, template, values, tags_of(Tags), account.now, OnFailure, ClientRequestToken
+        account,
+        StackName,
+        arn,
+        template,
+        values,
+        tags_of(Tags),
+        account.now,
+        OnFailure,
+        ClientRequestToken,
     )
     stack.becomes("CREATE_IN_PROGRESS", "User Initiated")
     stack.advance()
@@ -370,8 +437,14 @@ def create_stack(account: Account, StackName: str, TemplateBody: str, Parameters
 def update_stack(account: Account, StackName: str, TemplateBody: str, Parameters: Any = (), Tags: Any = (), Capabilities: Any = (),
                  **_: Any) -> dict[str, Any]:  # fmt: skip
     stack = find(account, StackName)
-    if not stack.status.endswith("_COMPLETE") or stack.status in ("ROLLBACK_COMPLETE", "DELETE_COMPLETE"):
-        raise Refused("ValidationError", f"Stack:{stack.arn} is in {stack.status} state and can not be updated.")
+    if not stack.status.endswith("_COMPLETE") or stack.status in (
+        "ROLLBACK_COMPLETE",
+        "DELETE_COMPLETE",
+    ):
+        raise Refused(
+            "ValidationError",
+            f"Stack:{stack.arn} is in {stack.status} state and can not be updated.",
+        )
     template, values = _checked(TemplateBody, Parameters, stack.parameters, Capabilities)
     same = lambda: json.dumps([stack.template, stack.parameters, stack.tags], sort_keys=True)  # noqa: E731
     now, before, tags = same(), (stack.template, stack.parameters), stack.tags
@@ -381,7 +454,9 @@ def update_stack(account: Account, StackName: str, TemplateBody: str, Parameters
         raise Refused("ValidationError", "No updates are to be performed.")
     stack.before, stack.failed, stack.made, stack.old = before, False, [], {}
     wanted = stack.wanted
-    stack.old = {name: stack.resources.pop(name) for name in list(stack.resources) if name not in wanted}
+    stack.old = {
+        name: stack.resources.pop(name) for name in list(stack.resources) if name not in wanted
+    }
     for resource in stack.resources.values():
         resource.status = "WAITING"
     stack.becomes("UPDATE_IN_PROGRESS", "User Initiated")
@@ -393,7 +468,10 @@ def update_stack(account: Account, StackName: str, TemplateBody: str, Parameters
 def cancel_update(account: Account, StackName: str, **_: Any) -> dict[str, Any]:
     stack = find(account, StackName)
     if stack.status != "UPDATE_IN_PROGRESS":
-        raise Refused("ValidationError", f"CancelUpdateStack cannot be called from current stack status {stack.status}")
+        raise Refused(
+            "ValidationError",
+            f"CancelUpdateStack cannot be called from current stack status {stack.status}",
+        )
     stack.failed = True
     for name in sorted(stack.doing):
         stack.marks(name, "CREATE_FAILED", "Resource creation cancelled")
@@ -403,23 +481,39 @@ def cancel_update(account: Account, StackName: str, **_: Any) -> dict[str, Any]:
 
 
 @answers("cloudformation", "DeleteStack")
-def delete_stack(account: Account, StackName: str, RetainResources: Iterable[str] = (), **_: Any) -> dict[str, Any]:
+def delete_stack(
+    account: Account, StackName: str, RetainResources: Iterable[str] = (), **_: Any
+) -> dict[str, Any]:
     try:
         stack = find(account, StackName)
     except Refused:
         return {}  # as CloudFormation: what is not there is deleted
-    if stack.status in ("UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_IN_PROGRESS", "UPDATE_COMPLETE_CLEANUP_IN_PROGRESS"):
-        raise Refused("ValidationError", f"Stack [{stack.arn}] cannot be deleted while in status {stack.status}")
+    if stack.status in (
+        "UPDATE_IN_PROGRESS",
+        "UPDATE_ROLLBACK_IN_PROGRESS",
+        "UPDATE_COMPLETE_CLEANUP_IN_PROGRESS",
+    ):
+        raise Refused(
+            "ValidationError",
+            f"Stack [{stack.arn}] cannot be deleted while in status {stack.status}",
+        )
     if stack.status not in ("DELETE_IN_PROGRESS", "DELETE_COMPLETE"):
         if list(RetainResources) and stack.status != "DELETE_FAILED":
-            raise Refused("ValidationError", f"Invalid operation on stack [{stack.arn}]. You can't retain resources")
+            raise Refused(
+                "ValidationError",
+                f"Invalid operation on stack [{stack.arn}]. You can't retain resources",
+            )
         stack.delete(RetainResources)
     return {}
 
 
 @answers("cloudformation", "DescribeStacks")
 def describe_stacks(account: Account, StackName: str = "", **_: Any) -> dict[str, Any]:
-    chosen = [find(account, StackName)] if StackName else [s for s in stacks(account).values() if s.status != "DELETE_COMPLETE"]
+    chosen = (
+        [find(account, StackName)]
+        if StackName
+        else [s for s in stacks(account).values() if s.status != "DELETE_COMPLETE"]
+    )
     return {"Stacks": [_described(stack) for stack in chosen]}
 
 

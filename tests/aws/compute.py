@@ -34,7 +34,11 @@ KINDS = {
     "snapshot": ("DescribeSnapshots", "Snapshots", "SnapshotId", "SnapshotIds", "snap-", "InvalidSnapshot.NotFound"),
     "flow-log": ("DescribeFlowLogs", "FlowLogs", "FlowLogId", "FlowLogIds", "fl-", "InvalidFlowLogId.NotFound"),
 }  # fmt: skip
-BUSY = {"placement-group": "InvalidPlacementGroup.InUse", "address": "InvalidIPAddress.InUse", "volume": "VolumeInUse"}
+BUSY = {
+    "placement-group": "InvalidPlacementGroup.InUse",
+    "address": "InvalidIPAddress.InUse",
+    "volume": "VolumeInUse",
+}
 DELETES = {
     "DeleteVpc": ("vpc", "VpcId"), "DeleteSubnet": ("subnet", "SubnetId"), "DeleteSecurityGroup": ("security-group", "GroupId"),
     "DeleteInternetGateway": ("internet-gateway", "InternetGatewayId"), "DeleteNatGateway": ("nat-gateway", "NatGatewayId"),
@@ -54,7 +58,9 @@ def matches(thing: Thing, filters: Iterable[Mapping[str, Any]]) -> bool:
         elif name == "tag-key":
             has = bool(set(values) & set(thing.tags))
         elif name == "description":
-            has = any(fnmatchcase(str(thing.properties.get("Description", "")), value) for value in values)
+            has = any(
+                fnmatchcase(str(thing.properties.get("Description", "")), value) for value in values
+            )
         elif name in ("instance-state-name", "state", "status"):
             has = thing.state in values
         else:
@@ -77,9 +83,15 @@ def import_key_pair(
     return {"KeyPairId": thing.id, "KeyName": KeyName}
 
 
-def chosen(account: Account, kind: str, code: str, ids: Iterable[str], filters: Iterable[Mapping[str, Any]]) -> list[Thing]:
+def chosen(
+    account: Account, kind: str, code: str, ids: Iterable[str], filters: Iterable[Mapping[str, Any]]
+) -> list[Thing]:
     ids = list(ids)
-    found = [thing for thing in account.of(kind) if (not ids or thing.id in ids) and matches(thing, filters)]
+    found = [
+        thing
+        for thing in account.of(kind)
+        if (not ids or thing.id in ids) and matches(thing, filters)
+    ]
     if missing := set(ids) - {thing.id for thing in found}:
         raise Refused(code, f"The {kind} ID '{sorted(missing)[0]}' does not exist")
     return found
@@ -89,7 +101,13 @@ def _describe(kind: str) -> None:
     operation, listed, id_key, ids_key, _, code = KINDS[kind]
 
     def describe(account: Account, **request: Any) -> dict[str, Any]:
-        things = chosen(account, kind, code, request.get(ids_key, ()), request.get("Filters", request.get("Filter", ())))
+        things = chosen(
+            account,
+            kind,
+            code,
+            request.get(ids_key, ()),
+            request.get("Filters", request.get("Filter", ())),
+        )
         return {listed: [described(account, thing, id_key) for thing in things]}
 
     answers("ec2", operation)(describe)
@@ -98,12 +116,20 @@ def _describe(kind: str) -> None:
 def described(account: Account, thing: Thing, id_key: str) -> dict[str, Any]:
     row = {id_key: thing.id, "Tags": tag_list(thing.tags), "State": thing.state, **thing.more}
     if thing.kind in ("subnet", "vpc"):
-        row |= {"CidrBlock": thing.properties.get("CidrBlock", "10.0.0.0/16"), "VpcId": thing.properties.get("VpcId", thing.id)}
+        row |= {
+            "CidrBlock": thing.properties.get("CidrBlock", "10.0.0.0/16"),
+            "VpcId": thing.properties.get("VpcId", thing.id),
+        }
     if thing.kind == "subnet":
-        row |= {"AvailabilityZone": thing.properties.get("AvailabilityZone", account.zones[0]), "AvailableIpAddressCount": 4091}
+        row |= {
+            "AvailabilityZone": thing.properties.get("AvailabilityZone", account.zones[0]),
+            "AvailableIpAddressCount": 4091,
+        }
     if thing.kind == "internet-gateway":
         row.pop("State")
-        row["Attachments"] = [{"VpcId": vpc, "State": "available"} for vpc in [thing.properties.get("VpcId")] if vpc]
+        row["Attachments"] = [
+            {"VpcId": vpc, "State": "available"} for vpc in [thing.properties.get("VpcId")] if vpc
+        ]
     if thing.kind == "route-table":
         row.pop("State")
         row["Associations"] = thing.properties.get("Associations", [])
@@ -119,7 +145,10 @@ def described(account: Account, thing: Thing, id_key: str) -> dict[str, Any]:
     if thing.kind in ("nat-gateway", "launch-template"):
         row["CreateTime"] = moment_of(thing.since)
     if thing.kind == "security-group":
-        row |= {"GroupName": thing.properties.get("GroupName", thing.id), "VpcId": thing.properties.get("VpcId", "")}
+        row |= {
+            "GroupName": thing.properties.get("GroupName", thing.id),
+            "VpcId": thing.properties.get("VpcId", ""),
+        }
     if thing.kind == "network-interface":
         row |= {"Description": thing.properties.get("Description", ""), "Status": "in-use" if thing.properties.get("Attachment") else "available", "TagSet": row.pop("Tags"), "Groups": [{"GroupId": one} for one in thing.properties.get("Groups", ())],
                 "Attachment": thing.properties.get("Attachment", {}), "RequesterManaged": bool(thing.more.get("RequesterManaged"))}  # fmt: skip
@@ -134,7 +163,10 @@ def remove(account: Account, kind: str, id: str) -> None:
     """Deletes one thing, or refuses as its service does while others use it."""
     thing = account.get(kind, id, KINDS[kind][5])
     if thing.more.get("image") in account.things:
-        raise Refused("InvalidSnapshot.InUse", f"The snapshot {id} is currently in use by {thing.more['image']}")
+        raise Refused(
+            "InvalidSnapshot.InUse",
+            f"The snapshot {id} is currently in use by {thing.more['image']}",
+        )
     if users := account.users(thing):
         raise Refused(BUSY.get(kind, "DependencyViolation"),
                       f"The {kind} '{id}' has dependencies and cannot be deleted ({users[0].kind} {users[0].id})")  # fmt: skip
@@ -149,9 +181,14 @@ def remove(account: Account, kind: str, id: str) -> None:
         account.later(30.0, gone)
         return
     if kind == "route-table" and thing.properties.get("Associations"):
-        raise Refused("DependencyViolation", f"The routeTable '{id}' has dependencies and cannot be deleted.")
+        raise Refused(
+            "DependencyViolation", f"The routeTable '{id}' has dependencies and cannot be deleted."
+        )
     if kind == "internet-gateway" and thing.properties.get("VpcId"):
-        raise Refused("DependencyViolation", f"The internetGateway '{id}' has dependencies and cannot be deleted.")
+        raise Refused(
+            "DependencyViolation",
+            f"The internetGateway '{id}' has dependencies and cannot be deleted.",
+        )
     del account.things[id]
 
 
@@ -170,8 +207,12 @@ for _operation in DELETES:
 
 
 def _authorize(operation: str) -> None:
-    def authorize(account: Account, GroupId: str, IpPermissions: list[dict[str, Any]]) -> dict[str, Any]:
-        rules = account.get("security-group", GroupId, "InvalidGroup.NotFound").more.setdefault(operation, [])
+    def authorize(
+        account: Account, GroupId: str, IpPermissions: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        rules = account.get("security-group", GroupId, "InvalidGroup.NotFound").more.setdefault(
+            operation, []
+        )
         if any(rule in rules for rule in IpPermissions):
             raise Refused("InvalidPermission.Duplicate", "the specified rule already exists")
         rules += IpPermissions
@@ -186,10 +227,18 @@ for _operation in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgres
 
 @answers("ec2", "DetachInternetGateway")
 def detach_gateway(account: Account, InternetGatewayId: str, VpcId: str) -> dict[str, Any]:
-    gateway = account.get("internet-gateway", InternetGatewayId, "InvalidInternetGatewayID.NotFound")
+    gateway = account.get(
+        "internet-gateway", InternetGatewayId, "InvalidInternetGatewayID.NotFound"
+    )
     if gateway.properties.get("VpcId") != VpcId:
-        raise Refused("Gateway.NotAttached", f"resource {InternetGatewayId} is not attached to network {VpcId}")
-    if any(thing.kind == "address" and VpcId == thing.properties.get("VpcId") for thing in account.living()):
+        raise Refused(
+            "Gateway.NotAttached",
+            f"resource {InternetGatewayId} is not attached to network {VpcId}",
+        )
+    if any(
+        thing.kind == "address" and VpcId == thing.properties.get("VpcId")
+        for thing in account.living()
+    ):
         raise Refused("DependencyViolation", f"Network {VpcId} has some mapped public address(es)")
     gateway.properties.pop("VpcId")
     return {}
@@ -199,7 +248,9 @@ def detach_gateway(account: Account, InternetGatewayId: str, VpcId: str) -> dict
 def disassociate_route_table(account: Account, AssociationId: str) -> dict[str, Any]:
     for table in account.of("route-table"):
         table.properties["Associations"] = [
-            row for row in table.properties.get("Associations", []) if row["RouteTableAssociationId"] != AssociationId
+            row
+            for row in table.properties.get("Associations", [])
+            if row["RouteTableAssociationId"] != AssociationId
         ]
     return {}
 
@@ -219,7 +270,9 @@ def delete_flow_logs(account: Account, FlowLogIds: list[str]) -> dict[str, Any]:
 
 
 @answers("ec2", "CreateTags")
-def create_tags(account: Account, Resources: list[str], Tags: list[dict[str, str]]) -> dict[str, Any]:
+def create_tags(
+    account: Account, Resources: list[str], Tags: list[dict[str, str]]
+) -> dict[str, Any]:
     for id in Resources:
         if id not in account.things:
             raise Refused("InvalidID", f"The ID '{id}' is not valid")
@@ -230,9 +283,13 @@ def create_tags(account: Account, Resources: list[str], Tags: list[dict[str, str
 # Instances
 
 
-def launch(account: Account, properties: Mapping[str, Any], tags: Mapping[str, str], made_by: str = "") -> Thing:
+def launch(
+    account: Account, properties: Mapping[str, Any], tags: Mapping[str, str], made_by: str = ""
+) -> Thing:
     """Starts one instance, or refuses: no capacity in the zone, or a type that the zone has not."""
-    data = dict(launch_data(account, properties)) | {key: value for key, value in properties.items() if key != "LaunchTemplate"}
+    data = dict(launch_data(account, properties)) | {
+        key: value for key, value in properties.items() if key != "LaunchTemplate"
+    }
     type_, zone = data.get("InstanceType", "m5.large"), zone_of(account, data)
     if zone in account.offered and type_ not in account.offered[zone]:
         raise Refused("Unsupported", f"Your requested instance type ({type_}) is not supported in your requested Availability "
@@ -250,7 +307,9 @@ def launch(account: Account, properties: Mapping[str, Any], tags: Mapping[str, s
         if specification["ResourceType"] == "instance":
             instance.tags |= tags_of(specification["Tags"])
     instance.more["address"] = (
-        account.address_of(instance) if account.address_of else f"10.0.{len(account.things) % 250}.{int(id[2:], 16) % 250 + 4}"
+        account.address_of(instance)
+        if account.address_of
+        else f"10.0.{len(account.things) % 250}.{int(id[2:], 16) % 250 + 4}"
     )
     _attach(account, instance, data)
     account.on_launch(instance)
@@ -266,29 +325,48 @@ def launch_data(account: Account, properties: Mapping[str, Any]) -> Mapping[str,
     template = next((thing for thing in account.things.values() if thing.kind == "launch-template" and (
         thing.id == wanted.get("LaunchTemplateId") or thing.more.get("LaunchTemplateName") == wanted.get("LaunchTemplateName", "?"))), None)  # fmt: skip
     if template is None:
-        raise Refused("InvalidLaunchTemplateId.NotFound", "The specified launch template does not exist")
+        raise Refused(
+            "InvalidLaunchTemplateId.NotFound", "The specified launch template does not exist"
+        )
     return template.properties["LaunchTemplateData"]
 
 
 def zone_of(account: Account, data: Mapping[str, Any]) -> str:
     placed = data.get("AvailabilityZone") or data.get("Placement", {}).get("AvailabilityZone")
-    subnets = [data.get("SubnetId"), *(card.get("SubnetId") for card in data.get("NetworkInterfaces", ()))]
-    known = [account.things[subnet].properties.get("AvailabilityZone") for subnet in subnets if subnet in account.things]
+    subnets = [
+        data.get("SubnetId"),
+        *(card.get("SubnetId") for card in data.get("NetworkInterfaces", ())),
+    ]
+    known = [
+        account.things[subnet].properties.get("AvailabilityZone")
+        for subnet in subnets
+        if subnet in account.things
+    ]
     return placed or next(filter(None, known), account.zones[0])
 
 
 def _attach(account: Account, instance: Thing, data: Mapping[str, Any]) -> None:
     """The instance's own interfaces and volumes, with the tags that its launch template gives them."""
     given = {row["ResourceType"]: tags_of(row["Tags"]) for row in data.get("TagSpecifications", ())}
-    cards = data.get("NetworkInterfaces") or [{"SubnetId": data.get("SubnetId"), "Groups": data.get("SecurityGroupIds", [])}]
+    cards = data.get("NetworkInterfaces") or [
+        {"SubnetId": data.get("SubnetId"), "Groups": data.get("SecurityGroupIds", [])}
+    ]
     for card in cards:
         properties = {
             "SubnetId": card.get("SubnetId"),
             "Groups": card.get("Groups", []),
             "Attachment": {"InstanceId": instance.id},
         }
-        properties["VpcId"] = getattr(account.things.get(str(card.get("SubnetId"))), "properties", {}).get("VpcId")
-        account.add("network-interface", account.new_id("eni-"), properties, given.get("network-interface", {}), instance.id)
+        properties["VpcId"] = getattr(
+            account.things.get(str(card.get("SubnetId"))), "properties", {}
+        ).get("VpcId")
+        account.add(
+            "network-interface",
+            account.new_id("eni-"),
+            properties,
+            given.get("network-interface", {}),
+            instance.id,
+        )
     for disk in data.get("BlockDeviceMappings", ()):
         if ebs := disk.get("Ebs"):
             account.add("volume", account.new_id("vol-"), {"Size": ebs.get("VolumeSize", 8), "VolumeType": ebs.get("VolumeType", "gp3"),
@@ -323,12 +401,20 @@ def terminate(account: Account, id: str) -> None:
 
 @answers("ec2", "DescribeInstances")
 def describe_instances(
-    account: Account, InstanceIds: Iterable[str] = (), Filters: Iterable[Mapping[str, Any]] = (), **_: Any
+    account: Account,
+    InstanceIds: Iterable[str] = (),
+    Filters: Iterable[Mapping[str, Any]] = (),
+    **_: Any,
 ) -> dict[str, Any]:
     rows = [
-        _instance(account, thing) for thing in chosen(account, "instance", "InvalidInstanceID.NotFound", InstanceIds, Filters)
+        _instance(account, thing)
+        for thing in chosen(account, "instance", "InvalidInstanceID.NotFound", InstanceIds, Filters)
     ]
-    return {"Reservations": [{"ReservationId": f"r-{row['InstanceId'][2:]}", "Instances": [row]} for row in rows]}
+    return {
+        "Reservations": [
+            {"ReservationId": f"r-{row['InstanceId'][2:]}", "Instances": [row]} for row in rows
+        ]
+    }
 
 
 def _instance(account: Account, thing: Thing) -> dict[str, Any]:
@@ -346,7 +432,10 @@ def _instance(account: Account, thing: Thing) -> dict[str, Any]:
         for one in account.things.values()
         if one.kind == "volume" and one.properties.get("Attachment") == thing.id
     ]
-    row |= {"RootDeviceName": baked.ROOT, "BlockDeviceMappings": [{"DeviceName": disk, "Ebs": {}} for disk in disks]}
+    row |= {
+        "RootDeviceName": baked.ROOT,
+        "BlockDeviceMappings": [{"DeviceName": disk, "Ebs": {}} for disk in disks],
+    }
     if thing.more.get("why"):
         row |= {"StateReason": {"Code": thing.more["why"], "Message": thing.more["why"]}}
     return row
@@ -356,7 +445,11 @@ def _instance(account: Account, thing: Thing) -> dict[str, Any]:
 def terminate_instances(account: Account, InstanceIds: list[str]) -> dict[str, Any]:
     for id in InstanceIds:
         terminate(account, id)
-    return {"TerminatingInstances": [{"InstanceId": id, "CurrentState": {"Name": "shutting-down"}} for id in InstanceIds]}
+    return {
+        "TerminatingInstances": [
+            {"InstanceId": id, "CurrentState": {"Name": "shutting-down"}} for id in InstanceIds
+        ]
+    }
 
 
 @answers("ec2", "StartInstances")
@@ -364,7 +457,10 @@ def start_instances(account: Account, InstanceIds: list[str]) -> dict[str, Any]:
     for id in InstanceIds:
         instance = account.get("instance", id, "InvalidInstanceID.NotFound")
         if instance.state not in ("stopped", "running"):
-            raise Refused("IncorrectInstanceState", f"The instance '{id}' is not in a state from which it can be started.")
+            raise Refused(
+                "IncorrectInstanceState",
+                f"The instance '{id}' is not in a state from which it can be started.",
+            )
         instance.state = "pending"
         account.on_launch(instance)
         account.later(BOOT, lambda instance=instance: _runs(instance))  # type: ignore[misc]
@@ -380,7 +476,10 @@ def console_output(account: Account, InstanceId: str, Latest: bool = False) -> d
 
 @answers("ec2", "DescribeInstanceTypeOfferings")
 def offerings(
-    account: Account, LocationType: str = "region", Filters: Iterable[Mapping[str, Any]] = (), **_: Any
+    account: Account,
+    LocationType: str = "region",
+    Filters: Iterable[Mapping[str, Any]] = (),
+    **_: Any,
 ) -> dict[str, Any]:
     types = [value for one in Filters if one["Name"] == "instance-type" for value in one["Values"]]
     rows = [{"InstanceType": type_, "LocationType": LocationType, "Location": zone} for type_ in types for zone in account.zones
@@ -395,10 +494,19 @@ def zones(account: Account, **_: Any) -> dict[str, Any]:
 
 
 @answers("ec2", "DescribeCapacityReservations")
-def reservations(account: Account, CapacityReservationIds: Iterable[str] = (), **_: Any) -> dict[str, Any]:
-    things = chosen(account, "capacity-reservation", "InvalidCapacityReservationId.NotFound", CapacityReservationIds, ())
+def reservations(
+    account: Account, CapacityReservationIds: Iterable[str] = (), **_: Any
+) -> dict[str, Any]:
+    things = chosen(
+        account,
+        "capacity-reservation",
+        "InvalidCapacityReservationId.NotFound",
+        CapacityReservationIds,
+        (),
+    )
     return {
         "CapacityReservations": [
-            {"CapacityReservationId": thing.id, "State": thing.state, **thing.properties} for thing in things
+            {"CapacityReservationId": thing.id, "State": thing.state, **thing.properties}
+            for thing in things
         ]
     }

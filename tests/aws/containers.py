@@ -101,14 +101,16 @@ class Containers:
 
     def lose(self, job: str, node: int) -> None:
         """The newest container of that node goes with its machine."""
-        container = [one for mark, one in self.all.items() if mark.startswith(f"{job}/") and mark.endswith(f"/{node}")][-1]
+        container = [
+            one
+            for mark, one in self.all.items()
+            if mark.startswith(f"{job}/") and mark.endswith(f"/{node}")
+        ][-1]
         container.lost = True
         self.kill(container)
 
 
 def _with_mounts(line: str, ml: Path) -> str:
     """A script that becomes `line` where /opt/ml and /etc/hosts are those of the folder `ml`."""
-    inside = (
-        f"mount --bind {shlex.quote(str(ml))} {ML} && mount --bind {shlex.quote(str(ml / 'hosts'))} /etc/hosts && exec {line}"
-    )
+    inside = f"mount --bind {shlex.quote(str(ml))} {ML} && mount --bind {shlex.quote(str(ml / 'hosts'))} /etc/hosts && exec {line}"
     return f"exec unshare --mount sh -c {shlex.quote(inside)}"

@@ -37,17 +37,37 @@ class World:
     """An account with others' things in it. `config`: what is typed there, else world.said with `changes`; `told` and `before`: what
     the last verb said, and how many requests there were before it."""
 
-    def __init__(self, prepare: Prepare = lambda account: None, config: Mapping[str, Any] | None = None, **changes: Any) -> None:
+    def __init__(
+        self,
+        prepare: Prepare = lambda account: None,
+        config: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> None:
         self.account, self.told, self.before = Account(), "", 0
         self.config = dict(config or said(**changes))
         strangers(self.account)
-        images = {"sha256:1": {"cloudy.cpu-1", "another.cpu-1"}, "sha256:2": {"cloudy.cpu-2"}, "sha256:3": {"another.cpu-3"}}
-        self.account.add("repository", "trainfleet", {"imageTagMutability": "IMMUTABLE"}, own_tags("cloudy"), images=images)
-        runs = {"some/runs/theirs/results.json": 300, "some/runs/theirs/checkpoints/step-00000004/committed.json": 9}
+        images = {
+            "sha256:1": {"cloudy.cpu-1", "another.cpu-1"},
+            "sha256:2": {"cloudy.cpu-2"},
+            "sha256:3": {"another.cpu-3"},
+        }
+        self.account.add(
+            "repository",
+            "trainfleet",
+            {"imageTagMutability": "IMMUTABLE"},
+            own_tags("cloudy"),
+            images=images,
+        )
+        runs = {
+            "some/runs/theirs/results.json": 300,
+            "some/runs/theirs/checkpoints/step-00000004/committed.json": 9,
+        }
         self.account.add("bucket", "runs-of-another", {}, {"team": "theirs"}, objects=runs)
         prepare(self.account)
         self.theirs = {id: _state(thing) for id, thing in self.account.things.items()}
-        self.account.on_launch = lambda instance: instance.more.update(console=CONSOLE.format(key=KEY))
+        self.account.on_launch = lambda instance: instance.more.update(
+            console=CONSOLE.format(key=KEY)
+        )
 
     def type(self, verb: str, *words: str) -> tuple[int | None, str]:
         """The exit code of a verb, typed in a new folder that has nothing but the config, and all that it said.
@@ -66,16 +86,24 @@ class World:
             for module, name, value in paces:
                 patch.setattr(module, name, value)  # fewer looks: each is a case of the matrix
             patch.setattr(host_setup, "main", lambda config: 0)
-            patch.setattr(bake, "_at_rest", lambda head: (Host(head._cloud().nodes()[-1].id, ""), None))
+            patch.setattr(
+                bake, "_at_rest", lambda head: (Host(head._cloud().nodes()[-1].id, ""), None)
+            )
             patch.setattr(bake, "_sealed", lambda *_: contextlib.nullcontext())
             patch.setattr(s3, "list_objects", lambda address: [])  # objects are tests/distributed's
             patch.setattr(BucketPlace, "ask_to_stop", lambda place: None)
-            patch.setattr(Transport, "ask", lambda *_, **__: HostFailure("down", "nothing answers", ""))
+            patch.setattr(
+                Transport, "ask", lambda *_, **__: HostFailure("down", "nothing answers", "")
+            )
             backend_of.cache_clear()
             os.chdir(folder)
             Path("config.yaml").write_text(yaml.safe_dump(self.config))
             try:
-                with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard), mock.patch("sys.stdin", io.StringIO()):
+                with (
+                    contextlib.redirect_stdout(heard),
+                    contextlib.redirect_stderr(heard),
+                    mock.patch("sys.stdin", io.StringIO()),
+                ):
                     return cli.main([verb, *words]), heard.getvalue()
             except Killed:
                 return None, heard.getvalue()
@@ -87,7 +115,9 @@ class World:
     @property
     def ours(self) -> dict[str, str]:
         """What there is but for others' things, whether it has our tags or not."""
-        return {thing.id: thing.kind for thing in self.account.living() if thing.id not in self.theirs}
+        return {
+            thing.id: thing.kind for thing in self.account.living() if thing.id not in self.theirs
+        }
 
     @property
     def held(self) -> set[str]:
@@ -105,10 +135,13 @@ class World:
 def _state(thing: Thing) -> object:
     """All of a thing that its owner would miss: also what is in a bucket, and the images that others hold in a repository."""
     images = {
-        digest: {tag for tag in tags if not tag.startswith("cloudy.")} for digest, tags in thing.more.get("images", {}).items()
+        digest: {tag for tag in tags if not tag.startswith("cloudy.")}
+        for digest, tags in thing.more.get("images", {}).items()
     }
     theirs = {digest: tags for digest, tags in images.items() if tags}
-    return copy.deepcopy((thing.state, thing.tags, thing.properties, thing.more.get("objects"), theirs))
+    return copy.deepcopy(
+        (thing.state, thing.tags, thing.properties, thing.more.get("objects"), theirs)
+    )
 
 
 def data(account: Account) -> None:

@@ -56,7 +56,10 @@ def attach() -> None:
     from trainfleet.cloud import calls, clock
 
     port, _, key = os.environ[VARIABLE].partition(":")
-    connection, lock = Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)), threading.Lock()
+    connection, lock = (
+        Client(("127.0.0.1", int(port)), authkey=bytes.fromhex(key)),
+        threading.Lock(),
+    )
 
     def send(*asked: Any) -> dict[str, Any]:
         with lock:
@@ -69,7 +72,9 @@ def attach() -> None:
     calls.send = send
     if speed := os.environ.get(SPEED):
         clock.sleep = lambda seconds: time.sleep(seconds / float(speed))
-        os.environ["PYTHONPATH"] = f"{METAL}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # what a verb starts knows it too
+        os.environ["PYTHONPATH"] = (
+            f"{METAL}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # what a verb starts knows it too
+        )
         runpy.run_path(str(METAL / "sitecustomize.py"))
 
 

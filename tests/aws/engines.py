@@ -49,7 +49,11 @@ class Site:
     def fleet(self, backend: str) -> dict[str, Any]:
         """The keys of `fleet` with which a config has its jobs run here."""
         own: dict[str, dict[str, Any]] = {
-            "batch": {"queue": QUEUE, "job_role": f"{ROLE}/train", "execution_role": f"{ROLE}/train-execution"},
+            "batch": {
+                "queue": QUEUE,
+                "job_role": f"{ROLE}/train",
+                "execution_role": f"{ROLE}/train-execution",
+            },
             "sagemaker": {"role": f"{ROLE}/train"},
         }
         return {
@@ -60,7 +64,11 @@ class Site:
 
 @contextmanager
 def site(folder: Path, nodes: int = 2) -> Iterator[Site]:
-    with nodes_and_bucket(folder, nodes) as cluster, _mount_point(cluster), pytest.MonkeyPatch.context() as patch:
+    with (
+        nodes_and_bucket(folder, nodes) as cluster,
+        _mount_point(cluster),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         cluster.environment |= {"OMP_NUM_THREADS": "1", "WORKERS": "1"}
         account = Account()
         watched, containers = watchers.Watched(account), Containers(cluster)

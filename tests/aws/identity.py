@@ -19,7 +19,10 @@ import cfnlint
 from .account import Account, Refused
 
 SCHEMAS = Path(cfnlint.__file__).parent / "data/schemas/resources"
-SERVICES = {"resourcegroupstaggingapi": "tag", "service-quotas": "servicequotas"}  # as IAM calls them
+SERVICES = {
+    "resourcegroupstaggingapi": "tag",
+    "service-quotas": "servicequotas",
+}  # as IAM calls them
 NAMES = {  # what IAM calls an operation by another name, or checks as several
     "s3:ListBuckets": ["s3:ListAllMyBuckets"], "s3:HeadBucket": ["s3:ListBucket"], "s3:ListObjectVersions": ["s3:ListBucketVersions"],
     "s3:DeleteObjects": ["s3:DeleteObject", "s3:DeleteObjectVersion"], "s3:ListMultipartUploads": ["s3:ListBucketMultipartUploads"],
@@ -40,7 +43,10 @@ PLACES = {  # service → a parameter of its requests, and the ARN that it names
     "ssm": (("InstanceIds", "arn:aws:ec2:{region}:{account}:instance/{}"), ("Name", "arn:aws:ssm:{region}:{account}:parameter{}"),
             ("Path", "arn:aws:ssm:{region}:{account}:parameter{}/x")),
 }  # fmt: skip
-EVERYWHERE = ("iam:SimulatePrincipalPolicy", "logs:DescribeLogGroups")  # asked on no ARN that we know
+EVERYWHERE = (
+    "iam:SimulatePrincipalPolicy",
+    "logs:DescribeLogGroups",
+)  # asked on no ARN that we know
 OBJECTS = ("s3:DeleteObject", "s3:DeleteObjectVersion", "s3:AbortMultipartUpload")
 EACH = {  # what CloudFormation's registry has no handlers for, by the API's own names
     "AWS::FSx::FileSystem": ["fsx:CreateFileSystem", "fsx:TagResource", "fsx:DescribeFileSystems", "fsx:DeleteFileSystem"],
@@ -89,7 +95,12 @@ def needs(
     for action in NAMES.get(plain, [plain]):
         where = place(account, service, request) if action not in EVERYWHERE else "*"
         yield action, f"{where}/x" if action in OBJECTS else where, {}
-    if any(name.lower() in ("tags", "tagspecifications") and tags for name, tags in request.items()) and service in TAGS:
+    if (
+        any(
+            name.lower() in ("tags", "tagspecifications") and tags for name, tags in request.items()
+        )
+        and service in TAGS
+    ):
         yield TAGS[service], place(account, service, request), {}
     for key in ("RoleArn", "jobRoleArn", "executionRoleArn"):
         for role in found(key, request):
@@ -101,7 +112,9 @@ def found(key: str, value: Any) -> Iterator[str]:
     """Every text under a key, however deep."""
     match value:
         case Mapping():
-            yield from (text for name, text in value.items() if name == key and isinstance(text, str))
+            yield from (
+                text for name, text in value.items() if name == key and isinstance(text, str)
+            )
             yield from (text for part in value.values() for text in found(key, part))
         case list() | tuple():
             yield from (text for part in value for text in found(key, part))
@@ -114,7 +127,10 @@ def place(account: Account, service: str, request: Mapping[str, Any]) -> str:
             if str(named).startswith("arn:"):
                 return str(named)
             return arn.format(
-                named, region=account.region, account=account.number, **{k: v for k, v in request.items() if k == "logGroupName"}
+                named,
+                region=account.region,
+                account=account.number,
+                **{k: v for k, v in request.items() if k == "logGroupName"},
             )
     return "*"
 
@@ -128,7 +144,9 @@ def admit(account: Account, service: str, operation: str, request: Mapping[str, 
 def require(account: Account, code: str, action: str, where: str, context: dict[str, str]) -> None:
     if account.may and not account.may(action, where, context):
         who = f"arn:aws:sts::{account.number}:assumed-role/somebody/session"
-        raise Refused(code, f"User: {who} is not authorized to perform: {action} on resource: {where}")
+        raise Refused(
+            code, f"User: {who} is not authorized to perform: {action} on resource: {where}"
+        )
 
 
 @functools.cache
@@ -138,31 +156,56 @@ def handlers() -> dict[str, dict[str, list[str]]]:
     for path in SCHEMAS.glob("*.json"):
         schema = json.loads(path.read_text())
         made[schema.get("typeName", "")] = {
-            what: [f"{name.partition(':')[0].lower()}:{name.partition(':')[2]}" for name in said.get("permissions", ())]
+            what: [
+                f"{name.partition(':')[0].lower()}:{name.partition(':')[2]}"
+                for name in said.get("permissions", ())
+            ]
             for what, said in schema.get("handlers", {}).items()
         }
-    return made | {kind: {"create": names[:-1], "delete": names[2:]} for kind, names in EACH.items()}
+    return made | {
+        kind: {"create": names[:-1], "delete": names[2:]} for kind, names in EACH.items()
+    }
 
 
 def done(kind: str, what: str) -> list[str]:
     """What CloudFormation does to create, update or delete a resource as our templates have it."""
-    return sorted({name for name in handlers().get(kind, {}).get(what, ()) if not is_unset(kind, name)})
+    return sorted(
+        {name for name in handlers().get(kind, {}).get(what, ()) if not is_unset(kind, name)}
+    )
 
 
 def is_unset(kind: str, action: str) -> bool:
     if any(fnmatchcase(action, name) for name in EMPTY):
         return False
-    return any(fnmatchcase(kind, of) and fnmatchcase(action, name) for of, names in UNSET.items() for name in names)
+    return any(
+        fnmatchcase(kind, of) and fnmatchcase(action, name)
+        for of, names in UNSET.items()
+        for name in names
+    )
 
 
-def handle(account: Account, stack: str, kind: str, what: str, properties: Mapping[str, Any]) -> None:
+def handle(
+    account: Account, stack: str, kind: str, what: str, properties: Mapping[str, Any]
+) -> None:
     """Refused where the caller may not do what CloudFormation does for a resource."""
     for action in done(kind, what) if account.may else ():
-        context = {"iam:AWSServiceName": "s3.data-source.lustre.fsx.amazonaws.com"} if action.endswith("LinkedRole") else {}
-        require(account, "AccessDenied", action, within(account, stack, kind, action, properties), context)
+        context = (
+            {"iam:AWSServiceName": "s3.data-source.lustre.fsx.amazonaws.com"}
+            if action.endswith("LinkedRole")
+            else {}
+        )
+        require(
+            account,
+            "AccessDenied",
+            action,
+            within(account, stack, kind, action, properties),
+            context,
+        )
 
 
-def within(account: Account, stack: str, kind: str, action: str, properties: Mapping[str, Any]) -> str:
+def within(
+    account: Account, stack: str, kind: str, action: str, properties: Mapping[str, Any]
+) -> str:
     """What CloudFormation does it to."""
     service, _, operation = action.partition(":")
     iam = f"arn:aws:iam::{account.number}:"
@@ -171,7 +214,9 @@ def within(account: Account, stack: str, kind: str, action: str, properties: Map
     if service == "iam":
         return f"{iam}{'instance-profile' if 'InstanceProfile' in operation else 'role'}/{stack}-Made-1"
     if service == "logs" and not operation.startswith("Describe"):
-        return f"arn:aws:logs:{account.region}:{account.number}:log-group:{properties['LogGroupName']}"
+        return (
+            f"arn:aws:logs:{account.region}:{account.number}:log-group:{properties['LogGroupName']}"
+        )
     if service == "s3":
         name = (
             properties.get("BucketName")

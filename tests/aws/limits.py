@@ -24,10 +24,20 @@ def simulate(
     def decision(action: str) -> str:
         if action in account.denied:
             return "explicitDeny"
-        may = (":user/" in PolicySourceArn and account.may) or (lambda *_: True)  # oracles/test_iam.py is of roles
-        return "allowed" if all(may(action, where, context) for where in ResourceArns) else "implicitDeny"
+        may = (":user/" in PolicySourceArn and account.may) or (
+            lambda *_: True
+        )  # oracles/test_iam.py is of roles
+        return (
+            "allowed"
+            if all(may(action, where, context) for where in ResourceArns)
+            else "implicitDeny"
+        )
 
-    return {"EvaluationResults": [{"EvalActionName": action, "EvalDecision": decision(action)} for action in ActionNames]}
+    return {
+        "EvaluationResults": [
+            {"EvalActionName": action, "EvalDecision": decision(action)} for action in ActionNames
+        ]
+    }
 
 
 @answers("service-quotas", "GetServiceQuota")
@@ -38,7 +48,11 @@ def quota(account: Account, ServiceCode: str, QuotaCode: str) -> dict[str, Any]:
 @answers("service-quotas", "ListServiceQuotas")
 def quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any]:
     value = account.quotas.get(LUSTRE, 100_800.0)
-    return {"Quotas": [{"QuotaName": LUSTRE, "QuotaCode": "L-0A1B2C3D", "Value": value}] if ServiceCode == "fsx" else []}
+    return {
+        "Quotas": [{"QuotaName": LUSTRE, "QuotaCode": "L-0A1B2C3D", "Value": value}]
+        if ServiceCode == "fsx"
+        else []
+    }
 
 
 @answers("ec2", "GetEbsEncryptionByDefault")
@@ -80,7 +94,16 @@ def images(account: Account, ImageIds: Iterable[str] = (), Filters: Iterable[Map
     if "self" in Owners or not set(ImageIds).isdisjoint(account.things):
         return {"Images": images_of(account, ImageIds, Filters)}
     if ImageIds:
-        return {"Images": [{"ImageId": image, "RootDeviceName": "/dev/sda1", "State": "available"} for image in ImageIds]}
+        return {
+            "Images": [
+                {"ImageId": image, "RootDeviceName": "/dev/sda1", "State": "available"}
+                for image in ImageIds
+            ]
+        }
     wanted = {one["Name"].title(): one["Values"] for one in Filters}
-    found = [row for row in known if all(any(fnmatchcase(row[key], one) for one in values) for key, values in wanted.items())]
+    found = [
+        row
+        for row in known
+        if all(any(fnmatchcase(row[key], one) for one in values) for key, values in wanted.items())
+    ]
     return {"Images": found}

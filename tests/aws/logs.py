@@ -25,9 +25,17 @@ def written(account: Account, group: str) -> dict[str, Container]:
 
 
 @answers("logs", "DescribeLogStreams")
-def _streams(account: Account, logGroupName: str, logStreamNamePrefix: str = "", **_: Any) -> dict[str, Any]:
-    kept = [thing.id for thing in account.of("log-stream") if thing.properties["group"] == logGroupName]
-    names = sorted(name for name in (kept or written(account, logGroupName)) if name.startswith(logStreamNamePrefix))
+def _streams(
+    account: Account, logGroupName: str, logStreamNamePrefix: str = "", **_: Any
+) -> dict[str, Any]:
+    kept = [
+        thing.id for thing in account.of("log-stream") if thing.properties["group"] == logGroupName
+    ]
+    names = sorted(
+        name
+        for name in (kept or written(account, logGroupName))
+        if name.startswith(logStreamNamePrefix)
+    )
     return {"logStreams": [{"logStreamName": name} for name in names]}
 
 
@@ -40,7 +48,11 @@ def _delete(account: Account, logGroupName: str, logStreamName: str) -> dict[str
 
 @answers("logs", "GetLogEvents")
 def _events(
-    account: Account, logGroupName: str, logStreamName: str, startFromHead: bool, nextToken: str = "f/0"
+    account: Account,
+    logGroupName: str,
+    logStreamName: str,
+    startFromHead: bool,
+    nextToken: str = "f/0",
 ) -> dict[str, Any]:
     assert startFromHead, "else the token means nothing"
     container = written(account, logGroupName).get(logStreamName)
@@ -49,5 +61,12 @@ def _events(
     first = int(nextToken.removeprefix("f/"))
     lines = container.lines()[first : first + PAGE]
     stamp = int(container.began * 1000)
-    events = [{"timestamp": stamp + number, "ingestionTime": stamp, "message": line} for number, line in enumerate(lines, first)]
-    return {"events": events, "nextForwardToken": f"f/{first + len(lines)}", "nextBackwardToken": "b/0"}
+    events = [
+        {"timestamp": stamp + number, "ingestionTime": stamp, "message": line}
+        for number, line in enumerate(lines, first)
+    ]
+    return {
+        "events": events,
+        "nextForwardToken": f"f/{first + len(lines)}",
+        "nextBackwardToken": "b/0",
+    }

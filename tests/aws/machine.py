@@ -62,7 +62,11 @@ class Machine:
     def do_apt_get(self, words: list[str]) -> int:
         if words[0] != "install":
             return 0
-        asked = [word for at, word in enumerate(words[1:], 1) if not word.startswith("-") and words[at - 1] != "-o"]
+        asked = [
+            word
+            for at, word in enumerate(words[1:], 1)
+            if not word.startswith("-") and words[at - 1] != "-o"
+        ]
         if lacking := [name for name in asked if not self.offers(name)]:
             print(f"E: Unable to locate package {lacking[0]}", file=sys.stderr)
             return 100
@@ -77,7 +81,10 @@ class Machine:
         if kind := re.fullmatch(r"linux-headers-(.*)", name):
             Path(f"/lib/modules/{kind[1]}/build").mkdir(parents=True, exist_ok=True)
         if name.startswith("nvidia-headless"):
-            self.data["driver"], self.data["driver_kernel"] = self.packages[name].split("-")[0], self.kernel
+            self.data["driver"], self.data["driver_kernel"] = (
+                self.packages[name].split("-")[0],
+                self.kernel,
+            )
         if kind := re.fullmatch(r"python(3\.\d+)-venv", name):
             put(f"/usr/bin/python{kind[1]}", "#!/bin/sh\nexit 0\n")
             Path(f"/usr/lib/python{kind[1]}/ensurepip").mkdir(parents=True, exist_ok=True)
@@ -85,7 +92,11 @@ class Machine:
     def do_apt_cache(self, words: list[str]) -> int:
         if words[0] == "search":
             print(
-                "\n".join(f"{name} - a package" for name in self.archive if re.search(words[-1].replace("-aws$", "-aws"), name))
+                "\n".join(
+                    f"{name} - a package"
+                    for name in self.archive
+                    if re.search(words[-1].replace("-aws$", "-aws"), name)
+                )
             )
         if words[0] == "policy":
             print(f"  Candidate: {self.archive.get(words[1], '(none)').split()[-1]}")
@@ -93,9 +104,16 @@ class Machine:
 
     def do_dpkg_query(self, words: list[str]) -> int:
         form = words[words.index("-f") + 1]
-        found = [name for name in self.packages if any(fnmatch.fnmatch(name, word) for word in words[3:])]
+        found = [
+            name for name in self.packages if any(fnmatch.fnmatch(name, word) for word in words[3:])
+        ]
         for name in found:
-            row = {"db:Status-Status": "installed", "Package": name, "Version": self.packages[name], "\\n": "\n"}
+            row = {
+                "db:Status-Status": "installed",
+                "Package": name,
+                "Version": self.packages[name],
+                "\\n": "\n",
+            }
             text = form
             for field, value in row.items():
                 text = text.replace(field if field == "\\n" else f"${{{field}}}", value)
@@ -103,7 +121,11 @@ class Machine:
         return 0 if found else 1
 
     def do_dpkg(self, words: list[str]) -> int:
-        print("nvidia-utils-580-server: /usr/bin/nvidia-smi" if "nvidia-utils-580-server" in self.packages else "")
+        print(
+            "nvidia-utils-580-server: /usr/bin/nvidia-smi"
+            if "nvidia-utils-580-server" in self.packages
+            else ""
+        )
         return 0
 
     # The kernel and devices
@@ -111,11 +133,16 @@ class Machine:
     def do_uname(self, words: list[str]) -> int:
         import subprocess
 
-        print(self.kernel) if words == ["-r"] else subprocess.run(["/usr/bin/uname", *words], check=True)
+        print(self.kernel) if words == ["-r"] else subprocess.run(
+            ["/usr/bin/uname", *words], check=True
+        )
         return 0
 
     def do_modinfo(self, words: list[str]) -> int:
-        module = f"lustre-client-modules-{self.kernel}" in self.packages or self.lustre_kernel == self.kernel
+        module = (
+            f"lustre-client-modules-{self.kernel}" in self.packages
+            or self.lustre_kernel == self.kernel
+        )
         return 0 if words[-1] not in ("lustre", "kefalnd") or module else 1
 
     def do_modprobe(self, words: list[str]) -> int:
@@ -131,8 +158,15 @@ class Machine:
         return 0
 
     def do_update_grub(self, words: list[str]) -> int:
-        kernels = [name.removeprefix("linux-image-") for name in self.packages if name.startswith("linux-image-")]
-        put("/boot/grub/grub.cfg", "".join(f"menuentry 'Ubuntu, with Linux {kernel}' {{\n" for kernel in kernels))
+        kernels = [
+            name.removeprefix("linux-image-")
+            for name in self.packages
+            if name.startswith("linux-image-")
+        ]
+        put(
+            "/boot/grub/grub.cfg",
+            "".join(f"menuentry 'Ubuntu, with Linux {kernel}' {{\n" for kernel in kernels),
+        )
         return 0
 
     def do_nvidia_smi(self, words: list[str]) -> int:
@@ -149,7 +183,9 @@ class Machine:
         return 0
 
     def do_nv_fabricmanager(self, words: list[str]) -> int:
-        print(f"Fabric Manager version is : {self.packages['nvidia-fabricmanager-580'].split('-')[0]}")
+        print(
+            f"Fabric Manager version is : {self.packages['nvidia-fabricmanager-580'].split('-')[0]}"
+        )
         return 0
 
     def do_lnetctl(self, words: list[str]) -> int:
@@ -189,7 +225,10 @@ class Machine:
             version = url.removesuffix(".tar.gz").rpartition("-")[2]
             if version not in self.efa_offered:
                 return 22
-            put("/var/aws-efa-installer/efa_installer.sh", INSTALLER.format(version=version, ofi=self.efa_offered[version]))
+            put(
+                "/var/aws-efa-installer/efa_installer.sh",
+                INSTALLER.format(version=version, ofi=self.efa_offered[version]),
+            )
             with tarfile.open(to, "w:gz") as tar:
                 tar.add("/var/aws-efa-installer", "aws-efa-installer")
         return 0

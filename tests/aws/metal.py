@@ -34,13 +34,22 @@ def theirs(account: Account) -> None:
     """The user's own network, which no fleet makes or takes down."""
     account.add("vpc", VPC, {"CidrBlock": "10.77.0.0/16"}, {"Name": "lab"})
     account.add(
-        "subnet", SUBNET, {"CidrBlock": "10.77.0.0/16", "VpcId": VPC, "AvailabilityZone": account.zones[0]}, {"Name": "lab"}
+        "subnet",
+        SUBNET,
+        {"CidrBlock": "10.77.0.0/16", "VpcId": VPC, "AvailabilityZone": account.zones[0]},
+        {"Name": "lab"},
     )
 
 
 def on_metal(lab: Lab) -> dict[str, Any]:
     """What a config says of its fleet so that its instances are nodes of the lab, reached by their own addresses."""
-    aws = {"region": "us-east-1", "vpc": VPC, "subnets": [SUBNET], "ssh_from": ["10.77.0.0/16"], "zones": ["us-east-1a"]}
+    aws = {
+        "region": "us-east-1",
+        "vpc": VPC,
+        "subnets": [SUBNET],
+        "ssh_from": ["10.77.0.0/16"],
+        "zones": ["us-east-1a"],
+    }
     ssh = {"user": "root", "key": str(lab.key)}
     return {"instance_type": "c7i.8xlarge", "fsx": {"folder": "/lustre"}, "aws": aws, "ssh": ssh}
 

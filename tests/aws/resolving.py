@@ -13,7 +13,11 @@ Template = Mapping[str, Any]
 
 def needs(resource: Mapping[str, Any], names: set[str]) -> set[str]:
     """The resources that one refers to, in its properties or by DependsOn."""
-    found = set([resource["DependsOn"]] if isinstance(resource.get("DependsOn"), str) else resource.get("DependsOn", ()))
+    found = set(
+        [resource["DependsOn"]]
+        if isinstance(resource.get("DependsOn"), str)
+        else resource.get("DependsOn", ())
+    )
 
     def walk(value: Any) -> None:
         match value:
@@ -106,7 +110,9 @@ class Resolver:
                     found = found[self.value(key)]
                 return found
             case Mapping() if any(str(key).startswith("Fn::") for key in raw):
-                raise Refused("ValidationError", f"Template error: unsupported function {next(iter(raw))}")
+                raise Refused(
+                    "ValidationError", f"Template error: unsupported function {next(iter(raw))}"
+                )
             case Mapping():
                 resolved = {key: self.value(part) for key, part in raw.items()}
                 return {key: part for key, part in resolved.items() if part is not None}
@@ -120,7 +126,11 @@ class Resolver:
         if name in self.template.get("Parameters", {}):
             declared = self.template["Parameters"][name]["Type"]
             text = self.parameters[name]
-            return text.split(",") if declared.startswith("List<") or declared == "CommaDelimitedList" else text
+            return (
+                text.split(",")
+                if declared.startswith("List<") or declared == "CommaDelimitedList"
+                else text
+            )
         return self.ref(name)
 
     def substitute(self, text: str, own: Mapping[str, Any]) -> str:

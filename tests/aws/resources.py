@@ -29,7 +29,9 @@ JOINS = {
 }  # fmt: skip
 NAMES = {"placement-group": "GroupName", "bucket": "BucketName", "log-group": "LogGroupName",
          "role": "RoleName", "instance-profile": "InstanceProfileName"}  # fmt: skip
-MAKERS: dict[str, Callable[[Account, str, str, Mapping[str, Any], Mapping[str, str]], str]] = {}  # more types, from other files
+MAKERS: dict[
+    str, Callable[[Account, str, str, Mapping[str, Any], Mapping[str, str]], str]
+] = {}  # more types, from other files
 REMOVERS: dict[str, Callable[[Account, str], bool]] = {}
 
 
@@ -43,7 +45,13 @@ def seconds(type_: str) -> float:
 
 
 def make(
-    account: Account, stack: str, arn: str, logical: str, type_: str, properties: dict[str, Any], tags: Mapping[str, str]
+    account: Account,
+    stack: str,
+    arn: str,
+    logical: str,
+    type_: str,
+    properties: dict[str, Any],
+    tags: Mapping[str, str],
 ) -> str:
     """The physical id of the new resource. Refused where its service refuses."""
     own = {
@@ -81,7 +89,9 @@ def make(
         account.things[properties["AllocationId"]].properties["VpcId"] = subnet.properties["VpcId"]
         thing.properties["VpcId"] = subnet.properties["VpcId"]
     if kind == "address" and (instance := account.things.get(properties.get("InstanceId", ""))):
-        instance.more["public"] = account.public_of(instance) if account.public_of else "203.0.113.7"
+        instance.more["public"] = (
+            account.public_of(instance) if account.public_of else "203.0.113.7"
+        )
     if kind == "subnet" and "AvailabilityZone" not in properties:
         thing.properties["AvailabilityZone"] = account.zones[0]
     return name
@@ -99,13 +109,21 @@ def _join(account: Account, type_: str, properties: Mapping[str, Any]) -> str:
     return id
 
 
-def update(account: Account, type_: str, physical: str, properties: dict[str, Any], tags: Mapping[str, str]) -> None:
+def update(
+    account: Account, type_: str, physical: str, properties: dict[str, Any], tags: Mapping[str, str]
+) -> None:
     thing = account.things.get(physical)
     if thing is None:
         return
-    if thing.kind == "launch-template" and thing.properties.get("LaunchTemplateData") != properties.get("LaunchTemplateData"):
+    if thing.kind == "launch-template" and thing.properties.get(
+        "LaunchTemplateData"
+    ) != properties.get("LaunchTemplateData"):
         thing.more["LatestVersionNumber"] += 1
-    keep = {key: thing.properties[key] for key in ("VpcId", "Associations", "AvailabilityZone") if key in thing.properties}
+    keep = {
+        key: thing.properties[key]
+        for key in ("VpcId", "Associations", "AvailabilityZone")
+        if key in thing.properties
+    }
     if thing.kind != "instance":
         thing.properties = {**properties, **keep}
     thing.tags |= {**tags, **tags_of(properties.get("Tags"))}
@@ -144,7 +162,10 @@ def remove(account: Account, type_: str, physical: str, properties: Mapping[str,
             return False
         case "role":
             if account.users(thing):
-                raise Refused("DeleteConflict", "Cannot delete entity, must remove roles from instance profile first.")
+                raise Refused(
+                    "DeleteConflict",
+                    "Cannot delete entity, must remove roles from instance profile first.",
+                )
             del account.things[physical]
         case "bucket":
             storage.delete_bucket(account, physical)
@@ -160,17 +181,26 @@ def remove(account: Account, type_: str, physical: str, properties: Mapping[str,
 
 
 def _unjoin(account: Account, type_: str, physical: str, properties: Mapping[str, Any]) -> None:
-    if type_ == "AWS::EC2::VPCGatewayAttachment" and (gateway := account.things.get(properties.get("InternetGatewayId", ""))):
+    if type_ == "AWS::EC2::VPCGatewayAttachment" and (
+        gateway := account.things.get(properties.get("InternetGatewayId", ""))
+    ):
         vpc = gateway.properties.get("VpcId")
-        if any(thing.kind == "address" and thing.properties.get("VpcId") == vpc for thing in account.living()):
+        if any(
+            thing.kind == "address" and thing.properties.get("VpcId") == vpc
+            for thing in account.living()
+        ):
             raise Refused(
                 "DependencyViolation",
                 f"Network {vpc} has some mapped public address(es). Please unmap those public address(es) before detaching the gateway.",
             )
         gateway.properties.pop("VpcId", None)
-    if type_ == "AWS::EC2::SubnetRouteTableAssociation" and (table := account.things.get(properties["RouteTableId"])):
+    if type_ == "AWS::EC2::SubnetRouteTableAssociation" and (
+        table := account.things.get(properties["RouteTableId"])
+    ):
         table.properties["Associations"] = [
-            row for row in table.properties.get("Associations", []) if row["RouteTableAssociationId"] != physical
+            row
+            for row in table.properties.get("Associations", [])
+            if row["RouteTableAssociationId"] != physical
         ]
 
 

@@ -47,7 +47,10 @@ class Job:
 
     @property
     def hosts(self) -> list[str]:
-        return [f"algo-{number + 1}" for number in range(self.request["ResourceConfig"]["InstanceCount"])]
+        return [
+            f"algo-{number + 1}"
+            for number in range(self.request["ResourceConfig"]["InstanceCount"])
+        ]
 
     def go(self, second: str, message: str = "") -> None:
         self.second = second
@@ -107,7 +110,10 @@ class SageMaker:
                 continue
             if retries == 0:
                 return self.end(
-                    job, "Failed", "Failed", "InternalServerError: We encountered an internal error. Please try again."
+                    job,
+                    "Failed",
+                    "Failed",
+                    "InternalServerError: We encountered an internal error. Please try again.",
                 )
             retries -= 1
             job.go("Restarting", "Restarting the training job")
@@ -124,7 +130,9 @@ class SageMaker:
     def conclude(self, job: Job) -> None:
         if self.fails and not job.containers:
             return self.end(job, "Failed", "Failed", self.fails)
-        failed = [(host, container) for host, container in enumerate(job.containers) if container.code]
+        failed = [
+            (host, container) for host, container in enumerate(job.containers) if container.code
+        ]
         if job.asked or self.closing.is_set():
             return self.end(job, "Stopped", "Stopped", "")
         if not failed:
@@ -134,7 +142,9 @@ class SageMaker:
         said = ""
         with suppress(FileNotFoundError):
             said = (self.ml(job, host) / "output/failure").read_text()[:1024]
-        return self.end(job, "Failed", "Failed", f"AlgorithmError: {said}, exit code: {container.code}")
+        return self.end(
+            job, "Failed", "Failed", f"AlgorithmError: {said}, exit code: {container.code}"
+        )
 
     def end(self, job: Job, status: str, second: str, reason: str) -> None:
         job.reason = reason
@@ -149,7 +159,13 @@ class SageMaker:
         limit = time.monotonic() + job.request["StoppingCondition"]["MaxRuntimeInSeconds"]
         while any(container.code is None for container in job.containers):
             failed = any(container.code for container in job.containers)
-            if job.asked or job.broken or failed or self.closing.is_set() or time.monotonic() > limit:
+            if (
+                job.asked
+                or job.broken
+                or failed
+                or self.closing.is_set()
+                or time.monotonic() > limit
+            ):
                 for container in job.containers:
                     self.containers.terminate(container)
             time.sleep(0.03)
@@ -161,19 +177,33 @@ class SageMaker:
 
     def start(self, job: Job, host: int) -> Container:
         """A host's container: /opt/ml as SageMaker lays it out, the hosts' names, and no exit code of any attempt before."""
-        folder, cluster, specification = self.ml(job, host), self.containers.cluster, job.request["AlgorithmSpecification"]
+        folder, cluster, specification = (
+            self.ml(job, host),
+            self.containers.cluster,
+            job.request["AlgorithmSpecification"],
+        )
         for inner in ("input/config", "input/data", "output", "model"):
             (folder / inner).mkdir(parents=True)
-        resources = {"current_host": job.hosts[host], "hosts": job.hosts, "network_interface_name": "eth0"}
+        resources = {
+            "current_host": job.hosts[host],
+            "hosts": job.hosts,
+            "network_interface_name": "eth0",
+        }
         (folder / "input/config/resourceconfig.json").write_text(json.dumps(resources))
-        (folder / "input/config/hyperparameters.json").write_text(json.dumps(job.request.get("HyperParameters", {})))
-        names = "".join(f"{cluster.address(number)} {name}\n" for number, name in enumerate(job.hosts))
+        (folder / "input/config/hyperparameters.json").write_text(
+            json.dumps(job.request.get("HyperParameters", {}))
+        )
+        names = "".join(
+            f"{cluster.address(number)} {name}\n" for number, name in enumerate(job.hosts)
+        )
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         for channel in job.request.get("InputDataConfig", ()):
             self.fetch(channel, folder / "input/data" / channel["ChannelName"])
         told = {"TRAINING_JOB_NAME": job.name, **job.request.get("Environment", {})}
         words = specification.get("ContainerArguments") or ["train"]
-        container = self.containers.start(job.name, job.attempt, host, len(job.hosts), words, told, folder)
+        container = self.containers.start(
+            job.name, job.attempt, host, len(job.hosts), words, told, folder
+        )
         container.group = "/aws/sagemaker/TrainingJobs"
         container.stream = f"{job.name}/{job.hosts[host]}-{int(container.began * 1000)}"
         return container
@@ -213,9 +243,13 @@ def _create(account: Account, **request: Any) -> dict[str, Any]:
             f"Training job names must be unique within an AWS account and region, and a training job with this name already exists ({arn})",
         )
     job = sagemaker.jobs[name] = Job(name, request)
-    account.add("training-job", arn, {}, {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())})
+    account.add(
+        "training-job", arn, {}, {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
+    )
     if sagemaker.containers is not None:
-        thread = sagemaker.containers.cluster.threads[name] = threading.Thread(target=sagemaker.run, args=(job,), daemon=True)
+        thread = sagemaker.containers.cluster.threads[name] = threading.Thread(
+            target=sagemaker.run, args=(job,), daemon=True
+        )
         thread.start()
     return {"TrainingJobArn": arn}
 
@@ -223,7 +257,14 @@ def _create(account: Account, **request: Any) -> dict[str, Any]:
 @answers("sagemaker", "DescribeTrainingJob")
 def _describe(account: Account, TrainingJobName: str) -> dict[str, Any]:
     job = job_named(account, TrainingJobName)
-    kept = ("ResourceConfig", "AlgorithmSpecification", "RoleArn", "StoppingCondition", "Environment", "RetryStrategy")
+    kept = (
+        "ResourceConfig",
+        "AlgorithmSpecification",
+        "RoleArn",
+        "StoppingCondition",
+        "Environment",
+        "RetryStrategy",
+    )
     return {
         "TrainingJobName": job.name, "TrainingJobStatus": job.status, "SecondaryStatus": job.second, "CreationTime": job.created,
         "SecondaryStatusTransitions": list(job.transitions), **({"FailureReason": job.reason} if job.reason else {}),
@@ -236,7 +277,10 @@ def _describe(account: Account, TrainingJobName: str) -> dict[str, Any]:
 def _stop(account: Account, TrainingJobName: str) -> dict[str, Any]:
     job = job_named(account, TrainingJobName)
     if job.status in FINAL:
-        raise Refused("ValidationException", f"The request was rejected because the training job is in status {job.status}.")
+        raise Refused(
+            "ValidationException",
+            f"The request was rejected because the training job is in status {job.status}.",
+        )
     if not job.asked:
         job.asked, job.status = True, "Stopping"
         job.go("Stopping", "Stopping the training job")
@@ -257,24 +301,34 @@ def _list(account: Account, NameContains: str = "", **_: Any) -> dict[str, Any]:
 
 
 @answers("sagemaker", "UpdateTrainingJob")
-def _update(account: Account, TrainingJobName: str, ResourceConfig: dict[str, int]) -> dict[str, Any]:
+def _update(
+    account: Account, TrainingJobName: str, ResourceConfig: dict[str, int]
+) -> dict[str, Any]:
     job = job_named(account, TrainingJobName)
     if job.status not in FINAL or job.warm != "Available":
-        raise Refused("ValidationException", "only the warm pool of a job that has ended can be updated")
+        raise Refused(
+            "ValidationException", "only the warm pool of a job that has ended can be updated"
+        )
     if ResourceConfig["KeepAlivePeriodInSeconds"] == 0:
         account.later(20.0, lambda: setattr(job, "warm", "Terminated"))
-    return {"TrainingJobArn": f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}"}
+    return {
+        "TrainingJobArn": f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}"
+    }
 
 
 @answers("sagemaker", "DeleteTrainingJob")
 def _delete(account: Account, TrainingJobName: str) -> dict[str, Any]:
     job = job_named(account, TrainingJobName)
     if job.status not in FINAL:
-        raise Refused("ResourceInUse", f"The training job {TrainingJobName} is in status {job.status}")
+        raise Refused(
+            "ResourceInUse", f"The training job {TrainingJobName} is in status {job.status}"
+        )
     if job.warm == "Available":
         raise Refused("ValidationException", "The training job retains a managed warm pool")
     del service(account).jobs[TrainingJobName]
-    account.things.pop(f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}", None)
+    account.things.pop(
+        f"arn:aws:sagemaker:{account.region}:{account.number}:training-job/{TrainingJobName}", None
+    )
     return {}
 
 

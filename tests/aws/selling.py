@@ -25,9 +25,13 @@ def fee(hours: int, count: int, number: int) -> float:
 
 
 @answers("ec2", "DescribeCapacityBlockOfferings")
-def blocks(account: Account, CapacityDurationHours: int, InstanceType: str, InstanceCount: int, **_: Any) -> dict[str, Any]:
+def blocks(
+    account: Account, CapacityDurationHours: int, InstanceType: str, InstanceCount: int, **_: Any
+) -> dict[str, Any]:
     if CapacityDurationHours % 24 or CapacityDurationHours > 182 * 24:
-        raise Refused("InvalidParameterValue", "CapacityDurationHours is no duration of a capacity block")
+        raise Refused(
+            "InvalidParameterValue", "CapacityDurationHours is no duration of a capacity block"
+        )
     rows = [
         {"CapacityBlockOfferingId": f"cbr-{number:017x}", "InstanceType": InstanceType, "InstanceCount": InstanceCount,
          "AvailabilityZone": zone, "StartDate": moment(account.now + number * DAY), "CurrencyCode": "USD",
@@ -40,7 +44,9 @@ def blocks(account: Account, CapacityDurationHours: int, InstanceType: str, Inst
 
 
 @answers("ec2", "PurchaseCapacityBlock")
-def buy_block(account: Account, CapacityBlockOfferingId: str, TagSpecifications: Any, **_: Any) -> dict[str, Any]:
+def buy_block(
+    account: Account, CapacityBlockOfferingId: str, TagSpecifications: Any, **_: Any
+) -> dict[str, Any]:
     if (offer := account.sold.get(CapacityBlockOfferingId)) is None:
         raise Refused("InvalidCapacityBlockOfferingId.NotFound", "there is no such offering")
     tags = {one["Key"]: one["Value"] for spec in TagSpecifications for one in spec["Tags"]}
@@ -59,7 +65,9 @@ def buy_block(account: Account, CapacityBlockOfferingId: str, TagSpecifications:
 
 
 @answers("sagemaker", "SearchTrainingPlanOfferings")
-def plans(account: Account, InstanceType: str, InstanceCount: int, DurationHours: int, **_: Any) -> dict[str, Any]:
+def plans(
+    account: Account, InstanceType: str, InstanceCount: int, DurationHours: int, **_: Any
+) -> dict[str, Any]:
     rows = [
         {"TrainingPlanOfferingId": f"tpo-{number}", "TargetResources": ["training-job"], "DurationHours": DurationHours,
          "UpfrontFee": str(fee(DurationHours, InstanceCount, number)), "CurrencyCode": "USD", "ReservedCapacityOfferings": [
@@ -73,7 +81,9 @@ def plans(account: Account, InstanceType: str, InstanceCount: int, DurationHours
 
 
 @answers("sagemaker", "CreateTrainingPlan")
-def buy_plan(account: Account, TrainingPlanName: str, TrainingPlanOfferingId: str, Tags: Any) -> dict[str, Any]:
+def buy_plan(
+    account: Account, TrainingPlanName: str, TrainingPlanOfferingId: str, Tags: Any
+) -> dict[str, Any]:
     if (offer := account.sold.get(TrainingPlanOfferingId)) is None:
         raise Refused("ResourceNotFound", "there is no such offering")
     arn = f"arn:aws:sagemaker:{account.region}:{account.number}:training-plan/{TrainingPlanName}"

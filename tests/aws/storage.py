@@ -9,15 +9,21 @@ from .account import Account, Refused, Thing, answers, moment_of, tag_list
 from .amis import AMIS
 
 FORMATTED, DELETED = 420.0, 240.0  # seconds until a file system can be used, and until it is gone
-CARDS_GO = 60.0  # seconds after that until its interfaces are gone, which its security group waits for
+CARDS_GO = (
+    60.0  # seconds after that until its interfaces are gone, which its security group waits for
+)
 
 
 # FSx
 
 
-def make_file_system(account: Account, properties: Mapping[str, Any], tags: Mapping[str, str], made_by: str = "") -> Thing:
+def make_file_system(
+    account: Account, properties: Mapping[str, Any], tags: Mapping[str, str], made_by: str = ""
+) -> Thing:
     id = account.new_id("fs-")
-    thing = account.add("file-system", id, dict(properties), tags, made_by, mount=id[-8:], written=0.0)
+    thing = account.add(
+        "file-system", id, dict(properties), tags, made_by, mount=id[-8:], written=0.0
+    )
     thing.state = "CREATING"
     subnet = account.things.get(str(next(iter(properties.get("SubnetIds", ())), "")))
     account.add("network-interface", account.new_id("eni-"), {
@@ -50,9 +56,15 @@ def delete_file_system(account: Account, id: str) -> None:
 
 
 @answers("fsx", "DescribeFileSystems")
-def describe_file_systems(account: Account, FileSystemIds: Iterable[str] = (), **_: Any) -> dict[str, Any]:
+def describe_file_systems(
+    account: Account, FileSystemIds: Iterable[str] = (), **_: Any
+) -> dict[str, Any]:
     wanted = list(FileSystemIds)
-    rows = [_file_system(account, thing) for thing in account.of("file-system") if not wanted or thing.id in wanted]
+    rows = [
+        _file_system(account, thing)
+        for thing in account.of("file-system")
+        if not wanted or thing.id in wanted
+    ]
     if len(rows) < len(wanted):
         raise Refused("FileSystemNotFound", f"File system '{wanted[0]}' does not exist.")
     return {"FileSystems": rows}
@@ -105,18 +117,33 @@ def delete_backup(account: Account, BackupId: str, **_: Any) -> dict[str, Any]:
 
 
 @answers("cloudwatch", "GetMetricStatistics")
-def metric(account: Account, Namespace: str, MetricName: str, Dimensions: list[dict[str, str]], **_: Any) -> dict[str, Any]:
+def metric(
+    account: Account, Namespace: str, MetricName: str, Dimensions: list[dict[str, str]], **_: Any
+) -> dict[str, Any]:
     thing = account.things.get(Dimensions[0]["Value"])
     if Namespace == "AWS/S3" and thing and "size" in thing.more:
         return {
             "Label": MetricName,
-            "Datapoints": [{"Timestamp": moment_of(account.now), "Average": thing.more["size"], "Unit": "Bytes"}],
+            "Datapoints": [
+                {
+                    "Timestamp": moment_of(account.now),
+                    "Average": thing.more["size"],
+                    "Unit": "Bytes",
+                }
+            ],
         }
-    if thing is None or Namespace != "AWS/FSx" or MetricName != "DataWriteBytes" or thing.state != "AVAILABLE":
+    if (
+        thing is None
+        or Namespace != "AWS/FSx"
+        or MetricName != "DataWriteBytes"
+        or thing.state != "AVAILABLE"
+    ):
         return {"Label": MetricName, "Datapoints": []}
     return {
         "Label": MetricName,
-        "Datapoints": [{"Timestamp": moment_of(account.now), "Sum": thing.more["written"], "Unit": "Bytes"}],
+        "Datapoints": [
+            {"Timestamp": moment_of(account.now), "Sum": thing.more["written"], "Unit": "Bytes"}
+        ],
     }
 
 
@@ -154,12 +181,22 @@ def list_objects(account: Account, Bucket: str, MaxKeys: int = 1000, **_: Any) -
 @answers("s3", "ListObjectVersions")
 def list_versions(account: Account, Bucket: str, **_: Any) -> dict[str, Any]:
     objects = bucket(account, Bucket).more.get("objects", {})
-    return {"Versions": [{"Key": key, "VersionId": "null", "Size": size} for key, size in sorted(objects.items())[:1000]]}
+    return {
+        "Versions": [
+            {"Key": key, "VersionId": "null", "Size": size}
+            for key, size in sorted(objects.items())[:1000]
+        ]
+    }
 
 
 @answers("s3", "ListMultipartUploads")
 def list_uploads(account: Account, Bucket: str, **_: Any) -> dict[str, Any]:
-    return {"Uploads": [{"Key": key, "UploadId": id} for key, id in bucket(account, Bucket).more.get("uploads", {}).items()]}
+    return {
+        "Uploads": [
+            {"Key": key, "UploadId": id}
+            for key, id in bucket(account, Bucket).more.get("uploads", {}).items()
+        ]
+    }
 
 
 @answers("s3", "AbortMultipartUpload")
@@ -169,7 +206,9 @@ def abort_upload(account: Account, Bucket: str, Key: str, UploadId: str) -> dict
 
 
 @answers("s3", "DeleteObjects")
-def delete_objects(account: Account, Bucket: str, Delete: dict[str, Any], **_: Any) -> dict[str, Any]:
+def delete_objects(
+    account: Account, Bucket: str, Delete: dict[str, Any], **_: Any
+) -> dict[str, Any]:
     for row in Delete["Objects"]:
         bucket(account, Bucket).more.get("objects", {}).pop(row["Key"], None)
     return {}
@@ -191,8 +230,13 @@ def create_repository(
     account: Account, repositoryName: str, tags: Iterable[Mapping[str, str]] = (), **more: Any
 ) -> dict[str, Any]:
     if repositoryName in account.things:
-        raise Refused("RepositoryAlreadyExistsException", f"The repository with name '{repositoryName}' already exists")
-    account.add("repository", repositoryName, more, {tag["Key"]: tag["Value"] for tag in tags}, images={})
+        raise Refused(
+            "RepositoryAlreadyExistsException",
+            f"The repository with name '{repositoryName}' already exists",
+        )
+    account.add(
+        "repository", repositoryName, more, {tag["Key"]: tag["Value"] for tag in tags}, images={}
+    )
     return {}
 
 
@@ -203,11 +247,15 @@ def put_lifecycle_policy(account: Account, repositoryName: str, **_: Any) -> dic
 
 
 @answers("ecr", "DescribeRepositories")
-def describe_repositories(account: Account, repositoryNames: Iterable[str] = (), **_: Any) -> dict[str, Any]:
+def describe_repositories(
+    account: Account, repositoryNames: Iterable[str] = (), **_: Any
+) -> dict[str, Any]:
     wanted = list(repositoryNames)
     rows = [thing for thing in account.of("repository") if not wanted or thing.id in wanted]
     if len(rows) < len(wanted):
-        raise Refused("RepositoryNotFoundException", f"The repository with name '{wanted[0]}' does not exist")
+        raise Refused(
+            "RepositoryNotFoundException", f"The repository with name '{wanted[0]}' does not exist"
+        )
     return {"repositories": [{"repositoryName": thing.id, "repositoryArn": arn_of(account, thing), "createdAt": moment_of(thing.since),
                               "imageTagMutability": thing.properties.get("imageTagMutability", "MUTABLE")} for thing in rows]}  # fmt: skip
 
@@ -224,29 +272,44 @@ def repository_tags(account: Account, resourceArn: str) -> dict[str, Any]:
 
 def _images(account: Account, name: str, status: str) -> list[tuple[str, set[str]]]:
     images = _repository(account, name).more.get("images", {})
-    return [(digest, tags) for digest, tags in images.items() if status == "ANY" or bool(tags) == (status == "TAGGED")]
+    return [
+        (digest, tags)
+        for digest, tags in images.items()
+        if status == "ANY" or bool(tags) == (status == "TAGGED")
+    ]
 
 
 @answers("ecr", "ListImages")
-def list_images(account: Account, repositoryName: str, filter: Mapping[str, str], **_: Any) -> dict[str, Any]:
+def list_images(
+    account: Account, repositoryName: str, filter: Mapping[str, str], **_: Any
+) -> dict[str, Any]:
     found = _images(account, repositoryName, filter["tagStatus"])
     return {
         "imageIds": [
-            {"imageDigest": digest} | ({"imageTag": tag} if tag else {}) for digest, tags in found for tag in tags or [""]
+            {"imageDigest": digest} | ({"imageTag": tag} if tag else {})
+            for digest, tags in found
+            for tag in tags or [""]
         ]
     }
 
 
 @answers("ecr", "DescribeImages")
-def describe_images(account: Account, repositoryName: str, filter: Mapping[str, str], **_: Any) -> dict[str, Any]:
+def describe_images(
+    account: Account, repositoryName: str, filter: Mapping[str, str], **_: Any
+) -> dict[str, Any]:
     found = _images(account, repositoryName, filter["tagStatus"])
     return {
-        "imageDetails": [{"imageDigest": digest, "imageTags": sorted(tags), "imageSizeInBytes": 2**30} for digest, tags in found]
+        "imageDetails": [
+            {"imageDigest": digest, "imageTags": sorted(tags), "imageSizeInBytes": 2**30}
+            for digest, tags in found
+        ]
     }
 
 
 @answers("ecr", "BatchDeleteImage")
-def delete_images(account: Account, repositoryName: str, imageIds: Iterable[Mapping[str, str]], **_: Any) -> dict[str, Any]:
+def delete_images(
+    account: Account, repositoryName: str, imageIds: Iterable[Mapping[str, str]], **_: Any
+) -> dict[str, Any]:
     """A tag goes, and an image with its last tag; by its digest an image goes with all of them."""
     images = _repository(account, repositoryName).more.get("images", {})
     for one in imageIds:
@@ -261,9 +324,14 @@ def delete_images(account: Account, repositoryName: str, imageIds: Iterable[Mapp
 
 
 @answers("ecr", "DeleteRepository")
-def delete_repository(account: Account, repositoryName: str, force: bool = False, **_: Any) -> dict[str, Any]:
+def delete_repository(
+    account: Account, repositoryName: str, force: bool = False, **_: Any
+) -> dict[str, Any]:
     if _repository(account, repositoryName).more.get("images") and not force:
-        raise Refused("RepositoryNotEmptyException", "The repository cannot be deleted because it still contains images")
+        raise Refused(
+            "RepositoryNotEmptyException",
+            "The repository cannot be deleted because it still contains images",
+        )
     del account.things[repositoryName]
     return {}
 
@@ -295,7 +363,9 @@ def delete_log_group(account: Account, logGroupName: str) -> dict[str, Any]:
 def list_roles(account: Account, PathPrefix: str = "/", **_: Any) -> dict[str, Any]:
     return {
         "Roles": [
-            _role(account, thing) for thing in account.of("role") if thing.properties.get("Path", "/").startswith(PathPrefix)
+            _role(account, thing)
+            for thing in account.of("role")
+            if thing.properties.get("Path", "/").startswith(PathPrefix)
         ]
     }
 
@@ -319,14 +389,21 @@ def get_role(account: Account, RoleName: str) -> dict[str, Any]:
 @answers("iam", "ListRolePolicies")
 def role_policies(account: Account, RoleName: str, **_: Any) -> dict[str, Any]:
     return {
-        "PolicyNames": [row["PolicyName"] for row in account.get("role", RoleName, "NoSuchEntity").properties.get("Policies", [])]
+        "PolicyNames": [
+            row["PolicyName"]
+            for row in account.get("role", RoleName, "NoSuchEntity").properties.get("Policies", [])
+        ]
     }
 
 
 @answers("iam", "ListAttachedRolePolicies")
 def attached_policies(account: Account, RoleName: str, **_: Any) -> dict[str, Any]:
     arns = account.get("role", RoleName, "NoSuchEntity").properties.get("ManagedPolicyArns", [])
-    return {"AttachedPolicies": [{"PolicyName": arn.rpartition("/")[2], "PolicyArn": arn} for arn in arns]}
+    return {
+        "AttachedPolicies": [
+            {"PolicyName": arn.rpartition("/")[2], "PolicyArn": arn} for arn in arns
+        ]
+    }
 
 
 @answers("iam", "DeleteRolePolicy")
@@ -339,7 +416,9 @@ def delete_role_policy(account: Account, RoleName: str, PolicyName: str) -> dict
 @answers("iam", "DetachRolePolicy")
 def detach_role_policy(account: Account, RoleName: str, PolicyArn: str) -> dict[str, Any]:
     role = account.get("role", RoleName, "NoSuchEntity").properties
-    role["ManagedPolicyArns"] = [arn for arn in role.get("ManagedPolicyArns", []) if arn != PolicyArn]
+    role["ManagedPolicyArns"] = [
+        arn for arn in role.get("ManagedPolicyArns", []) if arn != PolicyArn
+    ]
     return {}
 
 
@@ -351,19 +430,29 @@ def list_profiles(account: Account, PathPrefix: str = "/", **_: Any) -> dict[str
 
 @answers("iam", "ListInstanceProfilesForRole")
 def profiles_of_role(account: Account, RoleName: str, **_: Any) -> dict[str, Any]:
-    rows = [thing for thing in account.of("instance-profile") if RoleName in thing.properties.get("Roles", [])]
+    rows = [
+        thing
+        for thing in account.of("instance-profile")
+        if RoleName in thing.properties.get("Roles", [])
+    ]
     return {"InstanceProfiles": [_profile(account, thing) for thing in rows]}
 
 
 def _profile(account: Account, thing: Thing) -> dict[str, Any]:
-    roles = [_role(account, account.things[name]) for name in thing.properties.get("Roles", []) if name in account.things]
+    roles = [
+        _role(account, account.things[name])
+        for name in thing.properties.get("Roles", [])
+        if name in account.things
+    ]
     return {"InstanceProfileName": thing.id, "Path": thing.properties.get("Path", "/"), "Roles": roles, "Arn": arn_of(account, thing),
             "InstanceProfileId": "AIPA0123456789ABCDEF", "CreateDate": moment_of(thing.since)}  # fmt: skip
 
 
 @answers("iam", "ListInstanceProfileTags")
 def profile_tags(account: Account, InstanceProfileName: str, **_: Any) -> dict[str, Any]:
-    return {"Tags": tag_list(account.get("instance-profile", InstanceProfileName, "NoSuchEntity").tags)}
+    return {
+        "Tags": tag_list(account.get("instance-profile", InstanceProfileName, "NoSuchEntity").tags)
+    }
 
 
 @answers("iam", "RemoveRoleFromInstanceProfile")
@@ -376,7 +465,9 @@ def remove_role(account: Account, InstanceProfileName: str, RoleName: str) -> di
 @answers("iam", "DeleteInstanceProfile")
 def delete_profile(account: Account, InstanceProfileName: str) -> dict[str, Any]:
     if account.get("instance-profile", InstanceProfileName, "NoSuchEntity").properties.get("Roles"):
-        raise Refused("DeleteConflict", "Cannot delete entity, must remove roles from instance profile first.")
+        raise Refused(
+            "DeleteConflict", "Cannot delete entity, must remove roles from instance profile first."
+        )
     del account.things[InstanceProfileName]
     return {}
 
@@ -384,7 +475,11 @@ def delete_profile(account: Account, InstanceProfileName: str) -> dict[str, Any]
 @answers("iam", "DeleteRole")
 def delete_role(account: Account, RoleName: str) -> dict[str, Any]:
     role = account.get("role", RoleName, "NoSuchEntity")
-    if role.properties.get("Policies") or role.properties.get("ManagedPolicyArns") or account.users(role):
+    if (
+        role.properties.get("Policies")
+        or role.properties.get("ManagedPolicyArns")
+        or account.users(role)
+    ):
         raise Refused("DeleteConflict", "Cannot delete entity, must delete policies first.")
     del account.things[RoleName]
     return {}
@@ -403,12 +498,18 @@ def arn_of(account: Account, thing: Thing) -> str:
 
 
 @answers("resourcegroupstaggingapi", "GetResources")
-def get_resources(account: Account, TagFilters: Iterable[Mapping[str, Any]] = (), **_: Any) -> dict[str, Any]:
+def get_resources(
+    account: Account, TagFilters: Iterable[Mapping[str, Any]] = (), **_: Any
+) -> dict[str, Any]:
     """As the real one: roles are not in it, and terminated instances still are."""
     wanted = list(TagFilters)
     rows = [thing for thing in account.things.values() if account.is_seen(thing) and thing.kind not in ("role", "instance-profile") and thing.tags
             and all(one["Key"] in thing.tags and (not one.get("Values") or thing.tags[one["Key"]] in one["Values"]) for one in wanted)]  # fmt: skip
-    return {"ResourceTagMappingList": [{"ResourceARN": arn_of(account, thing), "Tags": tag_list(thing.tags)} for thing in rows]}
+    return {
+        "ResourceTagMappingList": [
+            {"ResourceARN": arn_of(account, thing), "Tags": tag_list(thing.tags)} for thing in rows
+        ]
+    }
 
 
 # What else is asked before and after
@@ -416,12 +517,18 @@ def get_resources(account: Account, TagFilters: Iterable[Mapping[str, Any]] = ()
 
 @answers("sts", "GetCallerIdentity")
 def caller(account: Account) -> dict[str, Any]:
-    return {"Account": account.number, "UserId": "AIDA", "Arn": f"arn:aws:iam::{account.number}:user/somebody"}
+    return {
+        "Account": account.number,
+        "UserId": "AIDA",
+        "Arn": f"arn:aws:iam::{account.number}:user/somebody",
+    }
 
 
 @answers("ssm", "GetParameter")
 def parameter(account: Account, Name: str, **_: Any) -> dict[str, Any]:
-    value = account.amis.get(Name) or (AMIS[Name].id if Name in AMIS and Name not in account.lacks_images else "")
+    value = account.amis.get(Name) or (
+        AMIS[Name].id if Name in AMIS and Name not in account.lacks_images else ""
+    )
     if not value:
         raise Refused("ParameterNotFound", f"Parameter {Name} not found.")
     return {"Parameter": {"Name": Name, "Value": value, "Type": "String"}}
@@ -430,10 +537,17 @@ def parameter(account: Account, Name: str, **_: Any) -> dict[str, Any]:
 @answers("ssm", "SendCommand")
 def send_command(account: Account, InstanceIds: list[str], **_: Any) -> dict[str, Any]:
     if unknown := [id for id in InstanceIds if not account.things[id].more.get("ssm")]:
-        raise Refused("InvalidInstanceId", f"Instances {unknown} not in a valid state for account {account.number}")
+        raise Refused(
+            "InvalidInstanceId",
+            f"Instances {unknown} not in a valid state for account {account.number}",
+        )
     return {"Command": {"CommandId": f"{0:08x}-0000-4000-8000-{1:012x}"}}
 
 
 @answers("ssm", "GetCommandInvocation")
 def invocation(account: Account, InstanceId: str, **_: Any) -> dict[str, Any]:
-    return {"InstanceId": InstanceId, "Status": "Success", "StandardOutputContent": account.things[InstanceId].more["ssm"]}
+    return {
+        "InstanceId": InstanceId,
+        "Status": "Success",
+        "StandardOutputContent": account.things[InstanceId].more["ssm"],
+    }

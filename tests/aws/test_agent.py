@@ -35,29 +35,42 @@ def backend(account: Account, config: Config) -> Ec2:
 def test_nothing_is_open_to_the_outside(account: Account, config: Config, backend: Ec2) -> None:
     made = template(config, backend.cloud.foresee(()).inputs)["Resources"]
     rules = [entry["Properties"] for entry in made.values() if entry["Type"] == INGRESS]
-    assert [rule.get("SourceSecurityGroupId") for rule in rules] == [{"Ref": "Wall"}] and "Head" not in made
+    assert [rule.get("SourceSecurityGroupId") for rule in rules] == [
+        {"Ref": "Wall"}
+    ] and "Head" not in made
     policies = made["NodeRole"]["Properties"]["ManagedPolicyArns"]
-    assert policies == ["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"], "what the agent needs, and no more"
+    assert policies == ["arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"], (
+        "what the agent needs, and no more"
+    )
 
 
-def test_host_keys_are_asked_of_the_agent_and_stand_under_the_instance_s_id(account: Account, backend: Ec2) -> None:
+def test_host_keys_are_asked_of_the_agent_and_stand_under_the_instance_s_id(
+    account: Account, backend: Ec2
+) -> None:
     ids = [node.id for node in backend.cloud.nodes()]
     assert [host.partition("=")[2] for host in backend.head().located.fleet.hosts] == ids
     asked = [request for _, operation, request in account.calls if operation == "SendCommand"]
     shown = {"commands": ["cat /etc/ssh/ssh_host_*_key.pub"]}
     assert [request["InstanceIds"] for request in asked] == [[id] for id in ids]
-    assert all(request["DocumentName"] == "AWS-RunShellScript" and request["Parameters"] == shown for request in asked)
+    assert all(
+        request["DocumentName"] == "AWS-RunShellScript" and request["Parameters"] == shown
+        for request in asked
+    )
     known = Path(backend.head().located.fleet.ssh.known_hosts or "").read_text()
     assert known == "".join(f"{id} {KEY}\n" for id in ids)
 
 
-def test_the_way_to_a_node_is_the_documented_command(backend: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_to_a_node_is_the_documented_command(
+    backend: Ec2, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """docs.aws.amazon.com/systems-manager, "Allow and control permissions for SSH connections through Session Manager"."""
     assert backend.head().transport.proxy == (
         "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters portNumber=%p --region us-east-1"
     )
     monkeypatch.setenv(HEAD, "1")
-    assert not Ec2(backend.head().located).head().by_agent, "the head of the fleet reaches the others by their addresses"
+    assert not Ec2(backend.head().located).head().by_agent, (
+        "the head of the fleet reaches the others by their addresses"
+    )
 
 
 def test_what_this_machine_lacks_is_told_before_anything_is_made(

@@ -38,7 +38,9 @@ def write(limit: float | None = 1000.0, **aws: Any) -> Config:
 
 
 @pytest.fixture
-def typed(account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+def typed(
+    account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
     """`make setup` with these variables, up to the nodes themselves: its exit code, and what it said."""
     monkeypatch.setattr(ec2_machines.host_setup, "main", lambda config: 0)
     monkeypatch.setattr(ec2_machines.Instances, "await_keys", lambda self, nodes: None)
@@ -56,34 +58,58 @@ def typed(account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def bought(account: Account) -> list[dict[str, Any]]:
     for service, operation, request in account.calls:
         assert problems_of(service, operation, request) == [], (operation, request)
-    return [request for _, operation, request in account.calls if operation == "PurchaseCapacityBlock"]
+    return [
+        request for _, operation, request in account.calls if operation == "PurchaseCapacityBlock"
+    ]
 
 
-def test_setup_shows_what_is_offered_and_buys_nothing_without_yes(account: Account, typed: Any) -> None:
+def test_setup_shows_what_is_offered_and_buys_nothing_without_yes(
+    account: Account, typed: Any
+) -> None:
     write()
     code, words = typed()
-    assert code == 1 and "24 h  $96.00  us-east-1b" in words and "24 h  $144.00  us-east-1a" in words
-    assert "next: make setup YES=1 buys the first that budget.max_usd allows; nothing is refunded" in words
+    assert (
+        code == 1 and "24 h  $96.00  us-east-1b" in words and "24 h  $144.00  us-east-1a" in words
+    )
+    assert (
+        "next: make setup YES=1 buys the first that budget.max_usd allows; nothing is refunded"
+        in words
+    )
     assert not bought(account) and not account.stacks
 
 
-def test_a_block_is_bought_once_and_its_nodes_are_made_in_it_at_its_hour(account: Account, typed: Any) -> None:
+def test_a_block_is_bought_once_and_its_nodes_are_made_in_it_at_its_hour(
+    account: Account, typed: Any
+) -> None:
     write()
     code, words = typed(YES="1")
     (block,) = account.of("capacity-reservation")
-    assert code == 1 and "bought for $96.00" in words and "its machines are there from 2026-09-23 " in words
+    assert (
+        code == 1
+        and "bought for $96.00" in words
+        and "its machines are there from 2026-09-23 " in words
+    )
     assert "next: make setup then" in words and not account.stacks
     account.sleep(3600)
     code, words = typed(YES="1")
-    assert code == 1 and f"capacity block {block.id}: scheduled, from 2026-09-23 " in words and "$96.00" in words
+    assert (
+        code == 1
+        and f"capacity block {block.id}: scheduled, from 2026-09-23 " in words
+        and "$96.00" in words
+    )
     account.sleep(2 * 86400)
     code, words = typed()
     assert code == 0 and f"{block.id}: active" in words and len(bought(account)) == 1
     backend_of.cache_clear()
     cloud = Ec2(write()).cloud
     data = cloud.stack.template()["Resources"]["Template"]["Properties"]["LaunchTemplateData"]
-    assert data["CapacityReservationSpecification"] == {"CapacityReservationTarget": {"CapacityReservationId": block.id}}
-    assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"} and "Placement" not in data
+    assert data["CapacityReservationSpecification"] == {
+        "CapacityReservationTarget": {"CapacityReservationId": block.id}
+    }
+    assert (
+        data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+        and "Placement" not in data
+    )
     assert {node.zone for node in cloud.nodes()} == {"us-east-1b"}, "where the block is"
     assert cloud.ends() == block.properties["EndDate"].timestamp() - 1800
 
@@ -102,12 +128,16 @@ def test_only_offers_where_the_nodes_can_be_are_shown(account: Account, typed: A
     assert "us-east-1a" in words and "us-east-1b" not in words
 
 
-def test_nothing_is_bought_beyond_what_the_budget_leaves_beside_all_else(account: Account, typed: Any) -> None:
+def test_nothing_is_bought_beyond_what_the_budget_leaves_beside_all_else(
+    account: Account, typed: Any
+) -> None:
     config = write()
     rest = Ec2(config)._whole()
     assert rest and rest.rest > 0
     write(96.0 + rest.whole(2, 20) - 1.0)
-    with pytest.raises(ConfigError, match=r"\$95.00 are left for a capacity block, and the cheapest costs \$96.00"):
+    with pytest.raises(
+        ConfigError, match=r"\$95.00 are left for a capacity block, and the cheapest costs \$96.00"
+    ):
         typed(YES="1")
     assert not bought(account)
     write(96.0 + rest.whole(2, 20) + 1.0)
@@ -123,17 +153,31 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
         return capsys.readouterr().out
 
     write(4000.0)
-    assert "96.00  the cheapest capacity block of 24 h on offer; make setup buys it with YES=1" in (words := plan())
-    assert "no capacity block is held for the nodes\n    next: make setup shows what is offered" in words
+    assert "96.00  the cheapest capacity block of 24 h on offer; make setup buys it with YES=1" in (
+        words := plan()
+    )
+    assert (
+        "no capacity block is held for the nodes\n    next: make setup shows what is offered"
+        in words
+    )
     account.no_credentials = True
-    assert "2,641.92  a capacity block of 24 h at the on-demand list price; make setup shows the offers" in plan()
+    assert (
+        "2,641.92  a capacity block of 24 h at the on-demand list price; make setup shows the offers"
+        in plan()
+    )
     account.no_credentials = False
     account.sold.clear()
     typed(YES="1")
     (block,) = account.of("capacity-reservation")
-    assert f"96.00  the capacity block {block.id}" in (words := plan()) and "no capacity block is held" not in words
+    assert (
+        f"96.00  the capacity block {block.id}" in (words := plan())
+        and "no capacity block is held" not in words
+    )
     write(90.0)
-    with pytest.raises(ConfigError, match=f"the capacity block {block.id}, set-up and idle time alone are estimated at"):
+    with pytest.raises(
+        ConfigError,
+        match=f"the capacity block {block.id}, set-up and idle time alone are estimated at",
+    ):
         plan()
 
 
@@ -147,14 +191,19 @@ def test_its_price_counts_from_the_launch_on_also_where_the_head_counts(
     monkeypatch.setenv(HEAD, "1")
     monkeypatch.setenv(PAID, str(bill.paid))
     calls = len(account.calls)
-    assert replace(bill, paid_for="a capacity block") == Ec2(config).bill() and len(account.calls) == calls, (
-        "the head asks nobody"
-    )
+    assert (
+        replace(bill, paid_for="a capacity block") == Ec2(config).bill()
+        and len(account.calls) == calls
+    ), "the head asks nobody"
     run = Run(tmp_path / "runs/cloudy")
     run.folder.mkdir(parents=True)
     (run.folder / "events").mkdir()
-    append_line(run.folder / "events/launcher.jsonl", {"time": time.time(), "event": "launched", "nodes": 2})
-    with_it, without = (Budget(run, config, one).spent(time.time()) for one in (bill, replace(bill, paid=0.0)))
+    append_line(
+        run.folder / "events/launcher.jsonl", {"time": time.time(), "event": "launched", "nodes": 2}
+    )
+    with_it, without = (
+        Budget(run, config, one).spent(time.time()) for one in (bill, replace(bill, paid=0.0))
+    )
     assert with_it - without == pytest.approx(96.0, abs=0.1)
     assert not Bill(0.0, paid=1.0).is_free
 
@@ -170,7 +219,10 @@ def test_clean_says_that_it_stays_paid_and_leaves_it_for_the_next_setup(
     Ec2(write()).machines().remove(True)
     words = capsys.readouterr().out
     (block,) = account.of("capacity-reservation")
-    assert f"kept capacity block {block.id}: active" in words and "cancels and refunds no capacity block: it is paid" in words
+    assert (
+        f"kept capacity block {block.id}: active" in words
+        and "cancels and refunds no capacity block: it is paid" in words
+    )
     assert "nothing of cloudy is left" in words
     assert typed()[0] == 0 and len(bought(account)) == 1
 
@@ -178,14 +230,26 @@ def test_clean_says_that_it_stays_paid_and_leaves_it_for_the_next_setup(
 @pytest.mark.parametrize(
     ("words", "key", "text"),
     [
-        ({}, "fleet.aws.block_hours", "no capacity block is bought with fleet.aws.capacity on-demand; null works"),
-        ({"capacity": "block"}, "fleet.aws.block_hours", "bought with fleet.aws.reservation, which names one; null works"),
+        (
+            {},
+            "fleet.aws.block_hours",
+            "no capacity block is bought with fleet.aws.capacity on-demand; null works",
+        ),
+        (
+            {"capacity": "block"},
+            "fleet.aws.block_hours",
+            "bought with fleet.aws.reservation, which names one; null works",
+        ),
     ],
 )
-def test_hours_without_a_block_to_buy_are_refused(words: dict[str, Any], key: str, text: str) -> None:
+def test_hours_without_a_block_to_buy_are_refused(
+    words: dict[str, Any], key: str, text: str
+) -> None:
     assert text in dict(refuse(fleet(block_hours=20.0, **words)))[key]
 
 
 def test_a_block_is_bought_within_a_limit_only(account: Account) -> None:
-    with pytest.raises(ConfigError, match=r"budget\.max_usd: null: a capacity block is bought within a limit only"):
+    with pytest.raises(
+        ConfigError, match=r"budget\.max_usd: null: a capacity block is bought within a limit only"
+    ):
         write(None)

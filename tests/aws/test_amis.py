@@ -16,7 +16,18 @@ import yaml
 
 from aws import machine
 from aws.account import Account
-from aws.amis import AMIS, ARCHIVE, CLUSTER, EFA_BRINGS, GPU, NEURON, NEURON_PACKAGES, SEPTEMBER, UBUNTU, Ami
+from aws.amis import (
+    AMIS,
+    ARCHIVE,
+    CLUSTER,
+    EFA_BRINGS,
+    GPU,
+    NEURON,
+    NEURON_PACKAGES,
+    SEPTEMBER,
+    UBUNTU,
+    Ami,
+)
 from aws.world import config_of
 from fleet.lab import Lab, lab
 from trainfleet.backends.slurm import cluster_file
@@ -38,7 +49,9 @@ PINNED = {"cpu": UBUNTU, "cuda": GPU, "cuda-volta": UBUNTU, "neuron": NEURON, "n
 
 
 @pytest.mark.parametrize("stack", PINNED)
-def test_the_image_of_a_stack_is_one_version_that_is_known(stack: str, account: Account, tmp_path: Path) -> None:
+def test_the_image_of_a_stack_is_one_version_that_is_known(
+    stack: str, account: Account, tmp_path: Path
+) -> None:
     ami = load_stack(stack).ami
     assert ami == PINNED[stack] and not {"latest", "current", "recommended"} & set(ami.split("/"))
     assert AMIS[ami].sources and AMIS[ami].date
@@ -48,11 +61,15 @@ def test_the_image_of_a_stack_is_one_version_that_is_known(stack: str, account: 
     account.lacks_images.add(ami)
     with pytest.raises(ConfigError) as caught:
         discovery.image_of(config, Calls("us-east-1"))
-    assert f"does not have the image of stack {stack}" in str(caught.value) and "fleet.aws.image" in str(caught.value)
+    assert f"does not have the image of stack {stack}" in str(
+        caught.value
+    ) and "fleet.aws.image" in str(caught.value)
 
 
 @pytest.mark.parametrize("stack", PINNED)
-def test_batch_starts_one_known_image_and_sagemaker_needs_none(stack: str, account: Account, tmp_path: Path) -> None:
+def test_batch_starts_one_known_image_and_sagemaker_needs_none(
+    stack: str, account: Account, tmp_path: Path
+) -> None:
     config = config_of(tmp_path)
     config = replace(config, fleet=replace(config.fleet, stack=stack))
     account.lacks_images = set(PINNED.values())  # which neither of them uses
@@ -64,10 +81,14 @@ def test_batch_starts_one_known_image_and_sagemaker_needs_none(stack: str, accou
         discovery.image_of(config, Calls("us-east-1"), "batch")
 
 
-def test_of_neuron_s_images_the_one_of_the_stack_s_sdk(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_neuron_s_images_the_one_of_the_stack_s_sdk(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(tmp_path)
     config = replace(config, fleet=replace(config.fleet, stack="neuron"))
-    newer = replace(AMIS[NEURON], id="ami-00000000000000a93", description="Neuron SDK 2.34.0", date="2026-11-20")
+    newer = replace(
+        AMIS[NEURON], id="ami-00000000000000a93", description="Neuron SDK 2.34.0", date="2026-11-20"
+    )
     monkeypatch.setitem(AMIS, "Deep Learning Base Neuron AMI (Ubuntu 24.04) newer", newer)
     assert discovery.image_of(config, Calls("us-east-1")) == AMIS[NEURON].id
 
@@ -75,7 +96,8 @@ def test_of_neuron_s_images_the_one_of_the_stack_s_sdk(account: Account, tmp_pat
 RECIPES = {  # one of each kind of machine and file system that recipes ask for
     (fleet["instance_type"], fleet.get("fsx", {}).get("efa"), fleet["nodes"] > 1): path.stem
     for path in sorted(FOLDER.glob("*.yaml"))
-    if (fleet := yaml.safe_load(path.read_text())["fleet"]).get("instance_type") and fleet["backend"] in ("ec2", "ssh")
+    if (fleet := yaml.safe_load(path.read_text())["fleet"]).get("instance_type")
+    and fleet["backend"] in ("ec2", "ssh")
 }
 DRIVERS = (
     "lustre.sh",
@@ -99,7 +121,9 @@ def wanted_of_recipe(name: str) -> Wanted:
     """The recipe's fleet as setup sees it once its file system is there."""
     config = load(Settings(FOLDER / f"{name}.yaml"))[0]
     fsx = replace(config.fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd")
-    return Wanted(replace(config, fleet=replace(config.fleet, fsx=fsx)), load_stack(config.fleet.stack))
+    return Wanted(
+        replace(config, fleet=replace(config.fleet, fsx=fsx)), load_stack(config.fleet.stack)
+    )
 
 
 def become(node: Lab, ami: Ami, wanted: Wanted) -> None:
@@ -116,7 +140,10 @@ def become(node: Lab, ami: Ami, wanted: Wanted) -> None:
              "efa_offered": EFA_BRINGS, "keys": {part: wanted.stack.key(key) for part, key in (
                  ("efa-installer", "efa"), ("NEURON", "neuron"), ("fsx-ubuntu", "fsx"))}}  # fmt: skip
     (root / "var/machine.json").write_text(json.dumps(state))
-    tool = f"#!{Path(sys.base_prefix).resolve()}/bin/python3 -IS\n" + Path(machine.__file__).read_text()
+    tool = (
+        f"#!{Path(sys.base_prefix).resolve()}/bin/python3 -IS\n"
+        + Path(machine.__file__).read_text()
+    )
     (root / "var/machine.py").write_text(tool)
     tools = [*machine.ALWAYS, *(["nvidia-smi"] if ami.driver else []), *(["mount.lustre"] if ami.lustre else []),
              *(["gcc", "make"] if ami.builds else [])]  # fmt: skip
@@ -144,7 +171,9 @@ def facts_of(node: Lab) -> Facts:
 def set_up(node: Lab, wanted: Wanted) -> list[str]:
     """Does what setup would do of what images bring or lack; the scripts' last lines, up to one that fails, which begins with a !."""
     said = list[str]()
-    for step in [step for step in steps(facts_of(node), wanted, head=False) if step.script in DRIVERS]:
+    for step in [
+        step for step in steps(facts_of(node), wanted, head=False) if step.script in DRIVERS
+    ]:
         for _ in range(2):
             words = [f"/scripts/{step.script}", "apply", *step.words]
             done = node.run(0, *PATH, "TRAINFLEET_MOUNTS=/var/mounts", *words, check=False)
@@ -162,7 +191,9 @@ def boot(node: Lab) -> None:
     """The kernel that GRUB was told runs then, in another boot."""
     root = node.root(0)
     state = json.loads((root / "var/machine.json").read_text())
-    told = re.search(r"with Linux ([^\"]+)", (root / "etc/default/grub.d/99-trainfleet.cfg").read_text())
+    told = re.search(
+        r"with Linux ([^\"]+)", (root / "etc/default/grub.d/99-trainfleet.cfg").read_text()
+    )
     state["kernel"] = told[1] if told else state["kernel"]
     (root / "var/machine.json").write_text(json.dumps(state))
     (root / "proc/sys/kernel/random/boot_id").write_text("another\n")
@@ -170,7 +201,9 @@ def boot(node: Lab) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", RECIPES.values())
-def test_each_operation_is_satisfied_by_the_image_or_by_what_sources_offer(name: str, node: Lab) -> None:
+def test_each_operation_is_satisfied_by_the_image_or_by_what_sources_offer(
+    name: str, node: Lab
+) -> None:
     wanted = wanted_of_recipe(name)
     become(node, AMIS[wanted.stack.ami], wanted)
     said = set_up(node, wanted)
@@ -184,7 +217,9 @@ def test_an_image_whose_kernel_has_no_lustre_client_boots_one_that_has(node: Lab
     become(node, SEPTEMBER["ubuntu"], wanted)
     said = set_up(node, wanted)
     assert "kernel 6.17.0-1019-aws, which has one, is GRUB's default and boots next" in said[0]
-    assert said[1] == "lustre: client for kernel 6.17.0-1019-aws" and not said[-1].startswith("!"), said
+    assert said[1] == "lustre: client for kernel 6.17.0-1019-aws" and not said[-1].startswith(
+        "!"
+    ), said
     assert any(line.startswith("nvidia: driver 580.173.02") for line in said)
 
 
@@ -192,40 +227,75 @@ def test_an_image_whose_driver_is_for_such_a_kernel_alone_is_refused_in_one_line
     wanted = wanted_of_recipe("llama-3-8b-p5-ec2")
     become(node, SEPTEMBER["gpu"], wanted)
     (said,) = set_up(node, wanted)
-    assert said.startswith("!lustre: FSx has no module for kernel 7.0.0-1012-aws") and "fleet.aws.image" in said
+    assert (
+        said.startswith("!lustre: FSx has no module for kernel 7.0.0-1012-aws")
+        and "fleet.aws.image" in said
+    )
 
 
-CLUSTERS = {"bert-large-trn1-parallelcluster": (), "llama-3-8b-p5": ("ofi_nccl.sh",)}  # what node.sh leaves undone on each
+CLUSTERS = {
+    "bert-large-trn1-parallelcluster": (),
+    "llama-3-8b-p5": ("ofi_nccl.sh",),
+}  # what node.sh leaves undone on each
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_script_of_a_cluster_s_nodes_brings_what_its_image_lacks(name: str, node: Lab) -> None:
     config = load(Settings(FOLDER / f"{name}.yaml"))[0]
-    wanted = Wanted(config, load_stack(config.fleet.stack))  # ParallelCluster itself mounts the file system
-    wanted = replace(wanted, config=replace(config, fleet=replace(config.fleet, fsx=replace(config.fleet.fsx, dns_name=None))))
+    wanted = Wanted(
+        config, load_stack(config.fleet.stack)
+    )  # ParallelCluster itself mounts the file system
+    wanted = replace(
+        wanted,
+        config=replace(
+            config, fleet=replace(config.fleet, fsx=replace(config.fleet.fsx, dns_name=None))
+        ),
+    )
     become(node, CLUSTER, wanted)
     lacked = {step.script for step in steps(facts_of(node), wanted, head=False)} & set(DRIVERS)
-    assert "build_tools.sh" in lacked and not {"nvidia.sh", "efa.sh"} & lacked, "its driver and its EFA are new enough"
+    assert "build_tools.sh" in lacked and not {"nvidia.sh", "efa.sh"} & lacked, (
+        "its driver and its EFA are new enough"
+    )
     script = cluster_file.node_script(config)
     (node.root(0) / "root/node.sh").write_text(script)
     done = node.run(0, *PATH, "bash", "/root/node.sh", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    left = [step.script for step in steps(facts_of(node), wanted, head=False) if step.script in DRIVERS]
+    left = [
+        step.script for step in steps(facts_of(node), wanted, head=False) if step.script in DRIVERS
+    ]
     assert left == list(CLUSTERS[name]), left
 
 
 def test_a_cluster_s_image_is_refused_where_its_driver_knows_no_such_gpu(tmp_path: Path) -> None:
     def refused(kind: str, image: str | None = None) -> list[str]:
         fleet = config.fleet
-        other = replace(config, fleet=replace(fleet, instance_type=kind, aws=replace(fleet.aws, image=image)))
-        return [message for key, message in cluster_file.refuse(other) if key == "fleet.slurm.parallelcluster.queues"]
+        other = replace(
+            config, fleet=replace(fleet, instance_type=kind, aws=replace(fleet.aws, image=image))
+        )
+        return [
+            message
+            for key, message in cluster_file.refuse(other)
+            if key == "fleet.slurm.parallelcluster.queues"
+        ]
 
     slurm = {"create": "parallelcluster"}
-    config = config_of(tmp_path, backend="slurm", shared_folder="/fsx/work", aws={"ssh_from": [], "head": None}, slurm=slurm)
+    config = config_of(
+        tmp_path,
+        backend="slurm",
+        shared_folder="/fsx/work",
+        aws={"ssh_from": [], "head": None},
+        slurm=slurm,
+    )
     for kind in ("p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge"):
         stack = load_stack(node_types.stack_of(node_types.instance(kind)))
-        fits = is_within(CLUSTER.driver, stack.nvidia_least, stack.nvidia_below) and stack.kernel_modules == "open"
+        fits = (
+            is_within(CLUSTER.driver, stack.nvidia_least, stack.nvidia_below)
+            and stack.kernel_modules == "open"
+        )
         assert bool(refused(kind)) != fits, kind
         assert not refused(kind, image="ami-0123456789abcdef0")
-    assert "knows no p3dn.24xlarge" in refused("p3dn.24xlarge")[0] and "fleet.aws.image" in refused("p3dn.24xlarge")[0]
+    assert (
+        "knows no p3dn.24xlarge" in refused("p3dn.24xlarge")[0]
+        and "fleet.aws.image" in refused("p3dn.24xlarge")[0]
+    )

@@ -18,7 +18,11 @@ from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 
 GONE = "aws-neuronx-tools", "2.31.13.0"
-RECIPES = {"trn1-single-node": 11, "llama-2-7b-trn1-batch": 11, "llama-2-7b-p4d-sagemaker": 2}  # with how many pins
+RECIPES = {
+    "trn1-single-node": 11,
+    "llama-2-7b-trn1-batch": 11,
+    "llama-2-7b-p4d-sagemaker": 2,
+}  # with how many pins
 
 
 def trn1() -> Config:
@@ -53,12 +57,16 @@ def test_a_plan_says_what_is_gone_and_writes_the_same(
     monkeypatch.chdir(tmp_path)
     for name, value in {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("trainfleet.cloud.clock.now", lambda: 1_790_000_000.0)  # which stands in what is made
+    monkeypatch.setattr(
+        "trainfleet.cloud.clock.now", lambda: 1_790_000_000.0
+    )  # which stands in what is made
 
     def plan(out: str) -> tuple[str, dict[str, bytes]]:
         backend_of.cache_clear()
         assert verb.main({"CONFIG": str(FOLDER / f"{recipe}.yaml"), "OUT": out}, 0.0) == 0
-        return capsys.readouterr().out, {path.name: path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file()}
+        return capsys.readouterr().out, {
+            path.name: path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file()
+        }
 
     good = plan("good")
     indexes.rows = [row for row in indexes.rows if not row[0].startswith("https://efa-installer")]
@@ -66,12 +74,21 @@ def test_a_plan_says_what_is_gone_and_writes_the_same(
     bad = plan("gone")
     monkeypatch.setenv("OFFLINE", "1")
     offline = plan("none")
-    assert f"\npins: all {RECIPES[recipe]} are there\n" in good[0] and "\npins: not asked for: OFFLINE=1\n" in offline[0]
+    assert (
+        f"\npins: all {RECIPES[recipe]} are there\n" in good[0]
+        and "\npins: not asked for: OFFLINE=1\n" in offline[0]
+    )
     gone = "EFA installer 1.51.0 of https://efa-installer.amazonaws.com/aws-efa-installer-1.51.0.tar.gz is not there"
     assert f"\npins: {gone}\n" in bad[0]
     assert good[1] == bad[1] == offline[1] and len(good[1]) > 2
 
 
 def test_machines_that_are_there_need_no_index(account: Account, tmp_path: Path) -> None:
-    config = config_of(tmp_path, backend="ssh", hosts=["10.0.0.1"], nodes=1, aws={"head": None, "region": None, "ssh_from": []})
+    config = config_of(
+        tmp_path,
+        backend="ssh",
+        hosts=["10.0.0.1"],
+        nodes=1,
+        aws={"head": None, "region": None, "ssh_from": []},
+    )
     assert provisioning.pinned(config) == ()

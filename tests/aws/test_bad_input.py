@@ -15,7 +15,13 @@ from aws.fleets import INPUTS, RESERVATION, SUBNET, VPC, fleet
 from trainfleet.cloud.api_errors import NotAws
 from trainfleet.cloud.permissions import needed
 
-ELSEWHERE = {"vpc": VPC, "subnets": [SUBNET], "head": None, "capacity": "reservation", "reservation": RESERVATION}
+ELSEWHERE = {
+    "vpc": VPC,
+    "subnets": [SUBNET],
+    "head": None,
+    "capacity": "reservation",
+    "reservation": RESERVATION,
+}
 
 
 def no_credentials(account: Account) -> None:
@@ -60,28 +66,67 @@ def no_quota(account: Account) -> None:
 
 
 def reserved_elsewhere(account: Account) -> None:
-    room = {"InstanceType": "c7i.8xlarge", "AvailabilityZone": "us-east-1c", "AvailableInstanceCount": 2}
+    room = {
+        "InstanceType": "c7i.8xlarge",
+        "AvailabilityZone": "us-east-1c",
+        "AvailableInstanceCount": 2,
+    }
     account.add("capacity-reservation", RESERVATION, room, {}).state = "active"
     account.add("vpc", VPC, {"CidrBlock": "10.0.0.0/16"}, {})
-    account.add("subnet", SUBNET, {"CidrBlock": "10.0.0.0/20", "VpcId": VPC, "AvailabilityZone": "us-east-1b"}, {})
+    account.add(
+        "subnet",
+        SUBNET,
+        {"CidrBlock": "10.0.0.0/20", "VpcId": VPC, "AvailabilityZone": "us-east-1b"},
+        {},
+    )
 
 
 BAD: dict[str, tuple[Callable[[Account], None], dict[str, Any], str, str]] = {
-    "no credentials": (no_credentials, {}, "AWS can't be asked without credentials", "set AWS_PROFILE"),
+    "no credentials": (
+        no_credentials,
+        {},
+        "AWS can't be asked without credentials",
+        "set AWS_PROFILE",
+    ),
     "an expired single sign-on": (signed_out, {}, "your credentials have expired", "aws sso login"),
     "a proxy's page": (proxied, {}, "the answer is not one of AWS's", "look at HTTPS_PROXY"),
-    "a region without the image": (imageless, {}, "us-east-1 does not have the image of stack", "or another region"),
+    "a region without the image": (
+        imageless,
+        {},
+        "us-east-1 does not have the image of stack",
+        "or another region",
+    ),
     "expired ones": (expired, {}, "your credentials have expired", "aws sso login"),
-    "one action denied": (denied, {}, "your credentials may not do ec2:CreatePlacementGroup", "have them allowed"),
-    "a region without the type": (not_offered, {}, "us-east-1 does not have c7i.8xlarge", "another fleet.aws.region"),
-    "quota 0": (no_quota, {}, "your quota 'Running On-Demand Standard", "aws service-quotas request-service-quota-increase"),
+    "one action denied": (
+        denied,
+        {},
+        "your credentials may not do ec2:CreatePlacementGroup",
+        "have them allowed",
+    ),
+    "a region without the type": (
+        not_offered,
+        {},
+        "us-east-1 does not have c7i.8xlarge",
+        "another fleet.aws.region",
+    ),
+    "quota 0": (
+        no_quota,
+        {},
+        "your quota 'Running On-Demand Standard",
+        "aws service-quotas request-service-quota-increase",
+    ),
     "a subnet in another zone": (
         reserved_elsewhere,
         {"aws": ELSEWHERE},
         "none is in us-east-1c: subnet-",
         "a subnet in that zone",
     ),
-    "no such FSx size": (lambda account: None, {"fsx": {"size_gib": 3600}}, "fleet.fsx.size_gib: 3600", "4800 works"),
+    "no such FSx size": (
+        lambda account: None,
+        {"fsx": {"size_gib": 3600}},
+        "fleet.fsx.size_gib: 3600",
+        "4800 works",
+    ),
 }
 
 
@@ -92,12 +137,17 @@ def test_each_is_one_message_and_nothing_is_made(name: str) -> None:
     code, told = world.type("setup")
     assert code not in (0, None) and what in told and next in told, told
     assert told.count("error:") == 1 and "Traceback" not in told, told
-    made = [row for row in world.account.calls if row[1].startswith(("Create", "Run", "Put", "Delete"))]
+    made = [
+        row for row in world.account.calls if row[1].startswith(("Create", "Run", "Put", "Delete"))
+    ]
     assert not made and world.untouched
 
 
 ACTIONS = sorted({name for names, _ in needed(fleet("c7i.8xlarge"), INPUTS) for name in names})
-EACH = [pytest.param(name, marks=[] if number % 20 == 0 else [pytest.mark.thorough]) for number, name in enumerate(ACTIONS)]
+EACH = [
+    pytest.param(name, marks=[] if number % 20 == 0 else [pytest.mark.thorough])
+    for number, name in enumerate(ACTIONS)
+]
 
 
 @pytest.mark.parametrize("action", EACH)
@@ -106,7 +156,14 @@ def test_each_action_of_the_policy_that_is_denied_is_named_and_nothing_is_made(a
     code, told = world.type("setup")
     assert code == 1 and f"your credentials may not do {action}" in " ".join(told.split()), told
     assert told.count("error:") == 1 and "Traceback" not in told
-    assert not [row for row in world.account.calls if row[1].startswith(("Create", "Run", "Put", "Delete"))] and world.untouched
+    assert (
+        not [
+            row
+            for row in world.account.calls
+            if row[1].startswith(("Create", "Run", "Put", "Delete"))
+        ]
+        and world.untouched
+    )
 
 
 def test_a_name_of_a_foreign_stack_is_one_message_and_the_stack_stays() -> None:
@@ -118,5 +175,9 @@ def test_a_name_of_a_foreign_stack_is_one_message_and_the_stack_stays() -> None:
     before = world.ours
     for verb in ("setup", "clean"):
         code, told = world.type(verb)
-        assert code not in (0, None) and told.count("error:") == 1 and "this config has not made it" in told, told
+        assert (
+            code not in (0, None)
+            and told.count("error:") == 1
+            and "this config has not made it" in told
+        ), told
         assert stack.status == "CREATE_COMPLETE" and world.ours == before

@@ -54,13 +54,17 @@ def baked(oven: Oven, account: Account) -> Thing:
     return account.things[image]
 
 
-def test_an_image_is_of_the_root_disk_alone_and_its_node_is_not_booted(oven: Oven, account: Account) -> None:
+def test_an_image_is_of_the_root_disk_alone_and_its_node_is_not_booted(
+    oven: Oven, account: Account
+) -> None:
     booted, heard = list[Thing](), list[str]()
     account.on_boot = booted.append
     node = FleetStack(oven.config).nodes()[-1].id
     account.add("volume", "vol-0mine", {"Size": 500, "Attachment": node}, {}, device="/dev/sdf")
     image = oven.begin(node)
-    assert baking.fitting(oven.config, CALLS) is None and not baking.baked(oven.config, CALLS)[0].lock, "not sealed for sure yet"
+    assert (
+        baking.fitting(oven.config, CALLS) is None and not baking.baked(oven.config, CALLS)[0].lock
+    ), "not sealed for sure yet"
     oven.await_snapshots(image)
     (snapshot,) = snapshots(account)
     assert snapshot.state == "pending" and snapshot.properties["Size"] == 300
@@ -72,7 +76,9 @@ def test_an_image_is_of_the_root_disk_alone_and_its_node_is_not_booted(oven: Ove
     assert heard[0] == f"{image}: snapshot 42%"
     assert oven.cost(image) == "at most 300.0 GiB snapshot: $15.00 a month by the list price"
     for thing in (account.things[image], snapshot):
-        assert thing.tags["trainfleet:config"] == "cloudy" and thing.tags["trainfleet:lock"] == baking.versions(oven.config)
+        assert thing.tags["trainfleet:config"] == "cloudy" and thing.tags[
+            "trainfleet:lock"
+        ] == baking.versions(oven.config)
 
 
 def test_the_next_stack_is_made_from_it_and_the_head_is_not(
@@ -81,7 +87,10 @@ def test_the_next_stack_is_made_from_it_and_the_head_is_not(
     image, fleet = baked(oven, account), FleetStack(oven.config)
     assert fleet.foresee(()).inputs.image == AMIS[UBUNTU].id, "the nodes that are there keep theirs"
     told = list(baking.describe(oven.config, CALLS, AMIS[UBUNTU].id))
-    assert told[0].startswith(f"image {AMIS[UBUNTU].id}: that of stack cpu") and "until make clean" in told[1]
+    assert (
+        told[0].startswith(f"image {AMIS[UBUNTU].id}: that of stack cpu")
+        and "until make clean" in told[1]
+    )
     stay = fleet.remove(False, lambda _: None)
     assert {thing.kind for thing in account.living() if thing.id in stay} == {"ami", "snapshot"}
     assert {one.kind for one in fleet.left()} == {"AMI", "snapshot"}, "no network stays for it"
@@ -98,7 +107,9 @@ def test_the_next_stack_is_made_from_it_and_the_head_is_not(
     )
 
 
-def test_an_image_that_does_not_fit_is_not_used_and_the_plan_says_why(oven: Oven, account: Account) -> None:
+def test_an_image_that_does_not_fit_is_not_used_and_the_plan_says_why(
+    oven: Oven, account: Account
+) -> None:
     image, config = baked(oven, account), oven.config
     aws = config.fleet.aws
 
@@ -148,12 +159,20 @@ def test_image_makes_it_once_ls_lists_it_clean_keeps_it_and_purge_takes_it() -> 
     assert world.type("setup")[0] == 0
     code, told = world.type("image")
     (image,) = images(world.account)
-    assert code == 0 and f"{image.id} is ready; at most 300.0 GiB snapshot: $15.00 a month" in told, told
+    assert (
+        code == 0 and f"{image.id} is ready; at most 300.0 GiB snapshot: $15.00 a month" in told
+    ), told
     code, told = world.type("image")
-    assert code == 0 and f"{image.id} has these versions" in told and len(images(world.account)) == 1
+    assert (
+        code == 0 and f"{image.id} has these versions" in told and len(images(world.account)) == 1
+    )
     assert "$0.49 a day" in world.type("ls")[1] and image.id in world.told
     code, told = world.type("clean", "YES=1")
-    assert code == 0 and f"kept AMI                {image.id}" in told and "PURGE=1 removes it too" in told, told
+    assert (
+        code == 0
+        and f"kept AMI                {image.id}" in told
+        and "PURGE=1 removes it too" in told
+    ), told
     assert sorted(world.ours.values()) == ["ami", "snapshot"]
     assert world.type("setup")[0] == 0
     assert f"image {image.id}: baked of this fleet" in world.type("plan")[1]
@@ -171,16 +190,22 @@ def test_an_image_that_died_is_made_again_and_purged() -> None:
     for number, (what, world) in enumerate(deaths("image", after=("setup",), step=5)):
         if number % 2 == 0:
             code, told = world.type("image")
-            assert code == 0 and len(images(world.account)) == len(snapshots(world.account)) == 1, f"{what}: {told}"
+            assert code == 0 and len(images(world.account)) == len(snapshots(world.account)) == 1, (
+                f"{what}: {told}"
+            )
         proven_empty(world, what, "PURGE=1", "YES=1")
 
 
 def test_another_backend_and_another_config_s_machines_make_none() -> None:
     world = World()
     code, told = world.type("image", "SET=name=guest fleet.aws.name=cloudy")
-    assert code == 1 and "those of the config cloudy, which alone makes an image of them" in told, told
+    assert code == 1 and "those of the config cloudy, which alone makes an image of them" in told, (
+        told
+    )
     world = World(config=said() | {"fleet": {"backend": "local"}})
     code, told = world.type("image")
     assert (
-        code == 1 and "the local backend makes no machines from an image of its nodes; ec2 does" in told and "make build" in told
+        code == 1
+        and "the local backend makes no machines from an image of its nodes; ec2 does" in told
+        and "make build" in told
     ), told

@@ -62,8 +62,18 @@ def test_a_request_is_carried_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ec2", "DescribeVpcs", {"VpcIds": "vpc-1"}, "Invalid type for parameter VpcIds"),
         ("ec2", "CreateTags", {"Resources": []}, 'Missing required parameter in input: "Tags"'),
         ("ec2", "DescribeVpcs", {"Vpcs": []}, 'Unknown parameter in input: "Vpcs"'),
-        ("fsx", "DeleteFileSystem", {"FileSystemId": "fs-xyz"}, ".FileSystemId: 'fs-xyz' does not match"),
-        ("fsx", "CreateFileSystem", {"FileSystemType": "LUSTER", "SubnetIds": []}, "'LUSTER' is not one of"),
+        (
+            "fsx",
+            "DeleteFileSystem",
+            {"FileSystemId": "fs-xyz"},
+            ".FileSystemId: 'fs-xyz' does not match",
+        ),
+        (
+            "fsx",
+            "CreateFileSystem",
+            {"FileSystemType": "LUSTER", "SubnetIds": []},
+            "'LUSTER' is not one of",
+        ),
         ("cloudformation", "ExecuteChangeSet", {"ChangeSetName": ""}, "0 characters, at least 1"),
         ("ec2", "DescribeInstances", {"MaxResults": "5"}, "Invalid type"),
         (
@@ -75,7 +85,11 @@ def test_a_request_is_carried_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_no_service_takes_is_not_sent(
-    service: str, operation: str, request_: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    service: str,
+    operation: str,
+    request_: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = answering(monkeypatch)
     with pytest.raises(CloudError, match="the request is none that AWS takes") as caught:
@@ -97,18 +111,26 @@ def test_what_no_service_takes_is_not_sent(
         (refused("RequestLimitExceeded"), "throttling", "the same again"),
         (refused("OptInRequired"), "in this region", "fleet.aws.region"),
         (refused("InsufficientInstanceCapacity"), "no such machines", "fleet.aws.zones"),
-        (refused("Whatever", "strange\x1b[2J\nwords"), "AWS refuses GetResources", "the same again"),
+        (
+            refused("Whatever", "strange\x1b[2J\nwords"),
+            "AWS refuses GetResources",
+            "the same again",
+        ),
         (NoCredentialsError(), "without credentials", "AWS_PROFILE"),
         (ProfileNotFound(profile="x"), "without credentials", "AWS_PROFILE"),
         (UnauthorizedSSOTokenError(), "have expired", "aws sso login"),
         (EndpointConnectionError(endpoint_url="https://x"), "gives no answer", "network"),
     ],
 )
-def test_each_refusal_says_why_and_what_to_type(error: Exception, what: str, next: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_refusal_says_why_and_what_to_type(
+    error: Exception, what: str, next: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answering(monkeypatch, error)
     with pytest.raises(CloudError) as caught:
         Calls("us-east-1")("resourcegroupstaggingapi", "GetResources")
-    assert what in caught.value.what and next in caught.value.next and "\x1b" not in str(caught.value)
+    assert (
+        what in caught.value.what and next in caught.value.next and "\x1b" not in str(caught.value)
+    )
     assert caught.value.where == "resourcegroupstaggingapi GetResources in us-east-1"
 
 
@@ -152,9 +174,14 @@ def test_a_defect_of_ours_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pages_follow_each_other_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = answering(
-        monkeypatch, {"Reservations": [1], "NextToken": "a"}, {"NextToken": "b"}, {"Reservations": [2], "NextToken": ""}
+        monkeypatch,
+        {"Reservations": [1], "NextToken": "a"},
+        {"NextToken": "b"},
+        {"Reservations": [2], "NextToken": ""},
     )
-    assert list(Calls("us-east-1").pages("ec2", "DescribeInstances", "Reservations", MaxResults=5)) == [1, 2]
+    assert list(
+        Calls("us-east-1").pages("ec2", "DescribeInstances", "Reservations", MaxResults=5)
+    ) == [1, 2]
     assert [request.get("NextToken") for *_, request in sent] == [None, "a", "b"] and all(
         request["MaxResults"] == 5 for *_, request in sent
     )
@@ -193,7 +220,9 @@ def test_most_patterns_of_the_services_in_use_can_be_checked() -> None:
             if pattern := model.shape_for(name).metadata.get("pattern"):
                 all_.add(pattern)
                 unsaid |= {pattern} if validation.translate(pattern) is None else set()
-    assert len(all_) > 300 and len(unsaid) <= 3  # a tag's `${1,128}`, and letters above the first plane: nobody's
+    assert (
+        len(all_) > 300 and len(unsaid) <= 3
+    )  # a tag's `${1,128}`, and letters above the first plane: nobody's
 
 
 BAD = """
@@ -205,8 +234,19 @@ client.put_object(Bucket="bucket", Key="key", ACL="everybody")
 
 def test_every_process_of_the_test_suite_refuses_what_no_service_takes() -> None:
     """In this one, where tests/conftest.py has put the check, and in those that tests start (tests/strict)."""
-    client = boto3.client("s3", "us-east-1", aws_access_key_id="x", aws_secret_access_key="x", endpoint_url="http://127.0.0.1:9")
+    client = boto3.client(
+        "s3",
+        "us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+        endpoint_url="http://127.0.0.1:9",
+    )
     with pytest.raises(ParamValidationError, match="'everybody' is not one of"):
         client.put_object(Bucket="bucket", Key="key", ACL="everybody")
-    ran = subprocess.run([sys.executable, "-c", BAD], env=os.environ | {"PYTHONPATH": PACKAGES}, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", BAD],
+        env=os.environ | {"PYTHONPATH": PACKAGES},
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 1 and "'everybody' is not one of" in ran.stderr, ran.stderr

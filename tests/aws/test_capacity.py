@@ -36,37 +36,57 @@ def seller() -> Any:
 def bought(account: Account) -> list[dict[str, Any]]:
     for service, operation, request in account.calls:
         assert problems_of(service, operation, request) == [], (operation, request)
-    return [request for _, operation, request in account.calls if operation == "PurchaseCapacityBlock"]
+    return [
+        request for _, operation, request in account.calls if operation == "PurchaseCapacityBlock"
+    ]
 
 
-def test_offers_are_shown_with_start_hours_and_price_and_nothing_is_bought(account: Account) -> None:
+def test_offers_are_shown_with_start_hours_and_price_and_nothing_is_bought(
+    account: Account,
+) -> None:
     held, said = seller().find_or_buy(1000.0, may_buy=False)
     assert held is None and not bought(account)
-    assert "24 h  $96.00" in said[1] and "24 h  $144.00" in said[2] and "YES=1" in said[-1], "the cheapest first"
+    assert "24 h  $96.00" in said[1] and "24 h  $144.00" in said[2] and "YES=1" in said[-1], (
+        "the cheapest first"
+    )
     assert "over what budget.max_usd leaves" in seller().find_or_buy(100.0, may_buy=False)[1][2]
 
 
 def test_the_cheapest_that_fits_is_bought_once_and_found_again(account: Account) -> None:
     held, said = seller().find_or_buy(100.0, may_buy=True)
     (request,) = bought(account)
-    assert held and held.state in ("scheduled", "payment-pending") and "bought for $96.00" in said[-1]
+    assert (
+        held and held.state in ("scheduled", "payment-pending") and "bought for $96.00" in said[-1]
+    )
     tags = request["TagSpecifications"][0]["Tags"]
     assert {"Key": "trainfleet:config", "Value": seller().config.name} in tags
     account.sleep(100)
     again, said = seller().find_or_buy(100.0, may_buy=True)
-    assert again and again.id == held.id and again.usd == 96.0 and len(bought(account)) == 1 and held.id in said[0]
+    assert (
+        again
+        and again.id == held.id
+        and again.usd == 96.0
+        and len(bought(account)) == 1
+        and held.id in said[0]
+    )
 
 
 def test_nothing_is_bought_over_the_limit_or_without_one(account: Account) -> None:
-    with pytest.raises(ConfigError, match=r"\$95.00 are left for a .*, and the cheapest costs \$96.00"):
+    with pytest.raises(
+        ConfigError, match=r"\$95.00 are left for a .*, and the cheapest costs \$96.00"
+    ):
         seller().find_or_buy(95.0, may_buy=True)
     with pytest.raises(ConfigError, match="is bought within a limit only"):
         seller().find_or_buy(None, may_buy=True)
     assert not bought(account)
 
 
-def test_a_purchase_whose_answer_is_lost_is_not_sent_again(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    def losing(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+def test_a_purchase_whose_answer_is_lost_is_not_sent_again(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losing(
+        region: str, service: str, operation: str, request: dict[str, Any]
+    ) -> dict[str, Any]:
         answer = account.respond(region, service, operation, request)
         if operation in ONCE:
             raise EndpointConnectionError(endpoint_url="https://there")
@@ -101,7 +121,9 @@ def test_boto3_sends_a_purchase_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_block_lasts_whole_days_and_then_weeks() -> None:
-    assert whole_hours(20) == 24 and whole_hours(23.8) == 48, "its instances are ended half an hour early"
+    assert whole_hours(20) == 24 and whole_hours(23.8) == 48, (
+        "its instances are ended half an hour early"
+    )
     assert whole_hours(14 * 24 - 1) == 14 * 24 and whole_hours(14 * 24) == 21 * 24
     with pytest.raises(ConfigError, match="the longest has 182 days"):
         whole_hours(183 * 24)
@@ -110,5 +132,7 @@ def test_a_block_lasts_whole_days_and_then_weeks() -> None:
 def test_configs_of_one_fleet_have_one_block(account: Account) -> None:
     config: Config = fleet(name="pool")
     held, _ = Blocks(config, Calls("us-east-1"), 20.0).find_or_buy(100.0, may_buy=True)
-    again, _ = Blocks(replace(config, name="another"), Calls("us-east-1"), 20.0).find_or_buy(100.0, may_buy=True)
+    again, _ = Blocks(replace(config, name="another"), Calls("us-east-1"), 20.0).find_or_buy(
+        100.0, may_buy=True
+    )
     assert held and again == held and len(bought(account)) == 1

@@ -27,11 +27,17 @@ def refused(code: str) -> ClientError:
 
 
 def quota(request: dict[str, Any]) -> dict[str, Any]:
-    return {"Quota": {"Value": {"L-F678F1CE": 5.0, "L-0263D0A3": 5.0}.get(request["QuotaCode"], 1000.0)}}
+    return {
+        "Quota": {"Value": {"L-F678F1CE": 5.0, "L-0263D0A3": 5.0}.get(request["QuotaCode"], 1000.0)}
+    }
 
 
 def allow(request: dict[str, Any]) -> dict[str, Any]:
-    return {"EvaluationResults": [{"EvalActionName": name, "EvalDecision": "allowed"} for name in request["ActionNames"]]}
+    return {
+        "EvaluationResults": [
+            {"EvalActionName": name, "EvalDecision": "allowed"} for name in request["ActionNames"]
+        ]
+    }
 
 
 def running(kind: str, **words: Any) -> dict[str, Any]:
@@ -42,7 +48,10 @@ GOOD: Answers = {
     "GetCallerIdentity": {"Arn": "arn:aws:sts::123456789012:assumed-role/Builder/me"},
     "SimulatePrincipalPolicy": allow,
     "ListRoles": {
-        "Roles": [{"Path": f"/aws-service-role/{service}/"} for service in ("fsx.amazonaws.com", "spot.amazonaws.com")]
+        "Roles": [
+            {"Path": f"/aws-service-role/{service}/"}
+            for service in ("fsx.amazonaws.com", "spot.amazonaws.com")
+        ]
     },
     "GetServiceQuota": quota,
     "DescribeInstances": {"Reservations": []},
@@ -52,7 +61,15 @@ GOOD: Answers = {
     "DescribeKeyPairs": {"KeyPairs": [{"KeyName": "mine"}]},
     "GetEbsDefaultKmsKeyId": {"KmsKeyId": "alias/aws/ebs"},
     "DescribeFileSystems": {"FileSystems": []},
-    "ListServiceQuotas": {"Quotas": [{"QuotaName": "Lustre Scratch storage capacity", "QuotaCode": "L-ABC", "Value": 100800.0}]},
+    "ListServiceQuotas": {
+        "Quotas": [
+            {
+                "QuotaName": "Lustre Scratch storage capacity",
+                "QuotaCode": "L-ABC",
+                "Value": 100800.0,
+            }
+        ]
+    },
     "HeadBucket": {"BucketRegion": "us-east-1"},
     "GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": False},
 }
@@ -65,7 +82,9 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, di
     def build(**other: Any) -> list[tuple[str, dict[str, Any]]]:
         sent: list[tuple[str, dict[str, Any]]] = []
 
-        def send(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        def send(
+            region: str, service: str, operation: str, request: dict[str, Any]
+        ) -> dict[str, Any]:
             sent.append((operation, dict(request)))
             answer = (GOOD | other)[operation]
             answer = answer(request) if callable(answer) else answer
@@ -88,11 +107,17 @@ def test_a_good_account_has_nothing_against_a_fleet(account: Any) -> None:
     sent = account()
     checks.require(fleet(), Calls("us-east-1"), INPUTS)
     simulated = [request for operation, request in sent if operation == "SimulatePrincipalPolicy"]
-    assert {request["PolicySourceArn"] for request in simulated} == {"arn:aws:iam::123456789012:role/Builder"}
+    assert {request["PolicySourceArn"] for request in simulated} == {
+        "arn:aws:iam::123456789012:role/Builder"
+    }
     own_role = 1  # of a file system, for S3: AWS makes one for each
     asked = sum(len(request["ActionNames"]) for request in simulated)
     assert asked == sum(len(names) for names, _ in needed(fleet(), INPUTS)) + own_role
-    assert not {operation for operation, _ in sent if operation.startswith(("Create", "Delete", "Put", "Run"))}
+    assert not {
+        operation
+        for operation, _ in sent
+        if operation.startswith(("Create", "Delete", "Put", "Run"))
+    }
 
 
 def test_every_action_that_is_missing_is_named(account: Any) -> None:
@@ -107,7 +132,10 @@ def test_every_action_that_is_missing_is_named(account: Any) -> None:
     assert "your credentials may not do ec2:CreatePlacementGroup, iam:PassRole" in str(caught.value)
 
 
-@pytest.mark.parametrize("operation", ["SimulatePrincipalPolicy", "GetServiceQuota", "ListServiceQuotas", "DescribeFileSystems"])
+@pytest.mark.parametrize(
+    "operation",
+    ["SimulatePrincipalPolicy", "GetServiceQuota", "ListServiceQuotas", "DescribeFileSystems"],
+)
 def test_what_may_not_be_looked_at_keeps_nobody_from_trying(operation: str, account: Any) -> None:
     account(**{operation: refused("AccessDenied")})
     checks.require(fleet(), Calls("us-east-1"), INPUTS)
@@ -121,19 +149,38 @@ def test_credentials_that_have_expired_end_it_at_once(account: Any) -> None:
 
 
 def test_too_small_a_quota_comes_with_the_command_that_asks_for_more(account: Any) -> None:
-    account(GetServiceQuota=lambda request: {"Quota": {"Value": 0.0 if request["QuotaCode"] == "L-417A185B" else 5.0}})
-    assert f"2 x p5.48xlarge need {TWO} vCPUs; your quota 'Running On-Demand P instances' is 0" in told(fleet())
-    assert f"--service-code ec2 --quota-code L-417A185B --desired-value {TWO} --region us-east-1" in told(fleet())
+    account(
+        GetServiceQuota=lambda request: {
+            "Quota": {"Value": 0.0 if request["QuotaCode"] == "L-417A185B" else 5.0}
+        }
+    )
+    assert (
+        f"2 x p5.48xlarge need {TWO} vCPUs; your quota 'Running On-Demand P instances' is 0"
+        in told(fleet())
+    )
+    assert (
+        f"--service-code ec2 --quota-code L-417A185B --desired-value {TWO} --region us-east-1"
+        in told(fleet())
+    )
 
 
 def test_a_quota_counts_what_others_run_and_not_our_own(account: Any) -> None:
     limit = {"Quota": {"Value": TWO + 100.0}}
     account(GetServiceQuota=lambda _: limit, DescribeInstances=running("p4d.24xlarge"))
     assert told(fleet()) == ""
-    account(GetServiceQuota=lambda _: {"Quota": {"Value": TWO + 95.0}}, DescribeInstances=running("p4d.24xlarge"))
+    account(
+        GetServiceQuota=lambda _: {"Quota": {"Value": TWO + 95.0}},
+        DescribeInstances=running("p4d.24xlarge"),
+    )
     assert "96 are in use by others" in told(fleet())
-    own = [{"Key": "trainfleet:config", "Value": fleet().name}, {"Key": "trainfleet:project", "Value": "trainfleet"}]
-    account(GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}}, DescribeInstances=running("p5.48xlarge", Tags=own))
+    own = [
+        {"Key": "trainfleet:config", "Value": fleet().name},
+        {"Key": "trainfleet:project", "Value": "trainfleet"},
+    ]
+    account(
+        GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}},
+        DescribeInstances=running("p5.48xlarge", Tags=own),
+    )
     assert told(fleet()) == ""
     spot = running("p4d.24xlarge", InstanceLifecycle="spot")
     account(GetServiceQuota=lambda _: {"Quota": {"Value": float(TWO)}}, DescribeInstances=spot)
@@ -141,7 +188,10 @@ def test_a_quota_counts_what_others_run_and_not_our_own(account: Any) -> None:
 
 
 def test_a_quota_that_the_account_never_asked_for_is_the_default(account: Any) -> None:
-    account(GetServiceQuota=refused("NoSuchResourceException"), GetAWSDefaultServiceQuota={"Quota": {"Value": 10.0}})
+    account(
+        GetServiceQuota=refused("NoSuchResourceException"),
+        GetAWSDefaultServiceQuota={"Quota": {"Value": 10.0}},
+    )
     assert "is 10" in told(fleet())
 
 
@@ -152,7 +202,10 @@ def test_room_for_a_network_and_a_file_system(account: Any) -> None:
     assert "'EC2-VPC Elastic IPs'; you have 5 of 5" in told(fleet())
     there = {"StorageCapacity": 100800, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
     account(DescribeFileSystems={"FileSystems": [there]})
-    assert "fleet.fsx.size_gib 1,200: your quota 'Lustre Scratch storage capacity' is 100,800, 100,800 is in use" in told(fleet())
+    assert (
+        "fleet.fsx.size_gib 1,200: your quota 'Lustre Scratch storage capacity' is 100,800, 100,800 is in use"
+        in told(fleet())
+    )
 
 
 BLOCK = {"InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b", "State": "active", "AvailableInstanceCount": 2,
@@ -163,14 +216,22 @@ BLOCK = {"InstanceType": "p5.48xlarge", "AvailabilityZone": "us-east-1b", "State
     ("change", "said"),
     [
         ({}, ""),
-        ({"ReservationType": "default"}, "is no capacity block\n    next: fleet.aws.capacity: reservation"),
+        (
+            {"ReservationType": "default"},
+            "is no capacity block\n    next: fleet.aws.capacity: reservation",
+        ),
         ({"InstanceType": "p4d.24xlarge"}, "is of p4d.24xlarge, not p5.48xlarge"),
-        ({"AvailabilityZone": "us-east-1c"}, "is in us-east-1c, and the nodes would be in us-east-1b"),
+        (
+            {"AvailabilityZone": "us-east-1c"},
+            "is in us-east-1c, and the nodes would be in us-east-1b",
+        ),
         ({"State": "scheduled", "StartDate": "2026-12-01"}, "is scheduled; it begins 2026-12-01"),
         ({"AvailableInstanceCount": 1}, "has room for 1 nodes, 2 are wanted\n    next: NODES=1"),
     ],
 )
-def test_a_reservation_is_of_the_type_the_zone_and_the_size(change: dict[str, Any], said: str, account: Any) -> None:
+def test_a_reservation_is_of_the_type_the_zone_and_the_size(
+    change: dict[str, Any], said: str, account: Any
+) -> None:
     account(DescribeCapacityReservations={"CapacityReservations": [BLOCK | change]})
     found = told(fleet(capacity="block"))
     assert said in found and bool(said) == bool(found)
@@ -195,8 +256,15 @@ def test_a_reservation_that_is_not_there(account: Any) -> None:
         ("p5.48xlarge", {"VpcId": "vpc-1"}, "is in vpc-1, not in fleet.aws.vpc"),
     ],
 )
-def test_a_subnet_has_room_for_every_interface(name: str, change: dict[str, Any], said: str, account: Any) -> None:
-    row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000} | change
+def test_a_subnet_has_room_for_every_interface(
+    name: str, change: dict[str, Any], said: str, account: Any
+) -> None:
+    row = {
+        "SubnetId": SUBNET,
+        "VpcId": VPC,
+        "AvailabilityZone": "us-east-1b",
+        "AvailableIpAddressCount": 1000,
+    } | change
     tables = {"RouteTables": [{"Associations": [MAIN], "Routes": [INTERNET]}]}
     account(DescribeSubnets={"Subnets": [row]}, DescribeRouteTables=tables)
     found = told(fleet(name, vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET))
@@ -209,13 +277,27 @@ def test_what_reaching_the_nodes_needs_here_is_looked_at_before_anything_is_made
     sent = account()
     named, own = fleet(key_pair="mine"), fleet()
     for key, what, then in (
-        (None, "null, and ~/.ssh has no public key: nobody could log in", "ssh-keygen -t ed25519 -f ~/.ssh/id_ed25519"),
-        ("~/.ssh/no-such", "~/.ssh/no-such.pub can't be read", "ssh-keygen -t ed25519 -f ~/.ssh/no-such"),
+        (
+            None,
+            "null, and ~/.ssh has no public key: nobody could log in",
+            "ssh-keygen -t ed25519 -f ~/.ssh/id_ed25519",
+        ),
+        (
+            "~/.ssh/no-such",
+            "~/.ssh/no-such.pub can't be read",
+            "ssh-keygen -t ed25519 -f ~/.ssh/no-such",
+        ),
         (__file__, ".pub can't be read", f"ssh-keygen -y -f {__file__} > {__file__}.pub"),
     ):
-        found = told(replace(own, fleet=replace(own.fleet, ssh=replace(own.fleet.ssh, key=key))), replace(INPUTS, public_key=""))
+        found = told(
+            replace(own, fleet=replace(own.fleet, ssh=replace(own.fleet.ssh, key=key))),
+            replace(INPUTS, public_key=""),
+        )
         assert what in found and f"next: {then}; or fleet.aws.key_pair" in found
-    assert told(named, replace(INPUTS, public_key="")) == "" and ("DescribeKeyPairs", {"KeyNames": ["mine"]}) in sent
+    assert (
+        told(named, replace(INPUTS, public_key="")) == ""
+        and ("DescribeKeyPairs", {"KeyNames": ["mine"]}) in sent
+    )
     account(DescribeKeyPairs=refused("InvalidKeyPair.NotFound"))
     assert "fleet.aws.key_pair: us-east-1 has no key pair mine" in told(named)
     monkeypatch.setattr(checks, "PROGRAMS", ("no-such-program",))
@@ -230,18 +312,36 @@ OWN_KEY = "arn:aws:kms:us-east-1:123456789012:key/0123abcd"
     ("answers", "said", "blocks"),
     [
         ({"GetEbsDefaultKmsKeyId": {"KmsKeyId": "alias/aws/ebs"}}, "", False),
-        ({}, f"the account encrypts disks with {OWN_KEY}; instances end at once unless its policy lets", False),
-        ({"DescribeKey": {"KeyMetadata": {"KeyState": "Disabled"}}}, "default key of EBS: the key is Disabled", True),
-        ({"DescribeKey": refused("NotFoundException")}, "default key of EBS: there is no such key", True),
+        (
+            {},
+            f"the account encrypts disks with {OWN_KEY}; instances end at once unless its policy lets",
+            False,
+        ),
+        (
+            {"DescribeKey": {"KeyMetadata": {"KeyState": "Disabled"}}},
+            "default key of EBS: the key is Disabled",
+            True,
+        ),
+        (
+            {"DescribeKey": refused("NotFoundException")},
+            "default key of EBS: there is no such key",
+            True,
+        ),
         ({"GetEbsEncryptionByDefault": refused("UnauthorizedOperation")}, "not looked at", False),
     ],
 )
-def test_the_account_s_own_key_of_disks_is_told(answers: dict[str, Any], said: str, blocks: bool, account: Any) -> None:
+def test_the_account_s_own_key_of_disks_is_told(
+    answers: dict[str, Any], said: str, blocks: bool, account: Any
+) -> None:
     on = {"GetEbsEncryptionByDefault": {"EbsEncryptionByDefault": True}, "GetEbsDefaultKmsKeyId": {"KmsKeyId": OWN_KEY},
           "DescribeKey": {"KeyMetadata": {"KeyState": "Enabled"}}}  # fmt: skip
     account(**on | answers)
     found = checks.findings(fleet(), Calls("us-east-1"), INPUTS)
-    assert said in "\n".join(map(str, found)) and any(one.blocks for one in found) == blocks and bool(said) == bool(found)
+    assert (
+        said in "\n".join(map(str, found))
+        and any(one.blocks for one in found) == blocks
+        and bool(said) == bool(found)
+    )
 
 
 def rule(**words: Any) -> dict[str, Any]:
@@ -251,14 +351,22 @@ def rule(**words: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("groups", "is_told"),
     [
-        (rule(IpProtocol="tcp", FromPort=988, ToPort=1023, IpRanges=[{"CidrIp": "10.0.0.0/16"}]), False),
+        (
+            rule(IpProtocol="tcp", FromPort=988, ToPort=1023, IpRanges=[{"CidrIp": "10.0.0.0/16"}]),
+            False,
+        ),
         (rule(IpProtocol="-1", IpRanges=[{"CidrIp": "0.0.0.0/0"}]), False),
         (rule(IpProtocol="tcp", FromPort=22, ToPort=22, IpRanges=[{"CidrIp": "0.0.0.0/0"}]), True),
         (rule(IpProtocol="-1", IpRanges=[{"CidrIp": "10.9.0.0/16"}]), True),
-        (rule(IpProtocol="-1", UserIdGroupPairs=[{"GroupId": "sg-1"}]), True),  # to itself alone: the nodes' group is new
+        (
+            rule(IpProtocol="-1", UserIdGroupPairs=[{"GroupId": "sg-1"}]),
+            True,
+        ),  # to itself alone: the nodes' group is new
     ],
 )
-def test_a_file_system_of_yours_lets_the_nodes_in(groups: dict[str, Any], is_told: bool, account: Any) -> None:
+def test_a_file_system_of_yours_lets_the_nodes_in(
+    groups: dict[str, Any], is_told: bool, account: Any
+) -> None:
     row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000,
            "CidrBlock": "10.0.128.0/17"}  # fmt: skip
     tables = {"RouteTables": [{"Associations": [MAIN], "Routes": [INTERNET]}]}
@@ -267,16 +375,26 @@ def test_a_file_system_of_yours_lets_the_nodes_in(groups: dict[str, Any], is_tol
             DescribeNetworkInterfaces={"NetworkInterfaces": [{"Groups": [{"GroupId": "sg-1"}]}]})  # fmt: skip
     own = fleet(vpc=VPC, subnets=(SUBNET,))
     config = replace(
-        own, fleet=replace(own.fleet, fsx=replace(own.fleet.fsx, dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"))
+        own,
+        fleet=replace(
+            own.fleet,
+            fsx=replace(own.fleet.fsx, dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com"),
+        ),
     )
     found = told(config, replace(INPUTS, subnet=SUBNET))
-    assert ("no security group of fs-0123456789abcdef0 lets nodes of" in found and "--group-id sg-1" in found) == is_told
+    assert (
+        "no security group of fs-0123456789abcdef0 lets nodes of" in found
+        and "--group-id sg-1" in found
+    ) == is_told
 
 
 def test_groups_of_a_training_job_are_open_to_themselves_on_both_sides(account: Any) -> None:
     plain = fleet("p4d.24xlarge")
     own = replace(plain.fleet.sagemaker, subnets=(SUBNET,), security_groups=("sg-1", "sg-2"))
-    config, inputs = replace(plain, fleet=replace(plain.fleet, sagemaker=own)), replace(INPUTS, engine="sagemaker")
+    config, inputs = (
+        replace(plain, fleet=replace(plain.fleet, sagemaker=own)),
+        replace(INPUTS, engine="sagemaker"),
+    )
     both = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-2"}]}
     anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
     rows = {"SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": [both], "IpPermissionsEgress": [both]},
@@ -284,19 +402,34 @@ def test_groups_of_a_training_job_are_open_to_themselves_on_both_sides(account: 
     account(
         DescribeSecurityGroups=rows,
         DescribeRouteTables={"RouteTables": [{"Associations": [MAIN], "Routes": [ELSEWHERE]}]},
-        DescribeSubnets={"Subnets": [{"SubnetId": SUBNET, "VpcId": VPC, "AvailableIpAddressCount": 99}]},
+        DescribeSubnets={
+            "Subnets": [{"SubnetId": SUBNET, "VpcId": VPC, "AvailableIpAddressCount": 99}]
+        },
     )
     found = told(config, inputs)
-    assert "sg-2 does not let all traffic out to itself" in found and "sg-1" not in found and "in from" not in found
+    assert (
+        "sg-2 does not let all traffic out to itself" in found
+        and "sg-1" not in found
+        and "in from" not in found
+    )
     assert f"{SUBNET} has no route to the Internet" in found
 
 
-@pytest.mark.parametrize(("key", "is_told"), [(OWN_KEY, False), (OWN_KEY.replace("123456789012", "210987654321"), True)])
-def test_a_key_of_another_account_is_told_in_the_plan(key: str, is_told: bool, account: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "is_told"), [(OWN_KEY, False), (OWN_KEY.replace("123456789012", "210987654321"), True)]
+)
+def test_a_key_of_another_account_is_told_in_the_plan(
+    key: str, is_told: bool, account: Any
+) -> None:
     plain = fleet("p4d.24xlarge")
-    config = replace(plain, fleet=replace(plain.fleet, sagemaker=replace(plain.fleet.sagemaker, kms_key=key)))
+    config = replace(
+        plain, fleet=replace(plain.fleet, sagemaker=replace(plain.fleet.sagemaker, kms_key=key))
+    )
     account(DescribeKey={"KeyMetadata": {"KeyState": "Enabled"}})
-    assert ("it is another account's, whose policy must let" in told(config, replace(INPUTS, engine="sagemaker"))) == is_told
+    assert (
+        "it is another account's, whose policy must let"
+        in told(config, replace(INPUTS, engine="sagemaker"))
+    ) == is_told
 
 
 INTERNET, ELSEWHERE = {"DestinationCidrBlock": "0.0.0.0/0"}, {"DestinationCidrBlock": "10.0.0.0/16"}
@@ -310,12 +443,22 @@ MAIN, OF_IT = {"Main": True}, {"SubnetId": SUBNET}
         ([(MAIN, [INTERNET]), (OF_IT, [ELSEWHERE])], True),
         ([(MAIN, []), (OF_IT, [INTERNET])], False),
         ([(OF_IT, [INTERNET | {"State": "blackhole"}])], True),  # its NAT gateway is gone
-        ([(OF_IT, [INTERNET | {"GatewayId": "igw-1"}])], True),  # and nodes with EFA have no public address
+        (
+            [(OF_IT, [INTERNET | {"GatewayId": "igw-1"}])],
+            True,
+        ),  # and nodes with EFA have no public address
         ([(OF_IT, [INTERNET | {"NatGatewayId": "nat-1"}])], False),
     ],
 )
-def test_a_subnet_without_a_way_out_is_told_and_not_refused(tables: Any, is_told: bool, account: Any) -> None:
-    row = {"SubnetId": SUBNET, "VpcId": VPC, "AvailabilityZone": "us-east-1b", "AvailableIpAddressCount": 1000}
+def test_a_subnet_without_a_way_out_is_told_and_not_refused(
+    tables: Any, is_told: bool, account: Any
+) -> None:
+    row = {
+        "SubnetId": SUBNET,
+        "VpcId": VPC,
+        "AvailabilityZone": "us-east-1b",
+        "AvailableIpAddressCount": 1000,
+    }
     found = [{"Associations": [joined], "Routes": routes} for joined, routes in tables]
     account(DescribeSubnets={"Subnets": [row]}, DescribeRouteTables={"RouteTables": found})
     config, inputs = fleet(vpc=VPC, subnets=(SUBNET,)), replace(INPUTS, subnet=SUBNET)
@@ -355,29 +498,53 @@ def test_sagemaker_s_machines_have_prices_of_their_own(account: Any) -> None:
               product("USE1-Train:ml.p6-b200.48xlarge-Plan", "2.0"), PRODUCT]  # fmt: skip
     sent = account(GetProducts={"PriceList": listed})
     asked = prices.Prices(Calls("us-east-1"))
-    assert asked.training("p6-b200.48xlarge") == prices.Price(131.0, prices.API), "hosting and what has no usage are others'"
-    assert asked.training("p6-b200.48xlarge", is_reserved=True) == prices.Price(0.0, prices.RESERVED)
+    assert asked.training("p6-b200.48xlarge") == prices.Price(131.0, prices.API), (
+        "hosting and what has no usage are others'"
+    )
+    assert asked.training("p6-b200.48xlarge", is_reserved=True) == prices.Price(
+        0.0, prices.RESERVED
+    )
     ((operation, request),) = sent
     assert (operation, request["ServiceCode"]) == ("GetProducts", "AmazonSageMaker")
-    assert {"Type": "TERM_MATCH", "Field": "instanceName", "Value": "ml.p6-b200.48xlarge"} in request["Filters"]
+    assert {
+        "Type": "TERM_MATCH",
+        "Field": "instanceName",
+        "Value": "ml.p6-b200.48xlarge",
+    } in request["Filters"]
     account(GetProducts=refused("AccessDenied"))
     table = prices.Prices(Calls("us-east-1"))
-    assert table.training("p4d.24xlarge") == prices.Price(25.2513, prices.OF_SAGEMAKER) and table.trouble
+    assert (
+        table.training("p4d.24xlarge") == prices.Price(25.2513, prices.OF_SAGEMAKER)
+        and table.trouble
+    )
     assert prices.Prices().training("p5en.48xlarge").usd is None
 
 
 @pytest.mark.parametrize(
-    "product", ["{", "[]", "null", '{"terms": 4}', PRODUCT.replace("43.1", "NaN"), PRODUCT.replace("43.1", "-1")]
+    "product",
+    [
+        "{",
+        "[]",
+        "null",
+        '{"terms": 4}',
+        PRODUCT.replace("43.1", "NaN"),
+        PRODUCT.replace("43.1", "-1"),
+    ],
 )
 def test_a_price_list_that_is_none_is_not_believed(product: str, account: Any) -> None:
     account(GetProducts={"PriceList": [product]})
-    assert prices.Prices(Calls("us-east-1")).instance("p5.48xlarge") == prices.Price(55.04, prices.TABLE)
+    assert prices.Prices(Calls("us-east-1")).instance("p5.48xlarge") == prices.Price(
+        55.04, prices.TABLE
+    )
 
 
 def test_without_an_answer_the_table_answers_and_says_so(account: Any) -> None:
     account(GetProducts=refused("AccessDenied"))
     asked = prices.Prices(Calls("us-east-1"))
-    assert asked.instance("p5.48xlarge") == prices.Price(55.04, prices.TABLE) and "pricing:GetProducts" in asked.trouble
+    assert (
+        asked.instance("p5.48xlarge") == prices.Price(55.04, prices.TABLE)
+        and "pricing:GetProducts" in asked.trouble
+    )
     assert prices.Prices().instance("p5e.48xlarge").usd is None
 
 
@@ -391,9 +558,15 @@ def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
     config = fleet(head="c7i.xlarge", ssh_from=("203.0.113.7/32",))
     found = {row.name: row for row in spending.of_ec2(config).rows}
     assert set(found) == {"nodes", "volumes", "file system", "NAT", "addresses", "head"}
-    assert found["nodes"].usd == 2 * 55.04 and found["file system"].usd == pytest.approx(0.14 * 1200 / 730)
+    assert found["nodes"].usd == 2 * 55.04 and found["file system"].usd == pytest.approx(
+        0.14 * 1200 / 730
+    )
     whole = spending.hourly(found.values())
-    assert whole is not None and bill_of(config).hour(2) == pytest.approx(whole) and whole > 2 * 55.04 + 0.5
+    assert (
+        whole is not None
+        and bill_of(config).hour(2) == pytest.approx(whole)
+        and whole > 2 * 55.04 + 0.5
+    )
     assert spending.hourly(spending.of_ec2(fleet("p5e.48xlarge")).rows) is None
     told = "\n".join(spending.describe(found.values(), 10.0))
     assert f"{whole:,.2f}  about ${whole * 10:,.2f} in 10.0 h" in told and prices.TABLE in told
@@ -404,8 +577,14 @@ def test_a_fleet_s_hours_are_those_of_all_its_resources() -> None:
 
 def test_on_the_head_an_hour_costs_the_same() -> None:
     config = fleet()
-    fsx = replace(config.fleet.fsx, dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com", mount_name="abc")
-    handed = replace(config, fleet=replace(config.fleet, hosts=("i-1=10.0.0.1", "i-2=10.0.0.2"), fsx=fsx))
+    fsx = replace(
+        config.fleet.fsx,
+        dns_name="fs-0123456789abcdef0.fsx.us-east-1.amazonaws.com",
+        mount_name="abc",
+    )
+    handed = replace(
+        config, fleet=replace(config.fleet, hosts=("i-1=10.0.0.1", "i-2=10.0.0.2"), fsx=fsx)
+    )
     assert bill_of(handed) == bill_of(config)
 
 
@@ -414,4 +593,6 @@ def test_what_is_the_user_s_own_costs_nothing_more() -> None:
     mounted = replace(own, fleet=replace(own.fleet, shared_folder="/mnt/mine"))
     assert {row.name for row in spending.of_ec2(mounted).rows} == {"nodes", "volumes"}
     block = bill_of(fleet(capacity="block"))
-    assert block.hour(2) == pytest.approx(spending.hourly(spending.of_ec2(fleet(capacity="block")).rows) or 0)
+    assert block.hour(2) == pytest.approx(
+        spending.hourly(spending.of_ec2(fleet(capacity="block")).rows) or 0
+    )

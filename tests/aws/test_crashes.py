@@ -18,7 +18,9 @@ STEP = 37  # of so many requests one is a case here
 def proven_empty(world: World, what: str, *words: str) -> None:
     code, told = world.type("clean", "YES=1", *words)
     assert code == 0 and "nothing of cloudy is left in us-east-1" in told, f"{what}: {told}"
-    assert world.ours == {} and not world.held and world.untouched, f"{what}: {world.ours} {world.held}"
+    assert world.ours == {} and not world.held and world.untouched, (
+        f"{what}: {world.ours} {world.held}"
+    )
 
 
 def test_setup_and_clean_as_they_are_typed() -> None:
@@ -47,13 +49,18 @@ def test_what_may_not_be_looked_at_is_told_and_all_else_goes(verb: str) -> None:
     world.account.denied |= {*HIDDEN.values()}
     code, told = world.type(verb, *(["YES=1"] if verb == "clean" else []))
     assert code == 1 and told.count("error:") == 1 and "Traceback" not in told, told
-    rows = [f"  {kind:18} was not looked at: your credentials may not do {action}\n" for kind, action in HIDDEN.items()]
+    rows = [
+        f"  {kind:18} was not looked at: your credentials may not do {action}\n"
+        for kind, action in HIDDEN.items()
+    ]
     assert all(row in told for row in rows) and told.count("was not looked at") == len(rows), told
     assert not world.ours if verb == "clean" else "NAT gateway" in told, f"{world.ours} {told}"
     assert world.untouched
 
 
-def test_a_folder_here_that_is_in_use_keeps_no_machine_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_here_that_is_in_use_keeps_no_machine_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World()
     assert world.type("setup")[0] == 0
     monkeypatch.setattr(cleaning, "is_locked", lambda folder: True)
@@ -70,8 +77,14 @@ def test_what_may_not_be_removed_is_told_and_all_else_goes(action: str) -> None:
     world.account.stuck["AWS::EC2::LaunchTemplate"] = 99
     code, told = world.type("clean", "YES=1")
     kinds = {"DeleteStack": "stack", "DeleteLaunchTemplate": "launch template"}
-    assert code == 1 and f"{kinds[action.partition(':')[2]]} " in told and f"your credentials may not do {action}" in told, told
-    assert set(world.ours.values()) <= {"launch-template"} and world.untouched, f"{world.ours} {told}"
+    assert (
+        code == 1
+        and f"{kinds[action.partition(':')[2]]} " in told
+        and f"your credentials may not do {action}" in told
+    ), told
+    assert set(world.ours.values()) <= {"launch-template"} and world.untouched, (
+        f"{world.ours} {told}"
+    )
 
 
 def test_clean_ends_instances_before_it_lists_anything() -> None:
@@ -79,7 +92,9 @@ def test_clean_ends_instances_before_it_lists_anything() -> None:
     assert world.type("setup")[0] == 0
     world.type("clean", "YES=1")
     asked = [operation for _, operation, _ in world.account.calls[world.before :]]
-    assert asked.index("TerminateInstances") < min(map(asked.index, ("ListTrainingJobs", "DescribeNatGateways", "DeleteStack")))
+    assert asked.index("TerminateInstances") < min(
+        map(asked.index, ("ListTrainingJobs", "DescribeNatGateways", "DeleteStack"))
+    )
 
 
 def test_a_setup_that_died_is_cleaned_up() -> None:
@@ -88,11 +103,20 @@ def test_a_setup_that_died_is_cleaned_up() -> None:
 
 
 @pytest.mark.parametrize(("words", "after"), [(("setup",), ()), (("clean", "YES=1"), ("setup",))])
-def test_ctrl_c_says_what_goes_on_and_how_to_end_it(words: tuple[str, ...], after: tuple[str, ...]) -> None:
+def test_ctrl_c_says_what_goes_on_and_how_to_end_it(
+    words: tuple[str, ...], after: tuple[str, ...]
+) -> None:
     for what, world in deaths(*words, after=after, step=STEP, killer=KeyboardInterrupt):
-        assert world.told.splitlines()[-1] == "stopped" and "Traceback" not in world.told, f"{what}: {world.told}"
-        if any(not operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[world.before :]):
-            assert "make ls shows what there is" in world.told and "make clean" in world.told, f"{what}: {world.told}"
+        assert world.told.splitlines()[-1] == "stopped" and "Traceback" not in world.told, (
+            f"{what}: {world.told}"
+        )
+        if any(
+            not operation.startswith(ASKS_ONLY)
+            for _, operation, _ in world.account.calls[world.before :]
+        ):
+            assert "make ls shows what there is" in world.told and "make clean" in world.told, (
+                f"{what}: {world.told}"
+            )
         proven_empty(world, what)
 
 
@@ -123,7 +147,11 @@ def test_what_runs_and_what_is_kept_warm_has_a_price() -> None:
     assert world.type("setup")[0] == 0
     engine_crashes.at_work(world.account)
     _, told = world.type("ls")
-    assert "2 x ml.c7i.8xlarge, InProgress" in told and "2 x ml.c7i.8xlarge, warm" in told and "$82.27 a day" in told, told
+    assert (
+        "2 x ml.c7i.8xlarge, InProgress" in told
+        and "2 x ml.c7i.8xlarge, warm" in told
+        and "$82.27 a day" in told
+    ), told
 
 
 def test_clean_asks_before_it_ends_what_costs_money() -> None:
@@ -133,7 +161,9 @@ def test_clean_asks_before_it_ends_what_costs_money() -> None:
     code, told = world.type("clean")
     assert code == 2 and world.ours == before
     assert re.search(
-        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: ends machines that cost \$4\.\d\d an hour", told, re.DOTALL
+        r"instance +i-\w+ .*\$\d+\.\d\d a day.*\nerror: make clean: ends machines that cost \$4\.\d\d an hour",
+        told,
+        re.DOTALL,
     ), told
     assert "nothing was touched\n  next: make clean YES=1" in told
     assert all(operation.startswith(ASKS_ONLY) for _, operation, _ in world.account.calls[first:])

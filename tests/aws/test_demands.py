@@ -21,32 +21,74 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "key", "said"),
     [
-        ({"capacity": "block", "instance_type": "p3dn.24xlarge"}, "fleet.aws.capacity", "on-demand, spot, or reservation, works"),
+        (
+            {"capacity": "block", "instance_type": "p3dn.24xlarge"},
+            "fleet.aws.capacity",
+            "on-demand, spot, or reservation, works",
+        ),
         ({"vpc": "vpc-0123456789abcdef0"}, "fleet.aws.vpc", "go together"),
         ({"subnets": ("subnet-0123456789abcdef0",)}, "fleet.aws.subnets", "go together"),
-        ({"region": "us-east-1", "zones": ("us-east-1a", "us-east-2a")}, "fleet.aws.zones", "us-east-2a is not in"),
-        ({"ssh_from": ("0.0.0.0/0",), "head": "c7i.xlarge"}, "fleet.aws.ssh_from", "whole Internet"),
-        ({"ssh_from": ("300.1.1.1/32",), "head": "c7i.xlarge"}, "fleet.aws.ssh_from", "is no network"),
-        ({"ssh_from": ("203.0.113.7/24",), "head": "c7i.xlarge"}, "fleet.aws.ssh_from", "host bits"),
-        ({"ssh_from": ("203.0.113.7/32",)}, "fleet.aws.ssh_from", "fleet.aws.head c7i.xlarge works"),
+        (
+            {"region": "us-east-1", "zones": ("us-east-1a", "us-east-2a")},
+            "fleet.aws.zones",
+            "us-east-2a is not in",
+        ),
+        (
+            {"ssh_from": ("0.0.0.0/0",), "head": "c7i.xlarge"},
+            "fleet.aws.ssh_from",
+            "whole Internet",
+        ),
+        (
+            {"ssh_from": ("300.1.1.1/32",), "head": "c7i.xlarge"},
+            "fleet.aws.ssh_from",
+            "is no network",
+        ),
+        (
+            {"ssh_from": ("203.0.113.7/24",), "head": "c7i.xlarge"},
+            "fleet.aws.ssh_from",
+            "host bits",
+        ),
+        (
+            {"ssh_from": ("203.0.113.7/32",)},
+            "fleet.aws.ssh_from",
+            "fleet.aws.head c7i.xlarge works",
+        ),
         ({"head": "c7i.xlarge"}, "fleet.aws.head", "fleet.aws.ssh_from says who"),
-        ({"head": "p5.48xlarge", "ssh_from": ("203.0.113.7/32",)}, "fleet.aws.head", "needs no accelerator"),
+        (
+            {"head": "p5.48xlarge", "ssh_from": ("203.0.113.7/32",)},
+            "fleet.aws.head",
+            "needs no accelerator",
+        ),
         ({"fsx_size_gib": 3600}, "fleet.fsx.size_gib", "4800 works"),
-        ({"instance_type": "p4d.24xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "p4d.24xlarge can't reach FSx over EFA"),
-        ({"instance_type": "trn2.48xlarge", **LUSTRE_EFA}, "fleet.fsx.efa", "paid for unused; false works, or trn1"),
+        (
+            {"instance_type": "p4d.24xlarge", **LUSTRE_EFA},
+            "fleet.fsx.efa",
+            "p4d.24xlarge can't reach FSx over EFA",
+        ),
+        (
+            {"instance_type": "trn2.48xlarge", **LUSTRE_EFA},
+            "fleet.fsx.efa",
+            "paid for unused; false works, or trn1",
+        ),
         ({"nodes": MOST_NODES + 1}, "fleet.nodes", "one stack makes"),
     ],
 )
-def test_what_aws_can_t_do_is_told_with_what_works(words: dict[str, Any], key: str, said: str) -> None:
+def test_what_aws_can_t_do_is_told_with_what_works(
+    words: dict[str, Any], key: str, said: str
+) -> None:
     told = dict(refuse(fleet(**words)))
     assert key in told and said in told[key]
 
 
 def test_reservations_go_with_what_uses_them() -> None:
     config = fleet(capacity="block")
-    without = replace(config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, reservation=None)))
+    without = replace(
+        config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, reservation=None))
+    )
     assert "names the reservation" in dict(refuse(without))["fleet.aws.reservation"]
-    unused = replace(config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, capacity="spot")))
+    unused = replace(
+        config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, capacity="spot"))
+    )
     assert "not used with spot" in dict(refuse(unused))["fleet.aws.reservation"]
     both = replace(config, fleet=replace(config.fleet, spot=True))
     assert "false works" in dict(refuse(both))["fleet.spot"]
@@ -54,8 +96,16 @@ def test_reservations_go_with_what_uses_them() -> None:
 
 def test_folders_leave_room_for_what_is_linked() -> None:
     config = fleet()
-    for folder, said in (("/fsx", "/fsx/trainfleet works"), ("/fsx/linked/x", "another folder works")):
+    for folder, said in (
+        ("/fsx", "/fsx/trainfleet works"),
+        ("/fsx/linked/x", "another folder works"),
+    ):
         told = dict(refuse(replace(config, fleet=replace(config.fleet, shared_folder=folder))))
         assert said in told["fleet.shared_folder"]
-    linked = replace(config.fleet, shared_folder="/mnt", fsx=replace(config.fleet.fsx, link="s3://a-b-c/d"))
-    assert "only a file system that is made" in dict(refuse(replace(config, fleet=linked)))["fleet.fsx.link"]
+    linked = replace(
+        config.fleet, shared_folder="/mnt", fsx=replace(config.fleet.fsx, link="s3://a-b-c/d")
+    )
+    assert (
+        "only a file system that is made"
+        in dict(refuse(replace(config, fleet=linked)))["fleet.fsx.link"]
+    )

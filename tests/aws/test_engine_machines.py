@@ -43,7 +43,9 @@ def mine(account: Account) -> list[Thing]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_all_is_made_found_and_taken_down_and_what_others_have_stays(engine: str, account: Account, tmp_path: Path) -> None:
+def test_all_is_made_found_and_taken_down_and_what_others_have_stays(
+    engine: str, account: Account, tmp_path: Path
+) -> None:
     config = engine_config(tmp_path, engine)
     machines = BACKENDS[engine](config).machines()
     assert [artifact.name for artifact in machines.changes()] == [
@@ -75,11 +77,15 @@ def test_a_run_that_measures_uses_what_is_there_and_neither_changes_nor_removes_
     assert again.fleet_name == "cloudy" and not is_guest(config)
 
 
-def test_a_config_s_clean_leaves_the_image_that_another_config_holds(account: Account, tmp_path: Path) -> None:
+def test_a_config_s_clean_leaves_the_image_that_another_config_holds(
+    account: Account, tmp_path: Path
+) -> None:
     machines = BACKENDS["batch"](engine_config(tmp_path, "batch", image="build")).machines()
     held = {"sha256:1": {"cloudy.cpu-1", "bob.cpu-1"}, "sha256:2": {"cloudy.cpu-2"}}
     account.add("repository", "trainfleet", {}, own_tags("cloudy"), images=held)
-    assert len(machines.left()) == 2 and all("image" in line and "cloudy.cpu-" in line for line in machines.left())
+    assert len(machines.left()) == 2 and all(
+        "image" in line and "cloudy.cpu-" in line for line in machines.left()
+    )
     machines.remove(purge=False)
     assert held == {"sha256:1": {"bob.cpu-1"}} and not machines.left()
     others = BACKENDS["batch"](replace(engine_config(tmp_path, "batch"), name="bob")).machines()
@@ -87,9 +93,15 @@ def test_a_config_s_clean_leaves_the_image_that_another_config_holds(account: Ac
     assert "trainfleet" not in account.things, "the repository goes with the last image"
 
 
-@pytest.mark.parametrize("name", ["sagemaker"])  # Batch's execution role may by a policy of AWS's own
-@pytest.mark.parametrize("image", ["build", "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/x:1"])
-def test_the_role_that_pulls_may_pull_the_image_of_the_job(name: str, image: str, account: Account, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["sagemaker"]
+)  # Batch's execution role may by a policy of AWS's own
+@pytest.mark.parametrize(
+    "image", ["build", "210987654321.dkr.ecr.eu-west-1.amazonaws.com/team/x:1"]
+)
+def test_the_role_that_pulls_may_pull_the_image_of_the_job(
+    name: str, image: str, account: Account, tmp_path: Path
+) -> None:
     config = engine_config(tmp_path, name, image=image)
     (stack, *_) = BACKENDS[name](config).machines().changes()
     policies = yaml.safe_load(stack.text)["Resources"]["JobRole"]["Properties"]["Policies"]
@@ -101,9 +113,14 @@ def test_the_role_that_pulls_may_pull_the_image_of_the_job(name: str, image: str
 
 
 @pytest.mark.parametrize("name", ["batch", "sagemaker"])
-def test_a_queue_and_roles_of_yours_need_nothing(name: str, account: Account, tmp_path: Path) -> None:
+def test_a_queue_and_roles_of_yours_need_nothing(
+    name: str, account: Account, tmp_path: Path
+) -> None:
     role = "arn:aws:iam::111122223333:role/train"
-    own = {"batch": {"queue": "mine", "job_role": role, "execution_role": role}, "sagemaker": {"role": role}}[name]
+    own = {
+        "batch": {"queue": "mine", "job_role": role, "execution_role": role},
+        "sagemaker": {"role": role},
+    }[name]
     machines = BACKENDS[name](engine_config(tmp_path, name, **{name: own})).machines()
     assert machines.changes() == () and machines.apply() == 0 and not mine(account)
 
@@ -119,18 +136,29 @@ def test_a_plan_says_what_an_hour_costs_and_whether_there_is_time_to_save(
 ) -> None:
     monkeypatch.setattr("trainfleet.backends.sagemaker.size_of", lambda config: 200 * 2**30)
     said = told(engine_config(tmp_path, "sagemaker", sagemaker={"input_mode": "file"}))
-    assert "2 x ml.c7i.8xlarge" in said and "2 x 400 GiB" in said and prices.OF_SAGEMAKER in said, said
+    assert "2 x ml.c7i.8xlarge" in said and "2 x 400 GiB" in said and prices.OF_SAGEMAKER in said, (
+        said
+    )
     assert "where the engine ends it, 110 s are left to save in; saving takes about 0 s" in said
     said = told(engine_config(tmp_path, "batch"))
     assert "2 x c7i.8xlarge" in said and "2 x 300 GiB gp3" in said and "NAT gateway" in said, said
     assert "where the engine ends it, 100 s are left to save in" in said and "warning" not in said
     config = engine_config(tmp_path, "batch", batch={"queue": "theirs"})
-    large = replace(config, model=replace(config.model, layers=80, hidden_size=8192, heads=64, intermediate_size=28672))
-    assert "warning: where the engine ends it, 20 s are left to save in" in told(large) and "NAT" not in told(large)
+    large = replace(
+        config,
+        model=replace(config.model, layers=80, hidden_size=8192, heads=64, intermediate_size=28672),
+    )
+    assert "warning: where the engine ends it, 20 s are left to save in" in told(
+        large
+    ) and "NAT" not in told(large)
 
 
-@pytest.mark.parametrize(("engine", "dollars"), [("sagemaker", 1.714 + 100 * 0.14 / 730), ("batch", 1.43)])
-def test_the_budget_counts_with_the_engine_s_own_prices(engine: str, dollars: float, account: Account, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "dollars"), [("sagemaker", 1.714 + 100 * 0.14 / 730), ("batch", 1.43)]
+)
+def test_the_budget_counts_with_the_engine_s_own_prices(
+    engine: str, dollars: float, account: Account, tmp_path: Path
+) -> None:
     bill = BACKENDS[engine](engine_config(tmp_path, engine)).bill()
     assert bill is not None and dollars <= bill.hour(2) / 2 < dollars + 0.1
     assert not account.calls, "the table knows this type"
@@ -159,11 +187,15 @@ def test_killed_at_any_request_of_setup_nothing_is_left_after_clean(
             BACKENDS[engine](config).machines().remove(purge=False)
             assert not mine(account), number
             assert untouched(account), number
-        number += 1 if number < 8 else 7  # the first requests look and create; then it watches the stack
+        number += (
+            1 if number < 8 else 7
+        )  # the first requests look and create; then it watches the stack
     assert number > 10
 
 
-def test_who_may_not_delete_a_log_deletes_the_job_all_the_same(account: Account, tmp_path: Path) -> None:
+def test_who_may_not_delete_a_log_deletes_the_job_all_the_same(
+    account: Account, tmp_path: Path
+) -> None:
     engine_crashes.others(account)
     engine_crashes.at_work(account)
     account.denied.add("logs:DeleteLogStream")

@@ -30,7 +30,13 @@ from trainfleet.trust.errors import BackendError, ImageError
 
 ROLE = f"arn:aws:iam::{Account.number}:role"
 OWN = {
-    "batch": {"batch": {"queue": "mine", "job_role": f"{ROLE}/train", "execution_role": f"{ROLE}/train-execution"}},
+    "batch": {
+        "batch": {
+            "queue": "mine",
+            "job_role": f"{ROLE}/train",
+            "execution_role": f"{ROLE}/train-execution",
+        }
+    },
     "sagemaker": {"sagemaker": {"role": f"{ROLE}/train"}},
 }
 
@@ -86,9 +92,16 @@ BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("engine", "spoil", "what", "next"), BAD, ids=[f"{row[0]}-{row[2][:40]}" for row in BAD])
+@pytest.mark.parametrize(
+    ("engine", "spoil", "what", "next"), BAD, ids=[f"{row[0]}-{row[2][:40]}" for row in BAD]
+)
 def test_what_could_not_run_is_said_before_anything_is_made(
-    engine: str, spoil: Callable[[Account], object], what: str, next: str, account: Account, tmp_path: Path
+    engine: str,
+    spoil: Callable[[Account], object],
+    what: str,
+    next: str,
+    account: Account,
+    tmp_path: Path,
 ) -> None:
     config = engine_config(tmp_path, engine, **OWN[engine])
     spoil(account)
@@ -99,7 +112,9 @@ def test_what_could_not_run_is_said_before_anything_is_made(
     assert not made & {"RegisterJobDefinition", "SubmitJob", "CreateTrainingJob", "PutParameter"}
 
 
-def test_a_name_that_another_job_has_is_said(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_another_job_has_is_said(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It can't be looked at, as it is being deleted, and its name is not free yet."""
     config = engine_config(tmp_path, "sagemaker", **OWN["sagemaker"])
     backend = BACKENDS["sagemaker"](config)
@@ -109,17 +124,23 @@ def test_a_name_that_another_job_has_is_said(account: Account, tmp_path: Path, m
     monkeypatch.setattr(backend, "_described", lambda name: None)
     with pytest.raises(BackendError, match="the name of the job is taken") as caught:
         backend.submit(request)
-    assert "another name in config.yaml" in caught.value.next and "already exists" in caught.value.why
+    assert (
+        "another name in config.yaml" in caught.value.next and "already exists" in caught.value.why
+    )
 
 
-def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(account: Account, tmp_path: Path) -> None:
+def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(
+    account: Account, tmp_path: Path
+) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
     with pytest.raises(ImageError, match="is not in the registry") as caught:
         job_image.make_ready(engine_config(tmp_path, "batch", image=image, **OWN["batch"]))
     assert caught.value.next == "make push" and "has no such tag" in caught.value.why
 
 
-def test_without_a_stack_it_is_said_that_setup_comes_first(account: Account, tmp_path: Path) -> None:
+def test_without_a_stack_it_is_said_that_setup_comes_first(
+    account: Account, tmp_path: Path
+) -> None:
     with pytest.raises(BackendError, match="nothing is set up for this config") as caught:
         submit(engine_config(tmp_path, "sagemaker"))
     assert caught.value.next == "make setup"
@@ -127,12 +148,16 @@ def test_without_a_stack_it_is_said_that_setup_comes_first(account: Account, tmp
 
 def test_warm_pools_have_a_quota_of_their_own(account: Account, tmp_path: Path) -> None:
     account.watched.quotas["ml.c7i.8xlarge for training warm pool usage"] = 0  # type: ignore[attr-defined]
-    config = engine_config(tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"warm_pool_minutes": 10})
+    config = engine_config(
+        tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"warm_pool_minutes": 10}
+    )
     with pytest.raises(BackendError, match="training warm pool usage"):
         submit(config)
 
 
-THEIRS, OURS = (f"arn:aws:kms:us-east-1:{account}:key/0123abcd" for account in ("222233334444", Account.number))
+THEIRS, OURS = (
+    f"arn:aws:kms:us-east-1:{account}:key/0123abcd" for account in ("222233334444", Account.number)
+)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +178,9 @@ def test_a_key_that_can_t_be_used_is_said_before_a_job_is_made(
     key: str, state: str, what: str, next: str, account: Account, tmp_path: Path
 ) -> None:
     account.watched.keys[key] = state  # type: ignore[attr-defined]
-    config = engine_config(tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"kms_key": key})
+    config = engine_config(
+        tmp_path, "sagemaker", sagemaker=OWN["sagemaker"]["sagemaker"] | {"kms_key": key}
+    )
     with pytest.raises(BackendError) if what else nullcontext() as caught:
         submit(config)
     if what:
@@ -166,7 +193,9 @@ ROLE_STATEMENTS = [("batch", "job_role", engine_template.statements), ("batch", 
 
 
 @pytest.mark.parametrize(
-    ("engine", "role", "statements"), ROLE_STATEMENTS, ids=lambda value: value if isinstance(value, str) else ""
+    ("engine", "role", "statements"),
+    ROLE_STATEMENTS,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_named(
     engine: str, role: str, statements: Any, account: Account, tmp_path: Path
@@ -186,7 +215,9 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
 def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> None:
     account.denied |= {"iam:GetRole", "service-quotas:ListServiceQuotas", "s3:GetBucketLocation"}
     submit(engine_config(tmp_path, "batch", **OWN["batch"]))
-    assert ("batch", "SubmitJob") in {(service, operation) for service, operation, _ in account.calls}
+    assert ("batch", "SubmitJob") in {
+        (service, operation) for service, operation, _ in account.calls
+    }
 
 
 @pytest.mark.parametrize(
@@ -199,7 +230,9 @@ def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> Non
         (lambda account: None, "RUNNABLE: machines are on their way"),
     ],
 )  # fmt: skip
-def test_why_a_job_waits_is_looked_up(spoil: Callable[[Account], object], said: str, account: Account) -> None:
+def test_why_a_job_waits_is_looked_up(
+    spoil: Callable[[Account], object], said: str, account: Account
+) -> None:
     spoil(account)
     for name in ("mine", f"arn:aws:batch:us-east-1:{Account.number}:job-queue/mine"):
         found = QueueReasons(lambda: Calls("us-east-1"), name).why({"status": "RUNNABLE"})

@@ -47,14 +47,20 @@ def untouched(account: Account) -> bool:
                for id, thing in known.items())  # fmt: skip
 
 
-def test_a_fleet_is_made_found_and_taken_down_and_what_others_have_stays(account: Account, config: Config) -> None:
+def test_a_fleet_is_made_found_and_taken_down_and_what_others_have_stays(
+    account: Account, config: Config
+) -> None:
     fleet, said = make(config)
     assert [node.slot for node in fleet.nodes()] == [0, 1] and fleet.head() and fleet.mount()
     assert any(line.startswith("Node1 made EC2 Instance i-") for line in said)
-    assert not any("CloudFormation Stack" in line for line in said), "the stack's own events are no resource's"
+    assert not any("CloudFormation Stack" in line for line in said), (
+        "the stack's own events are no resource's"
+    )
     found = fleet.left()
     assert {one.id for one in found} - {"trainfleet-cloudy"} == {
-        id for id, kind in ours(account).items() if not account.things[id].more.get("RequesterManaged")
+        id
+        for id, kind in ours(account).items()
+        if not account.things[id].more.get("RequesterManaged")
     }
     fleet.remove(False, said.append)
     assert fleet.left() == [] and ours(account) == {} and untouched(account)
@@ -79,11 +85,17 @@ def test_another_number_of_nodes_leaves_the_others_alone(account: Account, tmp_p
     assert ids(fleet)[:2] == four[:2] and ids(fleet)[2] not in four
 
 
-def test_a_bad_node_is_replaced_alone_and_so_is_one_that_is_gone(account: Account, tmp_path: Path) -> None:
+def test_a_bad_node_is_replaced_alone_and_so_is_one_that_is_gone(
+    account: Account, tmp_path: Path
+) -> None:
     fleet, _ = make(config := config_of(tmp_path, nodes=3))
     three = ids(fleet)
     make(config, {three[1]})
-    assert (three[0], three[2]) == tuple(ids(fleet)[:2]) and three[1] not in ids(fleet) and len(ids(fleet)) == 3
+    assert (
+        (three[0], three[2]) == tuple(ids(fleet)[:2])
+        and three[1] not in ids(fleet)
+        and len(ids(fleet)) == 3
+    )
     now = ids(fleet)
     from aws.compute import terminate
 
@@ -93,8 +105,12 @@ def test_a_bad_node_is_replaced_alone_and_so_is_one_that_is_gone(account: Accoun
     assert ids(fleet)[:2] == now[1:] and len(ids(fleet)) == 3
 
 
-def test_in_a_reservation_a_node_goes_before_another_comes(account: Account, tmp_path: Path) -> None:
-    account.capacity["us-east-1a", "c7i.8xlarge"] = 3 + 1  # two strangers' and the head's are elsewhere
+def test_in_a_reservation_a_node_goes_before_another_comes(
+    account: Account, tmp_path: Path
+) -> None:
+    account.capacity["us-east-1a", "c7i.8xlarge"] = (
+        3 + 1
+    )  # two strangers' and the head's are elsewhere
     aws = {
         "capacity": "reservation",
         "reservation": "cr-0123456789abcdef0",
@@ -102,8 +118,14 @@ def test_in_a_reservation_a_node_goes_before_another_comes(account: Account, tmp
         "ssh_from": [],
         "zones": ["us-east-1a"],
     }
-    room = {"InstanceType": "c7i.8xlarge", "AvailabilityZone": "us-east-1a", "AvailableInstanceCount": 3}
-    account.add("capacity-reservation", "cr-0123456789abcdef0", room, {"team": "ours"}).state = "active"
+    room = {
+        "InstanceType": "c7i.8xlarge",
+        "AvailabilityZone": "us-east-1a",
+        "AvailableInstanceCount": 3,
+    }
+    account.add(
+        "capacity-reservation", "cr-0123456789abcdef0", room, {"team": "ours"}
+    ).state = "active"
     fleet, _ = make(config := config_of(tmp_path, nodes=3, aws=aws))
     first = ids(fleet)
     make(config, {first[0]})
@@ -118,18 +140,24 @@ def test_what_was_stopped_is_started_again(account: Account, config: Config) -> 
     assert ids(fleet) == before and any("starting" in line for line in said)
 
 
-def test_without_room_the_next_zone_is_tried_and_nothing_of_the_first_is_left(account: Account, config: Config) -> None:
+def test_without_room_the_next_zone_is_tried_and_nothing_of_the_first_is_left(
+    account: Account, config: Config
+) -> None:
     account.capacity["us-east-1a", "c7i.8xlarge"] = 2  # another's and the head
     fleet, said = make(config)
     assert {node.zone for node in fleet.nodes()} == {"us-east-1b"}
     assert any(
-        "AWS has no such machines there now: We currently do not have sufficient c7i.8xlarge" in line and "next zone" in line
+        "AWS has no such machines there now: We currently do not have sufficient c7i.8xlarge"
+        in line
+        and "next zone" in line
         for line in said
     )
     assert len(account.stacks) == 2 and sum(kind == "vpc" for kind in ours(account).values()) == 1
 
 
-def test_without_room_anywhere_that_is_said_and_nothing_is_left(account: Account, config: Config) -> None:
+def test_without_room_anywhere_that_is_said_and_nothing_is_left(
+    account: Account, config: Config
+) -> None:
     account.capacity |= {(zone, "c7i.8xlarge"): 1 for zone in account.zones}
     with pytest.raises(CloudError, match="could not be made in us-east-1c") as told:
         make(config)
@@ -137,7 +165,9 @@ def test_without_room_anywhere_that_is_said_and_nothing_is_left(account: Account
     assert ours(account) == {} and untouched(account)
 
 
-def test_more_nodes_than_there_is_room_for_leaves_those_that_are_there(account: Account, tmp_path: Path) -> None:
+def test_more_nodes_than_there_is_room_for_leaves_those_that_are_there(
+    account: Account, tmp_path: Path
+) -> None:
     fleet, _ = make(config_of(tmp_path))
     before = ids(fleet)
     account.capacity["us-east-1a", "c7i.8xlarge"] = 4
@@ -159,14 +189,22 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-@pytest.mark.parametrize("type_", ["AWS::FSx::FileSystem", "AWS::EC2::VPC", "AWS::IAM::Role", "Node1"])
-def test_what_fails_is_told_in_plain_words_and_leaves_nothing(account: Account, config: Config, reason: str, type_: str) -> None:
+@pytest.mark.parametrize(
+    "type_", ["AWS::FSx::FileSystem", "AWS::EC2::VPC", "AWS::IAM::Role", "Node1"]
+)
+def test_what_fails_is_told_in_plain_words_and_leaves_nothing(
+    account: Account, config: Config, reason: str, type_: str
+) -> None:
     account.faults[type_] = (
         f'Resource handler returned message: "{reason} (Service: Ec2, Status Code: 400, Request ID: 5)" (RequestToken: 7, HandlerErrorCode: X)'
     )
     with pytest.raises(CloudError) as told:
         make(config)
-    assert REASONS[reason] in told.value.why and reason.rstrip(".") in told.value.why and "RequestToken" not in told.value.why
+    assert (
+        REASONS[reason] in told.value.why
+        and reason.rstrip(".") in told.value.why
+        and "RequestToken" not in told.value.why
+    )
     account.sleep(1000)
     assert ours(account) == {} and untouched(account)
 
@@ -175,14 +213,18 @@ def test_what_fails_is_told_in_plain_words_and_leaves_nothing(account: Account, 
                                    "AWS::EC2::InternetGateway", "AWS::EC2::LaunchTemplate", "AWS::Logs::LogGroup", "AWS::EC2::NatGateway", "AWS::EC2::EIP",
                                    "AWS::IAM::InstanceProfile", "AWS::EC2::RouteTable", "AWS::EC2::VPCEndpoint", "AWS::EC2::Instance"])  # fmt: skip
 @pytest.mark.parametrize("times", [1, 100])
-def test_what_a_stack_can_t_delete_is_removed_piece_by_piece(account: Account, config: Config, type_: str, times: int) -> None:
+def test_what_a_stack_can_t_delete_is_removed_piece_by_piece(
+    account: Account, config: Config, type_: str, times: int
+) -> None:
     fleet, said = make(config)
     account.stuck[type_] = times
     fleet.remove(True, said.append)
     assert fleet.left() == [] and ours(account) == {} and untouched(account)
 
 
-def test_what_holds_data_stays_and_is_listed_until_it_is_purged(account: Account, config: Config) -> None:
+def test_what_holds_data_stays_and_is_listed_until_it_is_purged(
+    account: Account, config: Config
+) -> None:
     fleet, said = make(config)
     next(account.of("bucket"))
     bucket = next(thing for thing in account.of("bucket") if "cloudy" in thing.id)
@@ -191,7 +233,12 @@ def test_what_holds_data_stays_and_is_listed_until_it_is_purged(account: Account
     disk.more["written"] = 1e9
     stay = fleet.remove(False, said.append)
     kinds = set(ours(account).values())
-    assert {bucket.id, disk.id} <= stay and {"instance", "nat-gateway", "address", "volume"}.isdisjoint(kinds)
+    assert {bucket.id, disk.id} <= stay and {
+        "instance",
+        "nat-gateway",
+        "address",
+        "volume",
+    }.isdisjoint(kinds)
     assert {one.id for one in fleet.left()} <= stay and fleet.remove(False, said.append) == stay
     again, _ = make(config)
     assert len(ids(again)) == 2 and disk.id in account.things and bucket.more["objects"]
@@ -199,7 +246,9 @@ def test_what_holds_data_stays_and_is_listed_until_it_is_purged(account: Account
     assert fleet.left() == [] and ours(account) == {} and untouched(account)
 
 
-def test_a_stranger_in_our_network_is_left_alone_and_named(account: Account, config: Config) -> None:
+def test_a_stranger_in_our_network_is_left_alone_and_named(
+    account: Account, config: Config
+) -> None:
     from trainfleet.cloud.sweep import strangers as named
 
     fleet, said = make(config)
@@ -207,19 +256,32 @@ def test_a_stranger_in_our_network_is_left_alone_and_named(account: Account, con
     account.add(
         "network-interface",
         "eni-0f0e1a2b3c4d5e6f7",
-        {"SubnetId": subnet.id, "VpcId": subnet.properties["VpcId"], "Description": "their database"},
+        {
+            "SubnetId": subnet.id,
+            "VpcId": subnet.properties["VpcId"],
+            "Description": "their database",
+        },
         {},
     )
     fleet.remove(True, said.append)
     left = fleet.left()
-    assert {one.kind for one in left} == {"stack", "subnet", "VPC"} and "eni-0f0e1a2b3c4d5e6f7" in account.things
-    assert ["eni-0f0e1a2b3c4d5e6f7" in line and "their database" in line for line in named(fleet.calls, left)] == [True]
+    assert {one.kind for one in left} == {
+        "stack",
+        "subnet",
+        "VPC",
+    } and "eni-0f0e1a2b3c4d5e6f7" in account.things
+    assert [
+        "eni-0f0e1a2b3c4d5e6f7" in line and "their database" in line
+        for line in named(fleet.calls, left)
+    ] == [True]
     del account.things["eni-0f0e1a2b3c4d5e6f7"]
     fleet.remove(True, said.append)
     assert fleet.left() == [] and ours(account) == {}
 
 
-def test_a_stack_of_that_name_that_is_not_ours_is_never_touched(account: Account, config: Config) -> None:
+def test_a_stack_of_that_name_that_is_not_ours_is_never_touched(
+    account: Account, config: Config
+) -> None:
     make(config)
     stack = next(iter(account.stacks.values()))
     stack.tags = {"team": "theirs"}
@@ -230,7 +292,9 @@ def test_a_stack_of_that_name_that_is_not_ours_is_never_touched(account: Account
     assert len(account.living()) == before or stack.status == "CREATE_COMPLETE"
 
 
-def test_what_is_new_and_not_seen_yet_is_made_and_removed_all_the_same(account: Account, config: Config) -> None:
+def test_what_is_new_and_not_seen_yet_is_made_and_removed_all_the_same(
+    account: Account, config: Config
+) -> None:
     account.lag = 8.0
     fleet, said = make(config)
     fleet.remove(False, said.append)
@@ -243,7 +307,9 @@ def test_throttling_delays_and_breaks_nothing(account: Account, config: Config) 
     looks, throttled = {"DescribeStackEvents", "DescribeStacks"}, list[int]()
 
     def throttle(number: int) -> bool:
-        followed = any(operation == "CreateStack" for _, operation, _ in account.calls[: number - 2])
+        followed = any(
+            operation == "CreateStack" for _, operation, _ in account.calls[: number - 2]
+        )
         if followed and number % 3 == 0 and account.calls[number][1] in looks:
             throttled.append(number)
             return True
@@ -254,7 +320,9 @@ def test_throttling_delays_and_breaks_nothing(account: Account, config: Config) 
     assert len(ids(fleet)) == 2 and len(throttled) > 5
 
 
-def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(account: Account, config: Config) -> None:
+def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(
+    account: Account, config: Config
+) -> None:
     def expire_while_the_stack_is_made(number: int) -> bool:
         if account.calls[number][1] == "CreateStack":
             account.expires_at = number + 2
@@ -273,9 +341,17 @@ def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(
 
 
 @pytest.mark.parametrize(
-    "action", ["cloudformation:CreateStack", "ssm:GetParameter", "ec2:DescribeInstanceTypeOfferings", "sts:GetCallerIdentity"]
+    "action",
+    [
+        "cloudformation:CreateStack",
+        "ssm:GetParameter",
+        "ec2:DescribeInstanceTypeOfferings",
+        "sts:GetCallerIdentity",
+    ],
 )
-def test_a_denied_action_is_named_and_nothing_is_made(account: Account, config: Config, action: str) -> None:
+def test_a_denied_action_is_named_and_nothing_is_made(
+    account: Account, config: Config, action: str
+) -> None:
     account.denied.add(action)
     with pytest.raises(CloudError, match=f"your credentials may not do {action}"):
         make(config)
@@ -304,14 +380,18 @@ def test_the_requests_are_those_that_aws_was_sent(account: Account, config: Conf
     assert {key: value for key, value in planned[0][2].items() if key not in ("ClientRequestToken", "Tags", "TemplateBody")} == {
         key: value for key, value in sent[0].items() if key not in ("ClientRequestToken", "Tags", "TemplateBody")}  # fmt: skip
     assert (
-        json.loads(planned[0][2]["TemplateBody"])["Resources"].keys() == json.loads(sent[0]["TemplateBody"])["Resources"].keys()
+        json.loads(planned[0][2]["TemplateBody"])["Resources"].keys()
+        == json.loads(sent[0]["TemplateBody"])["Resources"].keys()
     )
 
 
-def test_too_small_a_quota_is_told_before_anything_is_made(account: Account, config: Config) -> None:
+def test_too_small_a_quota_is_told_before_anything_is_made(
+    account: Account, config: Config
+) -> None:
     account.quotas["L-1216C47A"] = 64.0
     with pytest.raises(
-        CloudError, match=r"2 x c7i.8xlarge need 64 vCPUs; your quota 'Running On-Demand Standard .* is 64, and 32"
+        CloudError,
+        match=r"2 x c7i.8xlarge need 64 vCPUs; your quota 'Running On-Demand Standard .* is 64, and 32",
     ):
         make(config)
     assert ours(account) == {}, "nothing was begun"
@@ -319,20 +399,31 @@ def test_too_small_a_quota_is_told_before_anything_is_made(account: Account, con
 
 def test_a_bucket_that_was_kept_is_used_again(account: Account, config: Config) -> None:
     fleet, _ = make(config)
-    name = next(thing.id for thing in account.living() if thing.kind == "bucket" and thing.id != "trainfleet-theirs")
+    name = next(
+        thing.id
+        for thing in account.living()
+        if thing.kind == "bucket" and thing.id != "trainfleet-theirs"
+    )
     account.things[name].more["objects"] = {"runs/x": 5}
     account.stacks.clear()  # somebody has deleted the stack in the console, which kept the bucket
     for thing in list(account.things.values()):
         if thing.made_by and thing.id != name:
             del account.things[thing.id]
     fleet, _ = make(config)
-    assert "Bucket" not in fleet.stack.resources() and account.things[name].more["objects"] == {"runs/x": 5}
+    assert "Bucket" not in fleet.stack.resources() and account.things[name].more["objects"] == {
+        "runs/x": 5
+    }
 
 
 def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) -> None:
     aws = {"capacity": "block", "reservation": "cr-0123456789abcdef0", "head": None, "ssh_from": []}
     end = datetime.datetime(2026, 11, 23, 11, 30, tzinfo=datetime.UTC)
-    account.add("capacity-reservation", "cr-0123456789abcdef0", {"EndDate": end, "InstanceType": "p5.48xlarge"}, {})
+    account.add(
+        "capacity-reservation",
+        "cr-0123456789abcdef0",
+        {"EndDate": end, "InstanceType": "p5.48xlarge"},
+        {},
+    )
     blocked = config_of(tmp_path, instance_type="p5.48xlarge", aws=aws)
     assert FleetStack(blocked).ends() == end.timestamp() - 1800
     assert FleetStack(config_of(tmp_path)).ends() is None
@@ -341,7 +432,9 @@ def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) 
 def test_nodes_are_made_where_their_reservation_is(account: Account, tmp_path: Path) -> None:
     room = {"InstanceType": "c7i.8xlarge", "AvailabilityZone": "us-east-1c", "AvailableInstanceCount": 2,
             "PlacementGroupArn": "arn:aws:ec2:us-east-1:111122223333:placement-group/close"}  # fmt: skip
-    account.add("capacity-reservation", "cr-0123456789abcdef0", room, {"team": "ours"}).state = "active"
+    account.add(
+        "capacity-reservation", "cr-0123456789abcdef0", room, {"team": "ours"}
+    ).state = "active"
     words = {"capacity": "reservation", "reservation": "cr-0123456789abcdef0"}
     fleet, _ = make(config_of(tmp_path, aws=words))
     assert {node.zone for node in fleet.nodes()} == {"us-east-1c"}

@@ -15,8 +15,19 @@ from aws.rules import described
 from trainfleet.hardware import node_types
 
 FILE: dict[str, Any] = json.loads(node_types.TABLE.read_text())
-TRAINED_ON = frozenset(botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)  # type: ignore[attr-defined]
-PRODUCT = {"terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"unit": "Hrs", "pricePerUnit": {"USD": "55.5"}}}}}}}
+TRAINED_ON = frozenset(
+    botocore.session.get_session()
+    .get_service_model("sagemaker")
+    .shape_for("TrainingInstanceType")
+    .enum
+)  # type: ignore[attr-defined]
+PRODUCT = {
+    "terms": {
+        "OnDemand": {
+            "a": {"priceDimensions": {"b": {"unit": "Hrs", "pricePerUnit": {"USD": "55.5"}}}}
+        }
+    }
+}
 MADE_BY_THE_SCRIPT = "a change by hand keeps the script's form: scripts/instance_types.py"
 
 

@@ -61,16 +61,36 @@ def test_a_plan_tells_dollars_changes_and_what_stands_against_it(
     config_of(tmp_path, nodes=3)
     said = plan(capsys, OUT="plan")
     assert "+ a new stack of" in said and "4 EC2 Instance" in said
-    assert "  nodes              4.29  3 x c7i.8xlarge, on-demand" in said and "  all                6.11  an hour" in said
-    assert "list price in us-east-1, 2026-11-22: nodes, volumes, file system, NAT, addresses, head" in said
-    assert "FSx writes runs and datasets back to s3://trainfleet-cloudy-111122223333-us-east-1/cloudy/ as they change" in said
+    assert (
+        "  nodes              4.29  3 x c7i.8xlarge, on-demand" in said
+        and "  all                6.11  an hour" in said
+    )
+    assert (
+        "list price in us-east-1, 2026-11-22: nodes, volumes, file system, NAT, addresses, head"
+        in said
+    )
+    assert (
+        "FSx writes runs and datasets back to s3://trainfleet-cloudy-111122223333-us-east-1/cloudy/ as they change"
+        in said
+    )
     assert "access\n  SSH from 198.51.100.0/24, through the head, c7i.8xlarge" in said
-    assert "logs\n  to the log group /trainfleet/cloudy, kept for 30 days in CloudWatch: $0.50 a GB" in said
-    assert "account: nothing stands against it" in said and "first batch after a second" in said and "next: make setup" in said
-    assert not [operation for _, operation, _ in account.calls if not operation.startswith(ASKS_ONLY)], "a plan makes nothing"
+    assert (
+        "logs\n  to the log group /trainfleet/cloudy, kept for 30 days in CloudWatch: $0.50 a GB"
+        in said
+    )
+    assert (
+        "account: nothing stands against it" in said
+        and "first batch after a second" in said
+        and "next: make setup" in said
+    )
+    assert not [
+        operation for _, operation, _ in account.calls if not operation.startswith(ASKS_ONLY)
+    ], "a plan makes nothing"
 
 
-def test_what_a_plan_writes_is_what_setup_sends(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_plan_writes_is_what_setup_sends(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = config_of(tmp_path)
     plan(capsys, OUT="plan")
     stack = yaml.safe_load(Path("plan/stack.yaml").read_text())
@@ -80,10 +100,17 @@ def test_what_a_plan_writes_is_what_setup_sends(account: Account, tmp_path: Path
     account.calls.clear()
     FleetStack(config).make(frozenset(), lambda *row: None, lambda text: None)
     sent = next(request for _, operation, request in account.calls if operation == "CreateStack")
-    mine = {key: value for key, value in sent.items() if key not in ("ClientRequestToken", "Tags", "TemplateBody")}
+    mine = {
+        key: value
+        for key, value in sent.items()
+        if key not in ("ClientRequestToken", "Tags", "TemplateBody")
+    }
     assert mine == {key: request[key] for key in mine}
     later = json.loads(sent["TemplateBody"])
-    for one in (stack, later):  # the moment at which it is made is the one thing that a plan can't know
+    for one in (
+        stack,
+        later,
+    ):  # the moment at which it is made is the one thing that a plan can't know
         one["Parameters"]["Created"]["Default"] = ""
     assert strip(later) == strip(stack)
 
@@ -102,7 +129,9 @@ def strip(value: Any) -> Any:
     return value
 
 
-def test_a_second_plan_tells_only_what_would_change(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_plan_tells_only_what_would_change(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = config_of(tmp_path, nodes=2)
     FleetStack(config).make(frozenset(), lambda *row: None, lambda text: None)
     backend_of.cache_clear()
@@ -132,18 +161,25 @@ def test_a_plan_over_the_budget_is_refused_and_tells_why(
 ) -> None:
     config_of(tmp_path, instance_type="p5.48xlarge")
     with pytest.raises(
-        ConfigError, match=r"budget.max_usd: set-up and idle time alone are estimated at .*, over the limit of \$0.00"
+        ConfigError,
+        match=r"budget.max_usd: set-up and idle time alone are estimated at .*, over the limit of \$0.00",
     ):
         plan(capsys, SET="budget.max_usd=0.001")
     assert "NAT gateway" in capsys.readouterr().out, "what it would cost is told first"
 
 
-def test_what_stands_against_it_is_told(account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_stands_against_it_is_told(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config_of(tmp_path)
     account.denied.add("ec2:CreateVpc")
     account.quotas["L-1216C47A"] = 0.0
     said = plan(capsys)
-    assert "your credentials may not do ec2:CreateVpc" in said and "is 0" in said and "request-service-quota-increase" in said
+    assert (
+        "your credentials may not do ec2:CreateVpc" in said
+        and "is 0" in said
+        and "request-service-quota-increase" in said
+    )
 
 
 def test_without_credentials_a_plan_says_so_and_setup_ends(
@@ -162,14 +198,17 @@ def test_recipes_make_sound_fleets(name: str) -> None:
     found = template(config, replace(INPUTS, slots=tuple(range(config.fleet.nodes))))
     assert (
         judge(found) == []
-        and sum(entry["Type"] == "AWS::EC2::Instance" for entry in found["Resources"].values()) == config.fleet.nodes
+        and sum(entry["Type"] == "AWS::EC2::Instance" for entry in found["Resources"].values())
+        == config.fleet.nodes
     )
     bill = backend_of(config).bill()
     assert bill and bill.node and bill.rest and config.budget.max_usd
 
 
 def test_there_is_a_recipe_for_each_kind_of_node() -> None:
-    kinds = {load(Settings(FOLDER / f"{name}.yaml"), terms_of)[0].fleet.instance_type for name in EC2}
+    kinds = {
+        load(Settings(FOLDER / f"{name}.yaml"), terms_of)[0].fleet.instance_type for name in EC2
+    }
     assert kinds >= {"p3dn.24xlarge", "p5.48xlarge", "trn1.32xlarge"}
 
 
@@ -195,7 +234,9 @@ def test_how_tokens_are_read_follows_from_their_size_and_where_they_are(
     assert chosen.name == way and why
     said = "\n".join(data_access.describe(config, 1e6))
     assert (
-        f"{way}: {why}" in said and "first batch after" in said and said.count("not ") == len(list(data_access.ways(config))) - 1
+        f"{way}: {why}" in said
+        and "first batch after" in said
+        and said.count("not ") == len(list(data_access.ways(config))) - 1
     )
 
 
@@ -215,24 +256,39 @@ def test_nodes_are_told_where_logs_go_and_whether_to_copy(account: Account, tmp_
     assert group["LogGroupName"] == "/trainfleet/cloudy" and group["RetentionInDays"] == LOG_DAYS
 
 
-def test_what_is_paid_by_what_is_stored_is_weighed_for_people(account: Account, tmp_path: Path) -> None:
+def test_what_is_paid_by_what_is_stored_is_weighed_for_people(
+    account: Account, tmp_path: Path
+) -> None:
     fleet = FleetStack(config_of(tmp_path))
     fleet.make(frozenset(), lambda *row: None, lambda text: None)
     own = {thing.kind: thing for thing in account.ours() if thing.kind in ("bucket", "log-group")}
     own["bucket"].more |= {"objects": {"runs/a": 1}, "size": 730 * 2**30}
-    account.add("repository", "trainfleet", {}, own_tags("alice"), images={"sha256:1": {"cloudy.cpu-1", "alice.cpu-1"}})
+    account.add(
+        "repository",
+        "trainfleet",
+        {},
+        own_tags("alice"),
+        images={"sha256:1": {"cloudy.cpu-1", "alice.cpu-1"}},
+    )
     own["log-group"].more["bytes"] = 2**30
     found = {one.kind: one for one in weighed(fleet.calls, fleet.left())}
     assert "$0.55 a day" in found["bucket"].line() and "730.0 GiB" in found["bucket"].line()
-    assert found["image"].what == "1.0 GiB, shared with 1 other config" and found["log group"].what == "1.0 GiB"
+    assert (
+        found["image"].what == "1.0 GiB, shared with 1 other config"
+        and found["log group"].what == "1.0 GiB"
+    )
     assert None not in [one.usd for one in found.values()]
     del own["bucket"].more["size"]  # CloudWatch tells of a new bucket on the next day
     assert [one.usd for one in weighed(fleet.calls, fleet.left()) if one.kind == "bucket"] == [None]
     account.denied |= {"cloudwatch:GetMetricStatistics"}
-    assert [one.usd for one in weighed(fleet.calls, found.values()) if one.kind == "bucket"] == [found["bucket"].usd]
+    assert [one.usd for one in weighed(fleet.calls, found.values()) if one.kind == "bucket"] == [
+        found["bucket"].usd
+    ]
 
 
-def test_an_image_that_its_maker_has_deprecated_since_is_found_all_the_same(account: Account, tmp_path: Path) -> None:
+def test_an_image_that_its_maker_has_deprecated_since_is_found_all_the_same(
+    account: Account, tmp_path: Path
+) -> None:
     config = config_of(tmp_path)
     by_name = replace(config, fleet=replace(config.fleet, stack="cuda"))
     account.deprecated = set(AMIS)

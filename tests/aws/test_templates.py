@@ -88,11 +88,16 @@ def test_our_rules_would_see_what_is_wrong(change: Callable[[Any], None], said: 
 def test_the_table_agrees_with_what_ec2_describes(name: str) -> None:
     told, row = described(name), node_types.INSTANCE_TYPES[name]
     info, sold = told["NetworkInfo"], set(told["SupportedUsageClasses"])
-    assert row.vcpus == told["VCpuInfo"]["DefaultVCpus"] and row.memory_gib == told["MemoryInfo"]["SizeInMiB"] // 1024
+    assert (
+        row.vcpus == told["VCpuInfo"]["DefaultVCpus"]
+        and row.memory_gib == told["MemoryInfo"]["SizeInMiB"] // 1024
+    )
     assert row.efa == info.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     slots = info["NetworkCards"][0]["MaximumNetworkInterfaces"]
     assert min(4, slots) == row.slots and len(on_card_0(interfaces(name))) <= slots
-    assert len(on_card_0(interfaces(name, 1))) + 1 <= slots, "a task of Batch has an interface of its own"
+    assert len(on_card_0(interfaces(name, 1))) + 1 <= slots, (
+        "a task of Batch has an interface of its own"
+    )
     assert row.nvme_gb == told.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
     assert row.sold == {{"capacity-block": "block"}.get(kind, kind) for kind in sold}
 
@@ -103,11 +108,18 @@ def on_card_0(found: tuple[Interface, ...]) -> list[Interface]:
 
 def test_every_type_has_its_quotas() -> None:
     assert all(quota_of(name, "on-demand") for name in node_types.INSTANCE_TYPES)
-    assert quota_of("p5.48xlarge", "spot") != quota_of("p4d.24xlarge", "spot") and quota_of("p5.48xlarge", "block") is None
+    assert (
+        quota_of("p5.48xlarge", "spot") != quota_of("p4d.24xlarge", "spot")
+        and quota_of("p5.48xlarge", "block") is None
+    )
 
 
 def test_interfaces_are_numbered_as_aws_has_them() -> None:
-    p4d, p5, b300 = interfaces("p4d.24xlarge"), interfaces("p5.48xlarge"), interfaces("p6-b300.48xlarge")
+    p4d, p5, b300 = (
+        interfaces("p4d.24xlarge"),
+        interfaces("p5.48xlarge"),
+        interfaces("p6-b300.48xlarge"),
+    )
     assert [(place.card, place.device, place.kind) for place in p4d] == [
         (0, 0, "efa"),
         (1, 1, "efa"),
@@ -119,17 +131,34 @@ def test_interfaces_are_numbered_as_aws_has_them() -> None:
         (0, 1, "efa-only"),
         (1, 0, "efa-only"),
     ]
-    assert [(place.card, place.device, place.kind) for place in b300[:2]] == [(0, 0, "interface"), (1, 0, "efa-only")]
+    assert [(place.card, place.device, place.kind) for place in b300[:2]] == [
+        (0, 0, "interface"),
+        (1, 0, "efa-only"),
+    ]
     on_batch = interfaces("p5.48xlarge", 1)
-    assert (on_batch[0].kind, on_batch[1].card, on_batch[1].kind, len(on_batch)) == ("efa", 1, "efa-only", 32)
-    assert (addresses("trn1.32xlarge"), addresses("p5.48xlarge"), addresses("c7i.8xlarge")) == (8, 1, 1)
+    assert (on_batch[0].kind, on_batch[1].card, on_batch[1].kind, len(on_batch)) == (
+        "efa",
+        1,
+        "efa-only",
+        32,
+    )
+    assert (addresses("trn1.32xlarge"), addresses("p5.48xlarge"), addresses("c7i.8xlarge")) == (
+        8,
+        1,
+        1,
+    )
 
 
 def test_nodes_whose_slots_stay_are_left_alone() -> None:
     config = fleet()
-    four, two = template(config, replace(INPUTS, slots=(0, 1, 2, 3))), template(config, replace(INPUTS, slots=(0, 1)))
+    four, two = (
+        template(config, replace(INPUTS, slots=(0, 1, 2, 3))),
+        template(config, replace(INPUTS, slots=(0, 1))),
+    )
     replaced = template(config, replace(INPUTS, slots=(0, 2, 3, 4)))
-    assert {name for name in four["Resources"] if four["Resources"][name] != two["Resources"].get(name)} == {"Node2", "Node3"}
+    assert {
+        name for name in four["Resources"] if four["Resources"][name] != two["Resources"].get(name)
+    } == {"Node2", "Node3"}
     changed = {name for name in {**four["Resources"], **replaced["Resources"]}
                if four["Resources"].get(name) != replaced["Resources"].get(name)}  # fmt: skip
     assert changed == {"Node1", "Node4"}
@@ -139,7 +168,11 @@ def test_an_update_keeps_what_would_replace_every_node() -> None:
     made = template(fleet(), INPUTS)
     parameters = {name: entry["Default"] for name, entry in made["Parameters"].items()}
     later = replace(
-        INPUTS, image="ami-0fedcba9876543210", created="2026-12-24T06:00:00+00:00", owner="another", zone="us-east-1a"
+        INPUTS,
+        image="ami-0fedcba9876543210",
+        created="2026-12-24T06:00:00+00:00",
+        owner="another",
+        zone="us-east-1a",
     )
     assert template(fleet(), read_back(later, parameters)) == made
     assert template(fleet(), later)["Resources"]["Template"] != made["Resources"]["Template"]
@@ -165,20 +198,34 @@ def test_a_node_alone_is_launched_plainly_and_a_fabric_stays() -> None:
 
 def test_what_is_kept_holds_data_and_costs_nothing_else() -> None:
     config, _ = CASES["kept"]
-    kinds = {entry["Type"] for entry in template(config, replace(INPUTS, kept=True, slots=()))["Resources"].values()}
-    assert not kinds & {"AWS::EC2::Instance", "AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::IAM::Role"}
+    kinds = {
+        entry["Type"]
+        for entry in template(config, replace(INPUTS, kept=True, slots=()))["Resources"].values()
+    }
+    assert not kinds & {
+        "AWS::EC2::Instance",
+        "AWS::EC2::NatGateway",
+        "AWS::EC2::EIP",
+        "AWS::IAM::Role",
+    }
     assert kinds >= {"AWS::S3::Bucket", "AWS::FSx::FileSystem", "AWS::EC2::Subnet"}
 
 
 def test_names_are_what_each_service_takes() -> None:
     config = replace(fleet(), name="a.b_c-" + "x" * 50)
     assert stack_name(config).replace("-", "").isalnum() and len(bucket_of(config, INPUTS)) <= 63
-    assert slug("a.b") != slug("a-b") and slug("plain-1") == "plain-1" and len(slug("y" * 63, 20)) == 20
+    assert (
+        slug("a.b") != slug("a-b")
+        and slug("plain-1") == "plain-1"
+        and len(slug("y" * 63, 20)) == 20
+    )
 
 
 def test_a_hundred_nodes_fit_one_template_and_too_many_are_refused() -> None:
     assert len(render(fleet(), replace(INPUTS, slots=tuple(range(100))))) < MOST_BYTES
-    with pytest.raises(ConfigError, match=r"fleet.nodes: 400: too many for one template; (\d+) works") as caught:
+    with pytest.raises(
+        ConfigError, match=r"fleet.nodes: 400: too many for one template; (\d+) works"
+    ) as caught:
         render(fleet(), replace(INPUTS, slots=tuple(range(400))))
     works = int(str(caught.value).split("template; ")[1].split()[0])
     render(fleet(), replace(INPUTS, slots=tuple(range(works))))
@@ -192,10 +239,18 @@ def test_a_hundred_nodes_fit_one_template_and_too_many_are_refused() -> None:
         ({"size_gib": 3600}, "multiples of 2400; 4800 works"),
         ({"size_gib": 2000}, "multiples of 2400; 2400 works"),
         ({"efa": True}, "scratch file systems have no EFA"),
-        ({"type": "persistent", "efa": True, "throughput": 250, "size_gib": 4800}, "multiples of 19200; 19200 works"),
+        (
+            {"type": "persistent", "efa": True, "throughput": 250, "size_gib": 4800},
+            "multiples of 19200; 19200 works",
+        ),
         ({"type": "persistent", "efa": True, "throughput": 1000, "size_gib": 9600}, ""),
     ],
 )
 def test_sizes_that_fsx_would_not_make_are_refused(fsx: dict[str, Any], said: str) -> None:
-    told = " ".join(message for _, message in refuse_size(fleet(**{f"fsx_{key}": value for key, value in fsx.items()}).fleet.fsx))
+    told = " ".join(
+        message
+        for _, message in refuse_size(
+            fleet(**{f"fsx_{key}": value for key, value in fsx.items()}).fleet.fsx
+        )
+    )
     assert said in told and bool(said) == bool(told)

@@ -54,12 +54,23 @@ def planned(config: Config) -> tuple[SageMaker, Request]:
     return backend, backend.plan(train_job(config), {})
 
 
-def test_setup_shows_what_is_offered_and_buys_nothing_without_yes(account: Account, typed: Any) -> None:
+def test_setup_shows_what_is_offered_and_buys_nothing_without_yes(
+    account: Account, typed: Any
+) -> None:
     write()
     code, words = typed()
-    assert code == 1 and "training plans that are offered" in words and "24 h  $96.00  us-east-1a" in words
-    assert "24 h  $144.00" in words and "$48.00" not in words, "an offer in two pieces is none for a run"
-    assert "next: make setup YES=1 buys the first that budget.max_usd allows" in words and not bought(account)
+    assert (
+        code == 1
+        and "training plans that are offered" in words
+        and "24 h  $96.00  us-east-1a" in words
+    )
+    assert "24 h  $144.00" in words and "$48.00" not in words, (
+        "an offer in two pieces is none for a run"
+    )
+    assert (
+        "next: make setup YES=1 buys the first that budget.max_usd allows" in words
+        and not bought(account)
+    )
 
 
 def test_a_plan_is_bought_once_and_jobs_run_on_it_at_its_hour(account: Account, typed: Any) -> None:
@@ -70,11 +81,20 @@ def test_a_plan_is_bought_once_and_jobs_run_on_it_at_its_hour(account: Account, 
         backend.submit(request)
     code, words = typed(YES="1")
     (plan,) = account.of("training-plan")
-    assert code == 1 and "bought for $96.00" in words and "its machines are there from 2026-09-23 " in words
-    assert plan.properties["name"].startswith("trainfleet-planned-20260923") and plan.tags["trainfleet:config"] == "planned"
+    assert (
+        code == 1
+        and "bought for $96.00" in words
+        and "its machines are there from 2026-09-23 " in words
+    )
+    assert (
+        plan.properties["name"].startswith("trainfleet-planned-20260923")
+        and plan.tags["trainfleet:config"] == "planned"
+    )
     account.sleep(3600)
     code, words = typed(YES="1")
-    assert code == 1 and f"training plan {plan.id}: scheduled" in words and len(bought(account)) == 1
+    assert (
+        code == 1 and f"training plan {plan.id}: scheduled" in words and len(bought(account)) == 1
+    )
     account.sleep(2 * 86400)
     code, words = typed()
     assert code == 0 and "active" in words and len(bought(account)) == 1
@@ -89,7 +109,11 @@ def test_a_plan_is_bought_once_and_jobs_run_on_it_at_its_hour(account: Account, 
 def test_its_price_counts_once_in_place_of_the_hours(account: Account, typed: Any) -> None:
     config = write()
     bill = SageMaker(config).bill()
-    assert bill and bill.paid * 2 == 96.0 and "cheapest training plan of 24 h on offer" in bill.paid_for
+    assert (
+        bill
+        and bill.paid * 2 == 96.0
+        and "cheapest training plan of 24 h on offer" in bill.paid_for
+    )
     on_demand = SageMaker(write(plan_hours=None)).bill()
     assert on_demand and bill.hour(2) < on_demand.hour(2) / 100, "the disks alone"
     write()
@@ -100,7 +124,9 @@ def test_its_price_counts_once_in_place_of_the_hours(account: Account, typed: An
 
 def test_nothing_is_bought_beyond_the_budget_or_without_one(account: Account, typed: Any) -> None:
     write(90.0)
-    with pytest.raises(ConfigError, match=r"are left for a training plan, and the cheapest costs \$96.00"):
+    with pytest.raises(
+        ConfigError, match=r"are left for a training plan, and the cheapest costs \$96.00"
+    ):
         typed(YES="1")
     write(None)
     with pytest.raises(ConfigError, match="a training plan is bought within a limit only"):
@@ -122,7 +148,11 @@ def test_nothing_is_bought_beyond_the_budget_or_without_one(account: Account, ty
     ],
 )
 def test_what_keeps_a_plan_from_being_bought_is_refused(
-    own: dict[str, Any], fleet: dict[str, Any], text: str, account: Account, monkeypatch: pytest.MonkeyPatch
+    own: dict[str, Any],
+    fleet: dict[str, Any],
+    text: str,
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for key, value in fleet.items():
         monkeypatch.setitem(FLEET, key, value)
@@ -132,10 +162,14 @@ def test_what_keeps_a_plan_from_being_bought_is_refused(
 
 def test_the_types_are_those_of_sagemaker_s_own_model() -> None:
     shape = get_session().get_service_model("sagemaker").shape_for("ReservedCapacityInstanceType")
-    assert {f"ml.{name}" for name in PLAN_TYPES} == set(shape.enum) - {"ml.p6e-gb200.36xlarge"}, "of ARM's processors"
+    assert {f"ml.{name}" for name in PLAN_TYPES} == set(shape.enum) - {"ml.p6e-gb200.36xlarge"}, (
+        "of ARM's processors"
+    )
 
 
-def test_clean_says_that_a_plan_stays(account: Account, typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_says_that_a_plan_stays(
+    account: Account, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     write()
     typed(YES="1")
     SageMaker(write()).machines().remove(purge=True)

@@ -24,22 +24,38 @@ def script_of(text: str) -> str:
 
 @pytest.mark.parametrize(("broken", "said"), [
     ("", ""), ("mount", "fs-1.example@tcp:/abcd can not be mounted at"), ("dnf", ": dnf install -y lustre-client")])  # fmt: skip
-def test_an_instance_that_can_t_mount_takes_no_jobs(broken: str, said: str, account: Account, tmp_path: Path) -> None:
+def test_an_instance_that_can_t_mount_takes_no_jobs(
+    broken: str, said: str, account: Account, tmp_path: Path
+) -> None:
     need_program("unshare", "util-linux")
     folder, log, config = tmp_path / "fsx", tmp_path / "log", engine_config(tmp_path, "batch")
     fsx = replace(config.fleet.fsx, dns_name="fs-1.example", mount_name="abcd", folder=str(folder))
-    script = script_of(user_data(replace(config, fleet=replace(config.fleet, fsx=fsx)))).replace("/etc/ecs", str(tmp_path))
+    script = script_of(user_data(replace(config, fleet=replace(config.fleet, fsx=fsx)))).replace(
+        "/etc/ecs", str(tmp_path)
+    )
     for name, body in FAKES.items():
-        (tmp_path / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {log}\n{"exit 1" if name == broken == "dnf" else body}\n')
+        (tmp_path / name).write_text(
+            f'#!/bin/bash\necho "{name} $*" >> {log}\n{"exit 1" if name == broken == "dnf" else body}\n'
+        )
         (tmp_path / name).chmod(0o755)
     (tmp_path / f"{broken}.broken").touch()
-    words = ["unshare", "--mount", "bash", "-c", f"PATH={tmp_path}:$PATH; {script}\ntouch {tmp_path}/taking; touch {folder}/job"]
+    words = [
+        "unshare",
+        "--mount",
+        "bash",
+        "-c",
+        f"PATH={tmp_path}:$PATH; {script}\ntouch {tmp_path}/taking; touch {folder}/job",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
     calls = log.read_text().splitlines()
     assert said in done.stdout and bool(done.returncode) == bool(broken), done
     assert (tmp_path / "taking").exists() == (not broken)
-    assert ("systemctl mask --now ecs" in calls and "shutdown -h now" in calls) == bool(broken), calls
-    assert not (folder / "job").exists()  # mounted, it went into the file system; else nobody came so far
+    assert ("systemctl mask --now ecs" in calls and "shutdown -h now" in calls) == bool(broken), (
+        calls
+    )
+    assert not (
+        folder / "job"
+    ).exists()  # mounted, it went into the file system; else nobody came so far
     tries = [line for line in calls if line.startswith("mount ")]
     assert len(tries) == {"": 1, "mount": 5, "dnf": 0}[broken]
     if broken != "dnf":

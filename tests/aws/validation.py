@@ -67,7 +67,11 @@ def _size(rules: dict[str, Any], size: float, said: str) -> Iterator[str]:
 @functools.cache
 def translate(pattern: str) -> re.Pattern[str] | None:
     """A model's pattern, written for Java, as Python's; None for one that can't be said in Python."""
-    alone = re.sub(r"(?<!\[)(\\p\{\w+\})(?![^\[]*\])", r"[\1]", pattern.replace(r"\w-", r"\w\-").replace("^(?i)", "(?i)^"))
+    alone = re.sub(
+        r"(?<!\[)(\\p\{\w+\})(?![^\[]*\])",
+        r"[\1]",
+        pattern.replace(r"\w-", r"\w\-").replace("^(?i)", "(?i)^"),
+    )
     inside = re.sub(r"\\p\{\w+\}", lambda match: CLASSES.get(match[0], ""), alone)
     try:
         return re.compile(inside)

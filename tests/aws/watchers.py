@@ -13,17 +13,24 @@ from trainfleet.cloud import calls
 from . import limits, storage  # noqa: F401 - what they answer is kept for all that is not ours
 from .account import ANSWERS, Account, Refused, answers
 
-ROLES = {"train": ["ecs-tasks.amazonaws.com", "sagemaker.amazonaws.com"], "train-execution": ["ecs-tasks.amazonaws.com"]}
+ROLES = {
+    "train": ["ecs-tasks.amazonaws.com", "sagemaker.amazonaws.com"],
+    "train-execution": ["ecs-tasks.amazonaws.com"],
+}
 
 
 class Watched:
     """`account.watched`: what an account has for them; a test changes it."""
 
     def __init__(self, account: Account) -> None:
-        self.trust = {name: list(services) for name, services in ROLES.items()}  # role → whom it trusts
+        self.trust = {
+            name: list(services) for name, services in ROLES.items()
+        }  # role → whom it trusts
         self.forbidden: set[str] = set()  # actions that no role may do
         self.bucket_region = account.region
-        self.keys: dict[str, str] = {}  # key → its state, or the code of a refusal; others are enabled
+        self.keys: dict[
+            str, str
+        ] = {}  # key → its state, or the code of a refusal; others are enabled
         self.quotas: dict[str, float] = {}  # name → value of SageMaker's
         account.watched = self  # type: ignore[attr-defined]
 
@@ -48,7 +55,9 @@ def _before(service: str, operation: str) -> Any:
 
 
 @_before("iam", "SimulatePrincipalPolicy")
-def _simulate(account: Account, PolicySourceArn: str, ActionNames: list[str], **_: Any) -> dict[str, Any] | None:
+def _simulate(
+    account: Account, PolicySourceArn: str, ActionNames: list[str], **_: Any
+) -> dict[str, Any] | None:
     if PolicySourceArn.rpartition("/")[2] not in watched(account).trust:
         return None
     forbidden = watched(account).forbidden
@@ -72,7 +81,9 @@ def _role(account: Account, RoleName: str) -> dict[str, Any] | None:
         return None
     document = {
         "Version": "2012-10-17",
-        "Statement": [{"Effect": "Allow", "Principal": {"Service": trust}, "Action": "sts:AssumeRole"}],
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": trust}, "Action": "sts:AssumeRole"}
+        ],
     }
     return {"Role": {"RoleName": RoleName, "AssumeRolePolicyDocument": document}}
 
@@ -84,7 +95,12 @@ def _quotas(account: Account, ServiceCode: str, **_: Any) -> dict[str, Any] | No
     rows = enumerate(watched(account).quotas.items())
     return {
         "Quotas": [
-            {"ServiceCode": ServiceCode, "QuotaName": name, "QuotaCode": f"L-{number:08X}", "Value": value}
+            {
+                "ServiceCode": ServiceCode,
+                "QuotaName": name,
+                "QuotaCode": f"L-{number:08X}",
+                "Value": value,
+            }
             for number, (name, value) in rows
         ]
     }
@@ -112,7 +128,12 @@ def _put(account: Account, **request: Any) -> dict[str, Any]:
     before = account.things.get(request["Name"])
     if request.get("Overwrite") and request.get("Tags"):
         raise Refused("ValidationException", "tags and overwrite can't be used together")
-    account.add("parameter", request["Name"], {"Value": request["Value"], "Type": request["Type"]}, before.tags if before else {})
+    account.add(
+        "parameter",
+        request["Name"],
+        {"Value": request["Value"], "Type": request["Type"]},
+        before.tags if before else {},
+    )
     _too(account, "PutParameter", **request)
     return {"Version": 1, "Tier": "Standard"}
 

@@ -34,7 +34,11 @@ def aws(account: Account) -> Iterator[pytest.MonkeyPatch]:
 
 def said(**changes: Any) -> dict[str, Any]:
     """A config of two nodes with a file system, a bucket and a head. `changes` are of fleet; `aws` is added to what stands there."""
-    aws = {"region": "us-east-1", "ssh_from": ["198.51.100.0/24"], "head": "c7i.8xlarge"} | changes.pop("aws", {})
+    aws = {
+        "region": "us-east-1",
+        "ssh_from": ["198.51.100.0/24"],
+        "head": "c7i.8xlarge",
+    } | changes.pop("aws", {})
     fleet = {
         "backend": "ec2",
         "nodes": 2,
@@ -74,7 +78,12 @@ def strangers(account: Account) -> dict[str, Thing]:
     ).state = "running"
     account.add("bucket", "trainfleet-theirs", {}, {"team": "theirs"}, objects={"a": 1})
     account.add(
-        "file-system", "fs-0f0e1a2b3c4d5e6f7", {"StorageCapacity": 1200}, {}, mount="abc", written=9.0
+        "file-system",
+        "fs-0f0e1a2b3c4d5e6f7",
+        {"StorageCapacity": 1200},
+        {},
+        mount="abc",
+        written=9.0,
     ).state = "AVAILABLE"
     account.add("role", "trainfleet-like", {"Path": "/"}, {"team": "theirs"})
     account.add("log-group", "/trainfleet/theirs", {}, {})

@@ -63,13 +63,17 @@ class Case:
         """NCCL's of a rank: that of all, one for each dimension of several by which ranks are divided, and one for each neighbour
         in a pipeline: a pair that sends and receives has its own (torch, ProcessGroupNCCL.cpp, getKeySendRecv).
         """
-        degrees = [degree for degree in (self.data, self.tensor, self.pipeline, self.context) if degree > 1]
+        degrees = [
+            degree for degree in (self.data, self.tensor, self.pipeline, self.context) if degree > 1
+        ]
         return len(degrees) + (len(degrees) > 1) + (self.pipeline > 2)
 
     @property
     def under_way(self) -> float:
         """Micro-batches, of all the first stage's blocks, that wait for their backward pass (Narayanan et al. 2021, 2.2)."""
-        most = self.pipeline if self.rounds == 1 else self.pipeline + (self.pipeline - 1) / self.rounds
+        most = (
+            self.pipeline if self.rounds == 1 else self.pipeline + (self.pipeline - 1) / self.rounds
+        )
         return min(most, self.passes) if self.rounds == 1 else most
 
 
@@ -81,14 +85,18 @@ class Engine:
     gradients: float = 4
     optimizer: float = 12
     zero: int = 0
-    gathered: float = 0  # bytes a number of weights that ZeRO 3 gathers: of blocks at work; in a pipeline, of all
+    gathered: float = (
+        0  # bytes a number of weights that ZeRO 3 gathers: of blocks at work; in a pipeline, of all
+    )
     logits: float = 12  # bytes a logit at the peak
     sliced: float = 0  # and how many more where tensor ranks have slices of the vocabulary
     scores: bool = False  # attention keeps its scores
     dropout: bool = False  # and blocks masks
     parts: float = 4  # feed-forward-wide numbers that a gated block keeps
     copies: float = 0  # hidden-wide ones that its attention keeps besides queries, keys and values
-    accumulates: bool = False  # gradients are whole while micro-batches are added up, whatever ZeRO divides
+    accumulates: bool = (
+        False  # gradients are whole while micro-batches are added up, whatever ZeRO divides
+    )
     stepping: float = 0  # bytes a number of its part that the optimizer's step works with, when gradients of 16 bits are gone
     joined: bool = False  # tensor ranks gather their slices of the logits for the loss
     regathers: bool = True  # what enters a tensor-parallel module is not kept whole
@@ -123,14 +131,29 @@ def _stage(case: Case, engine: Engine, first: bool, last: bool) -> float:
     shape, blocks = case.shape, _blocks(case, engine, first, last)
     if engine.analytic:
         numbers = blocks * shape.block / case.tensor
-        return _states(case, engine, numbers, 0) + case.tokens * _kept(case, engine, case.recompute) * blocks * case.under_way
+        return (
+            _states(case, engine, numbers, 0)
+            + case.tokens * _kept(case, engine, case.recompute) * blocks * case.under_way
+        )
     around = shape.table * (first + (last and not (shape.tied and first)))
     under_way = case.under_way if first else 1 if last else max(1, case.under_way - 1)
-    kept, hidden = _kept(case, engine, case.recompute), 2 * shape.hidden / (case.tensor if case.sequence else 1)
-    flow = blocks * kept * under_way + (engine.buffers * hidden * under_way if case.pipeline > 1 else 0)
-    logits = shape.vocab / case.tensor * (engine.logits + (engine.sliced if case.tensor > 1 else 0)) * last
+    kept, hidden = (
+        _kept(case, engine, case.recompute),
+        2 * shape.hidden / (case.tensor if case.sequence else 1),
+    )
+    flow = blocks * kept * under_way + (
+        engine.buffers * hidden * under_way if case.pipeline > 1 else 0
+    )
+    logits = (
+        shape.vocab
+        / case.tensor
+        * (engine.logits + (engine.sliced if case.tensor > 1 else 0))
+        * last
+    )
     if engine.joined:  # slices of 16 bits, and all of them joined
-        logits = shape.vocab * (engine.logits + (2 / case.tensor + 2 if case.tensor > 1 else 0)) * last
+        logits = (
+            shape.vocab * (engine.logits + (2 / case.tensor + 2 if case.tensor > 1 else 0)) * last
+        )
     gradients = 2 * (2 * shape.ffn + shape.hidden) / case.tensor
     busy = max(0.0, _kept(case, engine, "none") - kept) + gradients
     numbers = (blocks * shape.block + around) / case.tensor
@@ -142,7 +165,11 @@ def _updating(case: Case, engine: Engine, numbers: float) -> float:
     """Bytes of an optimizer's step by parts: activations are gone, and temporary copies of its part have come."""
     ways, zero = max(1, case.shard), max(case.zero, engine.zero)
     weights = engine.weights / (ways if zero == 3 else 1)
-    return numbers * (weights + (engine.optimizer + engine.stepping) / (ways if zero >= 1 else 1)) if engine.stepping else 0.0
+    return (
+        numbers * (weights + (engine.optimizer + engine.stepping) / (ways if zero >= 1 else 1))
+        if engine.stepping
+        else 0.0
+    )
 
 
 def _blocks(case: Case, engine: Engine, first: bool, last: bool) -> float:
@@ -151,7 +178,11 @@ def _blocks(case: Case, engine: Engine, first: bool, last: bool) -> float:
         return shape.layers / case.pipeline
     if engine.stages == "blocks and embeddings":
         return (shape.layers + 2) / case.pipeline - (first or last)
-    return ceil((shape.layers + shape.table / shape.block) / case.pipeline) if first else shape.layers / case.pipeline
+    return (
+        ceil((shape.layers + shape.table / shape.block) / case.pipeline)
+        if first
+        else shape.layers / case.pipeline
+    )
 
 
 def _states(case: Case, engine: Engine, numbers: float, around: float) -> float:
@@ -165,7 +196,11 @@ def _states(case: Case, engine: Engine, numbers: float, around: float) -> float:
         return held
     if case.pipeline > 1:  # gathered, and gradients whole, for a whole step
         return held + numbers * (engine.gathered + engine.gradients)
-    return held + engine.gathered * (around + 2 * case.shape.block) / case.tensor + 4 * case.shape.block / case.tensor
+    return (
+        held
+        + engine.gathered * (around + 2 * case.shape.block) / case.tensor
+        + 4 * case.shape.block / case.tensor
+    )
 
 
 def _kept(case: Case, engine: Engine, recompute: str) -> float:
@@ -175,12 +210,21 @@ def _kept(case: Case, engine: Engine, recompute: str) -> float:
     wide, keys = shape.hidden, 2 * shape.hidden * shape.kv_heads / shape.heads
     if recompute == "full":
         return 0 if engine.offloaded else 2 * wide / between
-    scores = (5 if engine.dropout else 4) * shape.heads * case.length / part if engine.scores and recompute == "none" else 0
+    scores = (
+        (5 if engine.dropout else 4) * shape.heads * case.length / part
+        if engine.scores and recompute == "none"
+        else 0
+    )
     if not shape.gated:  # Korthikanti et al., 4.1: 10 bytes between modules, 24 within; two of those are masks of dropout
         outside, within = 10 if engine.dropout else 8, 8 + 16 * shape.ffn / (4 * wide)
         return wide * (outside / between + within / part) + scores
     if recompute == "selective" and engine.halves:
-        after = 0 if case.compiled else wide  # what the block gives, which only running module by module keeps
+        after = (
+            0 if case.compiled else wide
+        )  # what the block gives, which only running module by module keeps
         return 2 * (3 * wide + keys / 2 + shape.ffn + after) / between
     inside = (2 + engine.copies) * wide + keys + engine.parts * shape.ffn
-    return 2 * (inside / part + 2 * wide / between + 2 * wide / (between if engine.regathers else 1)) + scores
+    return (
+        2 * (inside / part + 2 * wide / between + 2 * wide / (between if engine.regathers else 1))
+        + scores
+    )

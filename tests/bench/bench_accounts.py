@@ -63,8 +63,12 @@ ENGINES = (  # words in a row's source, class, accounts
     ("colossal", "ColossalAI", Engine(zero=1)),
 )  # fmt: skip
 SHAPES = {  # words in a row's id, of models whose rows tell none
-    "nanotron-1b": Shape(24, 2048, 32, 32, 4096, 50257, tied=True),  # huggingface/bench_cluster, create_configs.py
-    "52b": Shape(64, 8192, 32, 32, 32768, 50257, gated=False, tied=True),  # bigscience, experiments/gpt2.md
+    "nanotron-1b": Shape(
+        24, 2048, 32, 32, 4096, 50257, tied=True
+    ),  # huggingface/bench_cluster, create_configs.py
+    "52b": Shape(
+        64, 8192, 32, 32, 32768, 50257, gated=False, tied=True
+    ),  # bigscience, experiments/gpt2.md
     "torchtune-3b": Shape(28, 3072, 24, 8, 8192, 128256, tied=True),  # Llama 3.2 3B's config.json
 }
 LADDER = (  # torchtune's options, each row with those before: words in a row's id, what they change of the accounts
@@ -97,7 +101,14 @@ GATED = ("llama", "mistral", "qwen", "mixtral")
 
 def engine_of(row: dict[str, Any]) -> tuple[str, Engine]:
     """The class of a row, and its accounts; those of plain engines where no class is known."""
-    found = next(((name, engine) for words, name, engine in ENGINES if words.lower() in row["source"].lower()), None)
+    found = next(
+        (
+            (name, engine)
+            for words, name, engine in ENGINES
+            if words.lower() in row["source"].lower()
+        ),
+        None,
+    )
     step = max((place for place, (words, _) in enumerate(LADDER) if words in row["id"]), default=-1)
     if found and found[1] is FP16:
         half, rebalanced = "bf16" not in (row["precision"] or ""), _has_embeddings_as_blocks(row)
@@ -111,7 +122,10 @@ def engine_of(row: dict[str, Any]) -> tuple[str, Engine]:
         return "Megatron-LM, scores kept", PLAIN
     if found is None or found[0] != "torchtune":
         return found or ("others", OTHERS if row["layout"].get("fsdp") else Engine())
-    return found[0], replace(found[1], **{key: value for _, changes in LADDER[: step + 1] for key, value in changes.items()})
+    return found[0], replace(
+        found[1],
+        **{key: value for _, changes in LADDER[: step + 1] for key, value in changes.items()},
+    )
 
 
 def _has_embeddings_as_blocks(row: dict[str, Any]) -> bool:
@@ -125,7 +139,16 @@ def shape_of(row: dict[str, Any]) -> Shape | None:
     if all(model.get(key) for key in ("layers", "hidden", "heads", "ffn")):
         gated = any(word in (model.get("family") or "").lower() for word in GATED)
         heads, vocabulary = model.get("kv_heads") or model["heads"], model.get("vocab") or 50304
-        return Shape(model["layers"], model["hidden"], model["heads"], heads, model["ffn"], vocabulary, gated, not gated)
+        return Shape(
+            model["layers"],
+            model["hidden"],
+            model["heads"],
+            heads,
+            model["ffn"],
+            vocabulary,
+            gated,
+            not gated,
+        )
     return next((shape for words, shape in SHAPES.items() if words in row["id"]), None)
 
 
@@ -138,9 +161,13 @@ def case_of(row: dict[str, Any]) -> Case | None:
     micro = row["micro_batch"] or 1
     batch = row["global_batch_sequences"] or micro * data
     if pipeline > 1 and "torchtitan" in row["source"]:
-        micro = max(1, micro // pipeline)  # its local batch is cut into as many micro-batches as there are stages
+        micro = max(
+            1, micro // pipeline
+        )  # its local batch is cut into as many micro-batches as there are stages
     zero = 3 if "zero3" in row["source"] else layout.get("zero") or 0
-    divided = layout.get("sp") is not False or "zero3" in row["source"]  # its settings divide what recomputation keeps
+    divided = (
+        layout.get("sp") is not False or "zero3" in row["source"]
+    )  # its settings divide what recomputation keeps
     told = row["activation_checkpointing"] or ("full" if "bigscience" in row["source"] else "none")
     recompute = next((name for name in ("full", "selective") if str(told).startswith(name)), "none")
     return Case(
@@ -158,8 +185,12 @@ def report(name: str, errors: list[float]) -> str:
 
 def fullness(row: dict[str, Any], case: Case, engine: Engine) -> float | None:
     """What the run would take of its device's memory, where that is known: above 1 it is refused, above USABLE warned of."""
-    capacity = next((size for words, size in CAPACITY.items() if words in (row["hardware"] or "")), None)
-    return None if capacity is None else bytes_of(case, replace(engine, met="device")) / GIB / capacity
+    capacity = next(
+        (size for words, size in CAPACITY.items() if words in (row["hardware"] or "")), None
+    )
+    return (
+        None if capacity is None else bytes_of(case, replace(engine, met="device")) / GIB / capacity
+    )
 
 
 def ran_out(row: dict[str, Any]) -> bool:
@@ -168,7 +199,9 @@ def ran_out(row: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--worst", type=int, default=0)
     told = parser.parse_args()
@@ -180,8 +213,12 @@ def main() -> None:
             continue
         if measured := row["measured"].get("memory_gib"):
             said = bytes_of(case, named[1]) / GIB
-            found.setdefault(named[0], []).append((said / measured - 1, f"{row['id']}: {said:.1f} for {measured:.1f} GiB"))
-        if (row["kind"] == "train" or ran_out(row)) and (part := fullness(row, case, named[1])) is not None:
+            found.setdefault(named[0], []).append(
+                (said / measured - 1, f"{row['id']}: {said:.1f} for {measured:.1f} GiB")
+            )
+        if (row["kind"] == "train" or ran_out(row)) and (
+            part := fullness(row, case, named[1])
+        ) is not None:
             full[ran_out(row)].append(part)
     for name, each in found.items():
         print(report(name, [error for error, _ in each]))
@@ -189,7 +226,9 @@ def main() -> None:
     for parts, what in ((full[False], "runs that ran"), (full[True], "that ran out of memory")):
         no, tight = sum(part > 1 for part in parts), sum(USABLE < part <= 1 for part in parts)
         print(f"of {len(parts)} {what} {no} would have been refused, {tight} more warned of")
-    for error, line in sorted((pair for each in found.values() for pair in each), key=lambda pair: -abs(pair[0]))[: told.worst]:
+    for error, line in sorted(
+        (pair for each in found.values() for pair in each), key=lambda pair: -abs(pair[0])
+    )[: told.worst]:
         print(f"{error:+.1%} {line}")
 
 

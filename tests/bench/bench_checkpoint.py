@@ -53,7 +53,9 @@ CONFIGS = {
     "large": "model: {layers: 8, hidden_size: 512, heads: 8, kv_heads: 8, intermediate_size: 1408}\n"
     "train: {sequence_length: 128, global_batch: 2, precision: fp32}\n",
 }
-Saver = Callable[[Trainer, int], Callable[[], object]]  # begins a save; what it gives back returns when the save is done
+Saver = Callable[
+    [Trainer, int], Callable[[], object]
+]  # begins a save; what it gives back returns when the save is done
 
 
 def ours(trainer: Trainer, step: int) -> Callable[[], object]:
@@ -64,7 +66,13 @@ def ours(trainer: Trainer, step: int) -> Callable[[], object]:
 def with_torch_save(trainer: Trainer, step: int) -> Callable[[], object]:
     """By rank 0, as most loops have it; the others wait."""
     if trainer.world.first:
-        write("plain.pt", {"model": trainer.parts.model.state_dict(), "optimizer": trainer.parts.optimizer.state_dict()})
+        write(
+            "plain.pt",
+            {
+                "model": trainer.parts.model.state_dict(),
+                "optimizer": trainer.parts.optimizer.state_dict(),
+            },
+        )
     dist.barrier()
     return lambda: None
 
@@ -78,14 +86,21 @@ def write(path: str, state: dict[str, Any]) -> None:
 def with_async_save(trainer: Trainer, step: int) -> Callable[[], object]:
     model, optimizer = get_state_dict(trainer.parts.model, trainer.parts.optimizer)
     saving = state_dict_saver.async_save(
-        {"model": model, "optimizer": optimizer}, checkpoint_id=f"dcp-{step % 2}", process_group=LINE[0]
+        {"model": model, "optimizer": optimizer},
+        checkpoint_id=f"dcp-{step % 2}",
+        process_group=LINE[0],
     )
     assert isinstance(saving, Future)
     return saving.result
 
 
 LINE: list[dist.ProcessGroup] = []  # of async_save, apart from training's
-SAVERS: dict[str, Saver | None] = {"never": None, "ours": ours, "torch.save": with_torch_save, "async_save": with_async_save}
+SAVERS: dict[str, Saver | None] = {
+    "never": None,
+    "ours": ours,
+    "torch.save": with_torch_save,
+    "async_save": with_async_save,
+}
 
 
 def stall(name: str, rounds: int) -> None:
@@ -96,7 +111,11 @@ def stall(name: str, rounds: int) -> None:
         dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
         checkpoints = Checkpoints(Run(Path("runs/bench")), config, dataset.identity, world)
         trainer = Trainer(config, dataset, world, checkpoints, Stopwatch(time.time()))
-        step, whole, calls = 0, {name: list[float]() for name in SAVERS}, {name: list[float]() for name in SAVERS}
+        step, whole, calls = (
+            0,
+            {name: list[float]() for name in SAVERS},
+            {name: list[float]() for name in SAVERS},
+        )
         for _ in range(rounds + 1):
             for method, saver in SAVERS.items():
                 dist.barrier(group=world.hosts)
@@ -113,18 +132,33 @@ def stall(name: str, rounds: int) -> None:
                 dist.barrier(group=world.hosts)
                 whole[method].append(time.perf_counter() - began)
         if world.first:
-            size = sum(file.stat().st_size for file in next(Path("runs/bench/checkpoints").glob("step-*")).iterdir())
+            size = sum(
+                file.stat().st_size
+                for file in next(Path("runs/bench/checkpoints").glob("step-*")).iterdir()
+            )
             tell(name, config, size, whole, calls)
 
 
-def tell(name: str, config: Config, size: int, whole: dict[str, list[float]], calls: dict[str, list[float]]) -> None:
+def tell(
+    name: str,
+    config: Config,
+    size: int,
+    whole: dict[str, list[float]],
+    calls: dict[str, list[float]],
+) -> None:
     """The first round, in which everybody takes memory and plans, is left out."""
     never = whole["never"][1:]
     step = statistics.median(never) / BLOCK
-    print(f"{name}: {size / 1e6:.0f} MB, {config.world_size} ranks, {len(never)} rounds, a step {step:.4f} s")
+    print(
+        f"{name}: {size / 1e6:.0f} MB, {config.world_size} ranks, {len(never)} rounds, a step {step:.4f} s"
+    )
     for method in list(SAVERS)[1:]:
         extra = sorted(one - other for one, other in zip(whole[method][1:], never, strict=True))
-        middle, low, high = statistics.median(extra), extra[len(extra) // 4], extra[len(extra) * 3 // 4]
+        middle, low, high = (
+            statistics.median(extra),
+            extra[len(extra) // 4],
+            extra[len(extra) * 3 // 4],
+        )
         call = statistics.median(calls[method][1:])
         print(
             f"  {method:<11} costs {middle:+.3f} s ({low:+.3f} to {high:+.3f}) = {middle / step:.2f} steps"
@@ -143,13 +177,19 @@ def resume(gigabytes: float) -> None:
         write("plain.pt", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
         state_dict_saver.save(collected(model, optimizer), checkpoint_id="dcp")
         for cold in (True, False, False):
-            for name, back in (("ours", load_ours), ("torch.load", load_plain), ("dcp.load", load_dcp)):
+            for name, back in (
+                ("ours", load_ours),
+                ("torch.load", load_plain),
+                ("dcp.load", load_dcp),
+            ):
                 model, optimizer = state_of(gigabytes)
                 if cold:
                     forget()
                 began, used = time.perf_counter(), time.process_time()
                 back(model, optimizer, config, world)
-                took = f"{time.perf_counter() - began:6.2f} s, {time.process_time() - used:6.2f} CPU s"
+                took = (
+                    f"{time.perf_counter() - began:6.2f} s, {time.process_time() - used:6.2f} CPU s"
+                )
                 print(f"{name:<11} {took}  {'cold' if cold else 'warm'}", flush=True)
 
 
@@ -165,7 +205,10 @@ def save(gigabytes: float, rounds: int) -> None:
             checkpoints.save(parts, TrainingProgress(step), 0.0)
             checkpoints.settle()
             if step:
-                print(f"save {time.perf_counter() - began:6.3f} s, {time.process_time() - used:6.3f} CPU s", flush=True)
+                print(
+                    f"save {time.perf_counter() - began:6.3f} s, {time.process_time() - used:6.3f} CPU s",
+                    flush=True,
+                )
 
 
 def state_of(gigabytes: float) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -192,20 +235,33 @@ def forget() -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def load_ours(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:
-    assert Checkpoints(Run(Path("runs/bench")), config, "tokens", world).resume(TorchParts(model, optimizer)).step == 1
+def load_ours(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World
+) -> None:
+    assert (
+        Checkpoints(Run(Path("runs/bench")), config, "tokens", world)
+        .resume(TorchParts(model, optimizer))
+        .step
+        == 1
+    )
 
 
-def load_plain(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:
+def load_plain(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World
+) -> None:
     state = torch.load("plain.pt")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
 
 
-def load_dcp(model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World) -> None:
+def load_dcp(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, world: World
+) -> None:
     state = collected(model, optimizer)
     state_dict_loader.load(state, checkpoint_id="dcp")
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
 
 
 def main(what: str, *words: str) -> None:
@@ -218,12 +274,27 @@ def main(what: str, *words: str) -> None:
             return save(float(words[0]) if words else 1.0, int(words[1]) if len(words) > 1 else 6)
         if what == "resume":
             return resume(float(words[0]) if words else 1.0)
-        name, rounds, ranks = words[0], words[1] if len(words) > 1 else "6", words[2] if len(words) > 2 else "1"
+        name, rounds, ranks = (
+            words[0],
+            words[1] if len(words) > 1 else "6",
+            words[2] if len(words) > 2 else "1",
+        )
         common = f"name: bench\ndata: {{sources: [stdlib], vocabulary_size: 2048}}\nfleet: {{nodes: {ranks}}}\n"
-        Path("config.yaml").write_text(common + (CONFIGS[name] or "train: {global_batch: 8, optimizer: muon, precision: fp32}\n"))
+        Path("config.yaml").write_text(
+            common
+            + (CONFIGS[name] or "train: {global_batch: 8, optimizer: muon, precision: fp32}\n")
+        )
         tokenize(load(Settings(Path("config.yaml")))[0].data, Share(0, 1, 1))
-        os.environ["PYTHONPATH"] = str(Path(run_folder.__file__).parents[2])  # it may have been a relative one
-        launch = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0", "--standalone"]
+        os.environ["PYTHONPATH"] = str(
+            Path(run_folder.__file__).parents[2]
+        )  # it may have been a relative one
+        launch = [
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={ranks}",
+            "--master-port=0",
+            "--standalone",
+        ]
         subprocess.run([sys.executable, *launch, here, "rank", name, rounds], check=True)
 
 

@@ -51,7 +51,9 @@ def cpu(act: Callable[[], object], repeats: int = REPEATS) -> float:
 
 def beats_of(ranks: int, step: int) -> dict[int, Beat]:
     return {
-        rank: Beat(rank, rank // LOCAL, 1, 1, "step", step, 0.1, 1000.0 + step, 1.0, 0.5 + rank % 97 / 1000)
+        rank: Beat(
+            rank, rank // LOCAL, 1, 1, "step", step, 0.1, 1000.0 + step, 1.0, 0.5 + rank % 97 / 1000
+        )
         for rank in range(ranks)
     }
 
@@ -127,7 +129,11 @@ def verdict(folder: Path, ranks: int) -> str:
     size = write_failure(folder, ranks)
 
     def judge() -> None:
-        lines = [line for node in range(-(-ranks // LOCAL)) for line in read_lines(folder / "logs" / f"node-{node}.log", node)]
+        lines = [
+            line
+            for node in range(-(-ranks // LOCAL))
+            for line in read_lines(folder / "logs" / f"node-{node}.log", node)
+        ]
         assert diagnose(lines)
 
     return f"verdict  {1e3 * cpu(judge, 1):10.1f} ms  {size:9,} bytes of logs and events"
@@ -136,24 +142,29 @@ def verdict(folder: Path, ranks: int) -> str:
 def stand(folder: Path, ranks: int) -> str:
     """`make status` of that run, and its events merged."""
     run = Run(folder)
-    run.metrics.write_text("".join(json.dumps({"step": step, "loss": 3.0}) + "\n" for step in range(1, 1001)))
+    run.metrics.write_text(
+        "".join(json.dumps({"step": step, "loss": 3.0}) + "\n" for step in range(1, 1001))
+    )
     run.update_results(name="bench", status="failed", nodes=-(-ranks // LOCAL))
     merged = cpu(run.read_events, 2)
-    return (
-        f"status   {1e3 * cpu(lambda: status(run), 2):10.1f} ms ({1e3 * merged:.1f} merging {-(-ranks // LOCAL)} files of events)"
-    )
+    return f"status   {1e3 * cpu(lambda: status(run), 2):10.1f} ms ({1e3 * merged:.1f} merging {-(-ranks // LOCAL)} files of events)"
 
 
 def plan(ranks: int) -> str:
     """`make plan` of 8B parameters on as many GPUs, whole process."""
     package = Path(__file__).parents[2] / "python"
-    nodes, recipe = min(max(1, ranks // LOCAL), MOST_NODES), package / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml"
+    nodes, recipe = (
+        min(max(1, ranks // LOCAL), MOST_NODES),
+        package / "trainfleet" / "recipes" / "llama-3-8b-p5.yaml",
+    )
     words = [f"CONFIG={recipe}", f"NODES={nodes}", f"SET=train.global_batch={64 * nodes * LOCAL}"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     done = subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], env=os.environ | {"PYTHONPATH": str(package)},
                           capture_output=True, text=True, check=True)  # fmt: skip
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    return f"plan     {1e3 * seconds:10.0f} ms  {len(done.stdout):9,} bytes printed, for {nodes} nodes"
+    return (
+        f"plan     {1e3 * seconds:10.0f} ms  {len(done.stdout):9,} bytes printed, for {nodes} nodes"
+    )
 
 
 def main(sizes: list[int]) -> None:
@@ -161,7 +172,13 @@ def main(sizes: list[int]) -> None:
         print(f"{ranks:,} ranks on {-(-ranks // LOCAL):,} nodes")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            for row in (beat(folder, ranks), look(folder, ranks), vote(ranks), verdict(folder, ranks), stand(folder, ranks)):
+            for row in (
+                beat(folder, ranks),
+                look(folder, ranks),
+                vote(ranks),
+                verdict(folder, ranks),
+                stand(folder, ranks),
+            ):
                 print(f"  {row}", flush=True)
         print(f"  {plan(ranks)}", flush=True)
 

@@ -31,7 +31,11 @@ PLAIN = "train.log_every=1 train.validate_every=0 train.validation_sequences=8 c
 
 def enter(verb: str, settings: str) -> None:
     """Types the verb here."""
-    subprocess.run([sys.executable, "-m", "trainfleet", verb, f"SET={settings}"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "trainfleet", verb, f"SET={settings}"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def foretold(settings: str) -> float:
@@ -54,8 +58,14 @@ def trained(name: str, settings: str, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="a folder with config.yaml and tokens; without it a new one is made")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="a folder with config.yaml and tokens; without it a new one is made",
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--set", default="", help="settings of all the layouts")
     parser.add_argument("--only", type=int, default=len(LAYOUTS), help="the first so many layouts")
@@ -69,11 +79,16 @@ def main() -> None:
     before = {name: foretold(settings) for name, settings in layouts.items()}
     enter("profile", f"{PLAIN} {told.set}")
     after = {name: foretold(settings) for name, settings in layouts.items()}
-    found = {name: trained(f"foretold-{number}", layouts[name], told.steps) for number, name in enumerate(layouts)}
+    found = {
+        name: trained(f"foretold-{number}", layouts[name], told.steps)
+        for number, name in enumerate(layouts)
+    }
     print(f"{'tokens/s':38} {'unmeasured':>11} {'profiled':>9} {'run':>8} {'off by':>7}")
     for name in layouts:
         off = after[name] / found[name] - 1
-        print(f"{name:38} {before[name]:11,.0f} {after[name]:9,.0f} {found[name]:8,.0f} {off:+7.1%}")
+        print(
+            f"{name:38} {before[name]:11,.0f} {after[name]:9,.0f} {found[name]:8,.0f} {off:+7.1%}"
+        )
     pairs = list(combinations(layouts, 2))
     right = sum((after[one] > after[other]) == (found[one] > found[other]) for one, other in pairs)
     print(f"order right in {right} of {len(pairs)} pairs")

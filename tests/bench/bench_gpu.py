@@ -66,10 +66,18 @@ class Shape:
 
 
 SHAPES = {
-    "1b": Shape("llama-3.2-1b", 8, aim=55_000, published="38,535 a GPU: MPT 1B, 8 x H100 (llm-foundry)"),
-    "3b": Shape("llama-3.2-3b", 4, aim=26_000, published="20,964 a GPU: MPT 3B, 8 x H100 (llm-foundry)"),
+    "1b": Shape(
+        "llama-3.2-1b", 8, aim=55_000, published="38,535 a GPU: MPT 1B, 8 x H100 (llm-foundry)"
+    ),
+    "3b": Shape(
+        "llama-3.2-3b", 4, aim=26_000, published="20,964 a GPU: MPT 3B, 8 x H100 (llm-foundry)"
+    ),
     "8b": Shape(
-        "llama-3-8b", 2, "bf16", aim=11_500, published="10,471: one H200, bf16 weights, all recomputed, 80.7 GB (KempnerForge)"
+        "llama-3-8b",
+        2,
+        "bf16",
+        aim=11_500,
+        published="10,471: one H200, bf16 weights, all recomputed, 80.7 GB (KempnerForge)",
     ),
     "tiny": Shape("tiny", 2, length=64),
     "tiny-half": Shape("tiny", 2, "bf16", length=64),
@@ -82,11 +90,18 @@ def ours(name: str, steps: int, settings: str) -> dict[str, Any]:
     bench_train.ours(name, 1, steps, settings)
     run = run_folder.run_of(name)
     results, lines = run.read_results(), list(run_folder.read_lines(run.metrics))
-    parts = {key.removesuffix("_seconds") for line in lines for key in line if key.endswith("_seconds")}
-    spent = {
-        part: statistics.median(line[f"{part}_seconds"] for line in lines[1:] if f"{part}_seconds" in line) for part in parts
+    parts = {
+        key.removesuffix("_seconds") for line in lines for key in line if key.endswith("_seconds")
     }
-    shares = sorted(((seconds / sum(spent.values()), part) for part, seconds in spent.items()), reverse=True)
+    spent = {
+        part: statistics.median(
+            line[f"{part}_seconds"] for line in lines[1:] if f"{part}_seconds" in line
+        )
+        for part in parts
+    }
+    shares = sorted(
+        ((seconds / sum(spent.values()), part) for part, seconds in spent.items()), reverse=True
+    )
     return {
         "losses": (results["first_loss"], results["final_loss"]),
         "speed": results["tokens_per_second"],
@@ -142,16 +157,33 @@ def bare(config: Config, who: str) -> dict[str, Any]:
         model, losses = MODELS[who](config)
     model.to(format[train.weights])
     groups = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
-    groups += [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": train.weight_decay}]
-    update = torch.optim.AdamW(groups, betas=(train.beta1, train.beta2), eps=train.epsilon, fused=True)
-    dataset, seconds, losses_told = Dataset.open(run_folder.DATA / config.data.name, config.data), [], []
+    groups += [
+        {
+            "params": [p for p in model.parameters() if p.ndim >= 2],
+            "weight_decay": train.weight_decay,
+        }
+    ]
+    update = torch.optim.AdamW(
+        groups, betas=(train.beta1, train.beta2), eps=train.epsilon, fused=True
+    )
+    dataset, seconds, losses_told = (
+        Dataset.open(run_folder.DATA / config.data.name, config.data),
+        [],
+        [],
+    )
     for step in range(1, train.steps + 1):
         first, pieces = (step - 1) * train.global_batch, train.global_batch // train.micro_batch
-        whole = split(device.upload(dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)))
+        whole = split(
+            device.upload(
+                dataset.batch("train", first, train.global_batch, train.sequence_length, train.seed)
+            )
+        )
         began = time.perf_counter()
         optimizer.set_learning_rate(update, learning_rate(train, step))
         loss = torch.zeros((), device=place)
-        for inputs, targets in zip(whole.inputs.chunk(pieces), whole.targets.chunk(pieces), strict=True):
+        for inputs, targets in zip(
+            whole.inputs.chunk(pieces), whole.targets.chunk(pieces), strict=True
+        ):
             with torch.autocast(place.type, torch.bfloat16):
                 part = losses(inputs, targets) / pieces
             part.backward()
@@ -175,7 +207,9 @@ def bare(config: Config, who: str) -> dict[str, Any]:
 
 def apart(shape: str, who: str, settings: str) -> dict[str, Any]:
     """`bare` in a process of its own: so its memory is its own too."""
-    done = subprocess.run([sys.executable, __file__, "--apart", who, settings], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--apart", who, settings], stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
         raise bench_train.Failed(f"{who} of {shape} failed; its word is above")
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -199,28 +233,45 @@ def compare(shape: str, steps: int, extra: str, whom: list[str]) -> bool:
     told = SHAPES[shape]
     settings = f"{told.settings} fleet.stack={devices.nearest().kind} {extra}"
     config, _ = load(Settings(Path("config.yaml"), settings))
-    print(f"{shape}: {settings}; by arithmetic {memory_of(config, True).total / 2**30:.1f} GiB", flush=True)
+    print(
+        f"{shape}: {settings}; by arithmetic {memory_of(config, True).total / 2**30:.1f} GiB",
+        flush=True,
+    )
     name, well = f"{shape}-{int(time.time())}", True
     for who in whom:
         try:
-            found = ours(name, steps, settings) if who == "ours" else apart(shape, who, f"{settings} train.steps={steps}")
+            found = (
+                ours(name, steps, settings)
+                if who == "ours"
+                else apart(shape, who, f"{settings} train.steps={steps}")
+            )
         except bench_train.Failed as error:
             print(f"| {shape} | {who} | did not run: {error} |", flush=True)
             well = False
             continue
         print(row(shape, who, found), flush=True)
-        run_folder.append_line(Path("results.jsonl"), {"shape": shape, "who": who, "settings": settings, "steps": steps, **found})
+        run_folder.append_line(
+            Path("results.jsonl"),
+            {"shape": shape, "who": who, "settings": settings, "steps": steps, **found},
+        )
     if told.aim:
-        print(f"| {shape} | to reach, on one H200 | | {told.aim:,.0f} | | | published: {told.published} |", flush=True)
+        print(
+            f"| {shape} | to reach, on one H200 | | {told.aim:,.0f} | | | published: {told.published} |",
+            flush=True,
+        )
     return well
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shapes", nargs="*", default=["1b", "3b", "8b"], help=", ".join(SHAPES))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--set", default="", help="more settings, as SET takes them")
-    parser.add_argument("--folder", type=Path, help="keeps the dataset, what was compiled, and the results")
+    parser.add_argument(
+        "--folder", type=Path, help="keeps the dataset, what was compiled, and the results"
+    )
     parser.add_argument("--who", default="ours,bare,transformers")
     parser.add_argument("--apart", nargs=2, help=argparse.SUPPRESS)
     told = parser.parse_args()
@@ -232,7 +283,9 @@ def main() -> None:
         return
     folder = told.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    bench_train.prepare(folder, f"{Path(os.__file__).parent}/*.py")  # some: what a text says does not matter here
+    bench_train.prepare(
+        folder, f"{Path(os.__file__).parent}/*.py"
+    )  # some: what a text says does not matter here
     print(
         f"{devices.nearest().name}, torch {torch.__version__}, {told.steps} steps\n\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}"
     )

@@ -56,9 +56,13 @@ def make(folder: Path) -> None:
     for index in range(SHARDS):
         with ShardWriter(store, f"train/{index:05d}", "uint16", 0) as writer:
             for _ in range(TOKENS // 5_000_000):
-                writer.add(draw.integers(1, 32000, 5_000_000, np.uint32), np.arange(0, 5_000_001, 1000))
+                writer.add(
+                    draw.integers(1, 32000, 5_000_000, np.uint32), np.arange(0, 5_000_001, 1000)
+                )
             shard = writer.commit(0)
-        records.append(UnitRecord(index, 0, preparation.identity, 1, 1, 1, "none", 0, (), shard, None))
+        records.append(
+            UnitRecord(index, 0, preparation.identity, 1, 1, 1, "none", 0, (), shard, None)
+        )
     manifest.write(store, manifest.MANIFEST, manifest.assemble(preparation, records, ()))
 
 
@@ -68,7 +72,10 @@ def main(folder: Path) -> None:
     for _ in range(3):
         print(
             subprocess.run(
-                [sys.executable, "-c", START, str(PACKAGE), str(folder)], capture_output=True, text=True, check=True
+                [sys.executable, "-c", START, str(PACKAGE), str(folder)],
+                capture_output=True,
+                text=True,
+                check=True,
             ).stdout,
             end="",
         )

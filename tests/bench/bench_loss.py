@@ -35,7 +35,9 @@ def again(x: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
 
     pieces = -(-TOKENS * VOCABULARY * 4 // PIECE)
     parts = zip(x.flatten(0, 1).chunk(pieces), targets.flatten().chunk(pieces), strict=True)
-    return torch.stack([checkpoint(one, *part, use_reentrant=False) for part in parts]).sum() / TOKENS
+    return (
+        torch.stack([checkpoint(one, *part, use_reentrant=False) for part in parts]).sum() / TOKENS
+    )
 
 
 WAYS: dict[str, Callable[[Tensor, nn.Linear, Tensor], Tensor]] = {
@@ -49,7 +51,9 @@ def turn(way: str, format: str) -> None:
     generator = torch.Generator().manual_seed(1)
     with torch.device("meta"):
         head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-    head.weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH, generator=generator).mul_(0.02).to(FORMATS[format]))
+    head.weight = nn.Parameter(
+        torch.randn(VOCABULARY, WIDTH, generator=generator).mul_(0.02).to(FORMATS[format])
+    )
     x = torch.randn(1, TOKENS, WIDTH, generator=generator).to(FORMATS[format]).requires_grad_()
     targets = torch.randint(0, VOCABULARY, (1, TOKENS), generator=generator)
     (x[:, :8] @ head.weight[:64].T).sum().backward()  # libraries are loaded
@@ -70,7 +74,12 @@ def main(turns: int) -> None:
         for number in range(turns):
             for way in rotated(list(WAYS), number):
                 words = [sys.executable, __file__, way, format]
-                done = subprocess.run(words, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True)
+                done = subprocess.run(
+                    words,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                    stdout=subprocess.PIPE,
+                    check=True,
+                )
                 found[way].append(json.loads(done.stdout))
         for way, taken in found.items():
             seconds, most = [each["seconds"] for each in taken], max(each["MiB"] for each in taken)
@@ -78,9 +87,13 @@ def main(turns: int) -> None:
                 f"{format} {way}: median {median(seconds):.2f} s, least {min(seconds):.2f}, {most:,.0f} MiB, {taken[0]}",
                 flush=True,
             )
-        ratios = [again["seconds"] / kept["seconds"] for again, kept in zip(found["again"], found["kept"], strict=True)]
+        ratios = [
+            again["seconds"] / kept["seconds"]
+            for again, kept in zip(found["again"], found["kept"], strict=True)
+        ]
         print(
-            f"{format} again / kept: median {median(ratios):.2f} of {turns}, {min(ratios):.2f} to {max(ratios):.2f}", flush=True
+            f"{format} again / kept: median {median(ratios):.2f} of {turns}, {min(ratios):.2f} to {max(ratios):.2f}",
+            flush=True,
         )
 
 

@@ -72,10 +72,17 @@ def main() -> None:
                 print(f"{'refused':>8}  {settings}: {str(error).splitlines()[0][:90]}")
                 continue
             ratios.append(reckoned.total / peak)
-            parts = " ".join(f"{name}={value / 2**20:.1f}" for name, value in vars(reckoned).items())
-            print(f"{reckoned.total / peak:8.3f}  {settings}: {peak / 2**20:.1f} MiB; {parts}", flush=True)
+            parts = " ".join(
+                f"{name}={value / 2**20:.1f}" for name, value in vars(reckoned).items()
+            )
+            print(
+                f"{reckoned.total / peak:8.3f}  {settings}: {peak / 2**20:.1f} MiB; {parts}",
+                flush=True,
+            )
     errors = sorted(abs(ratio - 1) for ratio in ratios)
-    print(f"{len(ratios)} layouts: median {statistics.median(errors):.1%}, least {min(ratios):.3f}, most {max(ratios):.3f}")
+    print(
+        f"{len(ratios)} layouts: median {statistics.median(errors):.1%}, least {min(ratios):.3f}, most {max(ratios):.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,13 @@ def config_of(row: dict[str, Any]) -> str | None:
     name = next((name for word, name in NAMED if word in told), None)
     preset = next((name for name, shape in PRESETS.items() if work and (shape.layers, shape.hidden_size, shape.heads, shape.kv_heads,
                    shape.intermediate_size) == (work.layers, work.width, work.heads, work.kv_heads, work.inner)), None)  # fmt: skip
-    if work is None or name is None or preset is None or work.tuned or TUNED.search(row["source"].lower()):
+    if (
+        work is None
+        or name is None
+        or preset is None
+        or work.tuned
+        or TUNED.search(row["source"].lower())
+    ):
         return None
     found = device_of(told, row["source"].lower())
     node = min(found[1].node if found else 8, work.world)
@@ -51,10 +57,12 @@ def config_of(row: dict[str, Any]) -> str | None:
         return None
     size = re.search(r"-(\d+)GB", told)
     memory = f", memory_gib: {size[1]}" if size else ""
-    gbps = f", network: infiniband, network_gbps: {found[1].outside * node * 8 / 1e9:g}" if found else ""
-    layout = (
-        f"{{shard: {work.shard}, zero: {work.zero}, tensor: {work.tensor}, pipeline: {work.pipeline}, context: {work.context}}}"
+    gbps = (
+        f", network: infiniband, network_gbps: {found[1].outside * node * 8 / 1e9:g}"
+        if found
+        else ""
     )
+    layout = f"{{shard: {work.shard}, zero: {work.zero}, tensor: {work.tensor}, pipeline: {work.pipeline}, context: {work.context}}}"
     return f"""name: row
 fleet: {{backend: slurm, nodes: {work.world // node}, accelerator: {{name: {name}, per_node: {node}{memory}{gbps}}}}}
 data: {{name: t, sources: [stdlib], tokenizer: bpe, vocabulary_size: 32000}}
@@ -79,7 +87,9 @@ def foretold(text: str) -> float | None:
 
 def main() -> None:
     found, refused = [], 0
-    for row in (json.loads(line) for file in FILES for line in (HERE / file).read_text().splitlines()):
+    for row in (
+        json.loads(line) for file in FILES for line in (HERE / file).read_text().splitlines()
+    ):
         if row["kind"] != "train" or not (text := config_of(row)):
             continue
         work = work_of(row)

@@ -40,12 +40,16 @@ def bare_step(config: Config) -> Callable[[], None]:
     model.initialize(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     samples = Dataset.open(run_folder.DATA / config.data.name)
-    tokens = torch.from_numpy(samples.batch("train", 0, train.global_batch, train.sequence_length, 1))
+    tokens = torch.from_numpy(
+        samples.batch("train", 0, train.global_batch, train.sequence_length, 1)
+    )
 
     def step() -> None:
         for part in tokens.split(train.micro_batch):
             logits = model(part[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()) / (train.global_batch // train.micro_batch)
+            loss = F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()) / (
+                train.global_batch // train.micro_batch
+            )
             loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -89,8 +93,12 @@ def main(steps: int) -> None:
     ours, bare = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratios = sorted(mine / other for mine, other in pairs)
     tokens = config.train.global_batch * config.train.sequence_length
-    print(f"{len(pairs)} pairs of {tokens} tokens: ours {ours:.4f} s = {tokens / ours:,.0f} tokens/s, bare {bare:.4f} s")
-    print(f"overhead {100 * (statistics.median(ratios) - 1):+.2f} % (middle half {_percent(ratios, 1)} to {_percent(ratios, 3)})")
+    print(
+        f"{len(pairs)} pairs of {tokens} tokens: ours {ours:.4f} s = {tokens / ours:,.0f} tokens/s, bare {bare:.4f} s"
+    )
+    print(
+        f"overhead {100 * (statistics.median(ratios) - 1):+.2f} % (middle half {_percent(ratios, 1)} to {_percent(ratios, 3)})"
+    )
 
 
 def _percent(ratios: list[float], quarter: int) -> str:

@@ -44,10 +44,19 @@ def measure(tool: str, command: list[str], folder: Path, environment: dict[str, 
     """Runs a command in an empty folder and measures it with all its processes."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    before, load, began = resource.getrusage(resource.RUSAGE_CHILDREN), os.getloadavg()[0], time.perf_counter()
+    before, load, began = (
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+        os.getloadavg()[0],
+        time.perf_counter(),
+    )
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | environment, cwd=folder, start_new_session=True
+            command,
+            stdout=log,
+            stderr=log,
+            env=os.environ | environment,
+            cwd=folder,
+            start_new_session=True,
         )
     watch = Watch(process)
     watch.start()
@@ -58,8 +67,14 @@ def measure(tool: str, command: list[str], folder: Path, environment: dict[str, 
         raise SystemExit(f"{tool} failed:\n{(folder / 'log').read_text()[-3000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     waited = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    cpu = max(waited, sum(watch.cpu.values()))  # some tools don't wait for their own children, and the kernel forgets these
-    output = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".bin", ".idx", ".ds", ".index"))
+    cpu = max(
+        waited, sum(watch.cpu.values())
+    )  # some tools don't wait for their own children, and the kernel forgets these
+    output = sum(
+        path.stat().st_size
+        for path in folder.rglob("*")
+        if path.suffix in (".bin", ".idx", ".ds", ".index")
+    )
     output += sum(path.stat().st_size for path in folder.glob("set/*.arrow"))
     return Result(tool, seconds, cpu, watch.memory, output / 1e6, load)
 
@@ -95,17 +110,37 @@ def ours(corpus: Path, tokenizer: Path, out: Path, workers: int) -> Result:
 
     config = out.parent / "ours.yaml"
     config.write_text(
-        yaml.safe_dump({"name": "bench", "data": {"name": "set", "sources": [str(corpus)], "tokenizer": str(tokenizer)}})
+        yaml.safe_dump(
+            {
+                "name": "bench",
+                "data": {"name": "set", "sources": [str(corpus)], "tokenizer": str(tokenizer)},
+            }
+        )
     )
     resolved = out.parent / "resolved.yaml"
     resolved.write_text(dump_resolved(load(Settings(config))[0]))
-    environment = {"PYTHONPATH": str(PACKAGE), "WORKERS": str(workers), "NODES": "1", "NODE_RANK": "0"}
-    return measure("trainfleet", [sys.executable, "-m", "trainfleet.data", str(resolved)], out, environment)
+    environment = {
+        "PYTHONPATH": str(PACKAGE),
+        "WORKERS": str(workers),
+        "NODES": "1",
+        "NODE_RANK": "0",
+    }
+    return measure(
+        "trainfleet", [sys.executable, "-m", "trainfleet.data", str(resolved)], out, environment
+    )
 
 
 def peer(name: str, python: str) -> Callable[[Path, Path, Path, int], Result]:
     def run(corpus: Path, tokenizer: Path, out: Path, workers: int) -> Result:
-        command = [python, str(HERE / "peers.py"), name, str(corpus), str(tokenizer), str(out), str(workers)]
+        command = [
+            python,
+            str(HERE / "peers.py"),
+            name,
+            str(corpus),
+            str(tokenizer),
+            str(out),
+            str(workers),
+        ]
         offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         return measure(name, command, out, offline)
 
@@ -124,10 +159,25 @@ def megatron(python: str, checkout: str) -> Callable[[Path, Path, Path, int], Re
         shutil.copy(tokenizer, folder / "tokenizer.json")
         settings = '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}'
         (folder / "tokenizer_config.json").write_text(settings)
-        options = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder), "--append-eod"]
+        options = [
+            "--tokenizer-type",
+            "HuggingFaceTokenizer",
+            "--tokenizer-model",
+            str(folder),
+            "--append-eod",
+        ]
         command = [python, f"{checkout}/tools/preprocess_data.py", "--input", str(joined), *options]
-        command += ["--json-keys", "text", "--workers", str(workers), "--output-prefix", str(out / "set")]
-        return measure("Megatron preprocess_data", command, out, {"TOKENIZERS_PARALLELISM": "false"})
+        command += [
+            "--json-keys",
+            "text",
+            "--workers",
+            str(workers),
+            "--output-prefix",
+            str(out / "set"),
+        ]
+        return measure(
+            "Megatron preprocess_data", command, out, {"TOKENIZERS_PARALLELISM": "false"}
+        )
 
     return run
 
@@ -144,12 +194,19 @@ def train_tokenizer(corpus: Path, path: Path) -> None:
 def text_megabytes(corpus: Path) -> float:
     import json
 
-    lines = (line for path in sorted(corpus.glob("*.jsonl")) for line in open(path, encoding="utf-8"))  # noqa: SIM115
+    lines = (
+        line
+        for path in sorted(corpus.glob("*.jsonl"))
+        for line in open(path, encoding="utf-8")  # noqa: SIM115
+    )
     return sum(len(json.loads(line)["text"].encode()) for line in lines) / 1e6
 
 
 def table(results: list[Result], megabytes: float) -> str:
-    best = {result.tool: min((r for r in results if r.tool == result.tool), key=lambda r: r.seconds) for result in results}
+    best = {
+        result.tool: min((r for r in results if r.tool == result.tool), key=lambda r: r.seconds)
+        for result in results
+    }
     our = best["trainfleet"]
     lines = [
         f"{megabytes:.0f} MB of text, {os.cpu_count()} cores, the best of each tool's runs:",
@@ -158,20 +215,28 @@ def table(results: list[Result], megabytes: float) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in best.values():
-        rates = f"{r.seconds:.1f} | {megabytes / r.seconds:.1f} | {r.cpu:.1f} | {megabytes / r.cpu:.1f}"
+        rates = (
+            f"{r.seconds:.1f} | {megabytes / r.seconds:.1f} | {r.cpu:.1f} | {megabytes / r.cpu:.1f}"
+        )
         ratios = f"{r.seconds / our.seconds:.1f} | {r.cpu / our.cpu:.1f} | {r.load:.1f}"
         lines.append(f"| {r.tool} | {rates} | {r.memory:.0f} | {r.output:.0f} | {ratios} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--peers", help="an interpreter with datatrove, datasets and transformers")
-    parser.add_argument("--megatron", help="a checkout of Megatron-LM, run with the same interpreter")
+    parser.add_argument(
+        "--megatron", help="a checkout of Megatron-LM, run with the same interpreter"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="of the peers: datatrove, datasets, megatron")
-    parser.add_argument("--rounds", type=int, default=1, help="of everything; ours runs before and after each peer")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of everything; ours runs before and after each peer"
+    )
     parser.add_argument("--log", type=Path, help="a file to append the table to")
     options = parser.parse_args()
     sys.path.insert(0, str(PACKAGE))
@@ -179,16 +244,25 @@ def main() -> None:
     peers |= {"megatron": megatron(options.peers, options.megatron)} if options.megatron else {}
     tools = [tool for name, tool in peers.items() if name in (options.only or peers)]
     with tempfile.TemporaryDirectory() as scratch:
-        tokenizer, out, results = Path(scratch, "tokenizer.json"), Path(scratch, "out"), list[Result]()
+        tokenizer, out, results = (
+            Path(scratch, "tokenizer.json"),
+            Path(scratch, "out"),
+            list[Result](),
+        )
         train_tokenizer(options.corpus, tokenizer)
-        for tool in [ours, *(tool for _ in range(options.rounds) for peer in tools for tool in (peer, ours))]:
+        for tool in [
+            ours,
+            *(tool for _ in range(options.rounds) for peer in tools for tool in (peer, ours)),
+        ]:
             results.append(tool(options.corpus, tokenizer, out, options.workers))
             print(results[-1], flush=True)
         text = table(results, text_megabytes(options.corpus))
     print(text)
     if options.log:
         with open(options.log, "a", encoding="utf-8") as file:
-            file.write(f"\n### Tokenizing against its peers, {time.strftime('%Y-%m-%d')}\n\n`bench_tokenize.py`: {text}")
+            file.write(
+                f"\n### Tokenizing against its peers, {time.strftime('%Y-%m-%d')}\n\n`bench_tokenize.py`: {text}"
+            )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--peers", default=sys.executable)
-    parser.add_argument("--only", default="ours,fp32-ours,bare,compiled,hf,litgpt,bare-bf16,compiled-bf16,hf-bf16,litgpt-bf16")
+    parser.add_argument(
+        "--only",
+        default="ours,fp32-ours,bare,compiled,hf,litgpt,bare-bf16,compiled-bf16,hf-bf16,litgpt-bf16",
+    )
     parser.add_argument("--folder", default=None, help="keeps the dataset and what was compiled")
     told = parser.parse_args()
     folder = Path(told.folder or tempfile.mkdtemp())

@@ -40,7 +40,9 @@ WARM_UP = 3  # turns
 
 
 def ours(settings: str, world: World) -> Step:
-    config, _ = load(Settings(Path("config.yaml"), f"train.steps=100 train.micro_batch={peers.BATCH} {settings}"))
+    config, _ = load(
+        Settings(Path("config.yaml"), f"train.steps=100 train.micro_batch={peers.BATCH} {settings}")
+    )
     parts, watch = arrange(config, world), Stopwatch(time.time())
     stays = torch.zeros(())
 
@@ -56,7 +58,9 @@ def main() -> None:
     bench_train.prepare(Path(tempfile.mkdtemp()))
     with join(Cpu()) as world:
         steps: dict[str, Step] = {
-            f"bare loop{', bf16' * half}{', compiled as a whole' * compiled}": peers.bare_step(half, compiled)
+            f"bare loop{', bf16' * half}{', compiled as a whole' * compiled}": peers.bare_step(
+                half, compiled
+            )
             for half in (False, True)
             for compiled in (False, True)
         }

@@ -11,14 +11,23 @@ import sys
 import time
 from pathlib import Path
 
-VERBS = ("help", "plan", "status", "logs", "stop", "tokenize")  # tokenize: of a dataset that is there already
+VERBS = (
+    "help",
+    "plan",
+    "status",
+    "logs",
+    "stop",
+    "tokenize",
+)  # tokenize: of a dataset that is there already
 ROUNDS = 7
 LIMIT = 0.5
 
 
 def measure(verb: str) -> float:
     began = time.perf_counter()
-    subprocess.run(["make", "-s", verb], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        ["make", "-s", verb], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
     return time.perf_counter() - began
 
 
@@ -37,7 +46,9 @@ def main() -> int:
         for verb in VERBS:
             seconds[verb].append(measure(verb))
     for verb, taken in seconds.items():
-        torch = "" if verb == "help" else "  imports torch!" if imports_torch(verb) else "  no torch"
+        torch = (
+            "" if verb == "help" else "  imports torch!" if imports_torch(verb) else "  no torch"
+        )
         print(f"{verb:9} median {statistics.median(taken):.3f} s  worst {max(taken):.3f} s{torch}")
     return int(any(statistics.median(taken) > LIMIT for taken in seconds.values()))
 

@@ -15,7 +15,16 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "unit"), str(Path(__file__).parents[2] / "python")]
 
-from verdict_cases import Case, read_cases, score, with_counters, with_skew, without_kernel, without_ranks, without_stamps  # noqa: E402
+from verdict_cases import (  # noqa: E402
+    Case,
+    read_cases,
+    score,
+    with_counters,
+    with_skew,
+    without_kernel,
+    without_ranks,
+    without_stamps,
+)
 
 from trainfleet.watch.diagnosis import diagnose  # noqa: E402
 from trainfleet.watch.lines import parse  # noqa: E402
@@ -32,11 +41,23 @@ def main() -> None:
     )
     for half in (False, True):
         for name, change in CHANGES.items():
-            tell("judging" if half else "tuned", name, [case for case in cases if case.judging is half], change)
+            tell(
+                "judging" if half else "tuned",
+                name,
+                [case for case in cases if case.judging is half],
+                change,
+            )
     for name in sorted({case.file for case in cases if case.untouched}):
-        tell("never tuned to", name, [case for case in cases if case.file == name], CHANGES["as they are"])
+        tell(
+            "never tuned to",
+            name,
+            [case for case in cases if case.file == name],
+            CHANGES["as they are"],
+        )
     seconds, lines = crowd()
-    print(f"\n{RANKS:,} tracebacks on {RANKS // 8:,} nodes, {lines:,} lines: {seconds:.1f} s of CPU")
+    print(
+        f"\n{RANKS:,} tracebacks on {RANKS // 8:,} nodes, {lines:,} lines: {seconds:.1f} s of CPU"
+    )
 
 
 def tell(half: str, name: str, cases: list[Case], change) -> None:  # type: ignore[no-untyped-def]
@@ -56,7 +77,9 @@ def crowd() -> tuple[float, int]:
         head = f"rank {rank}  10:{rank // 60 % 60:02d}:{rank % 60:02d}.000 | "
         frames = [f'{head}  File "/w/{frame}.py", line {frame}, in f' for frame in range(FRAMES)]
         end = f"RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.{rank % 250}.4]:{rank}"
-        logs.setdefault(rank // 8, []).extend([f"{head}Traceback (most recent call last):", *frames, f"{head}{end}"])
+        logs.setdefault(rank // 8, []).extend(
+            [f"{head}Traceback (most recent call last):", *frames, f"{head}{end}"]
+        )
     began = time.process_time()
     lines = [line for node, mine in logs.items() for line in parse(mine, node)]
     diagnose(lines)

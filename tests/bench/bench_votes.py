@@ -42,7 +42,9 @@ def main(rank: int, size: int, port: int, results: SimpleQueue[dict[str, float]]
     found["ring"] = median(lambda: dist.all_reduce(numbers))
     for tree_allreduce.FAN in (2, 4, 16):
         votes = tree_allreduce.Tree(rank, size, PrefixStore(f"votes-{tree_allreduce.FAN}", store))
-        found[f"tree of {tree_allreduce.FAN}"] = median(lambda votes=votes: (votes.begin(numbers), votes.end()))  # type: ignore[misc]
+        found[f"tree of {tree_allreduce.FAN}"] = median(
+            lambda votes=votes: (votes.begin(numbers), votes.end())
+        )  # type: ignore[misc]
     turn = 0
 
     def ask_the_store() -> None:
@@ -66,9 +68,15 @@ if __name__ == "__main__":
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
         results: SimpleQueue[dict[str, float]] = context.SimpleQueue()
-        ranks = [context.Process(target=main, args=(rank, size, port, results)) for rank in range(size)]
+        ranks = [
+            context.Process(target=main, args=(rank, size, port, results)) for rank in range(size)
+        ]
         for process in ranks:
             process.start()
-        print(f"{size} ranks: " + ", ".join(f"{name} {micros:,.0f} us" for name, micros in results.get().items()), flush=True)
+        print(
+            f"{size} ranks: "
+            + ", ".join(f"{name} {micros:,.0f} us" for name, micros in results.get().items()),
+            flush=True,
+        )
         for process in ranks:
             process.join()

@@ -36,9 +36,20 @@ train: {steps: 300, global_batch: 8, sequence_length: 128, optimizer: adamw, pre
 model: {preset: null, family: llama, layers: 3, hidden_size: 128, heads: 4, kv_heads: 4, intermediate_size: 352, vocabulary_size: 1024, max_sequence_length: 256}
 checkpoint: {every: never}
 """
-LARGE = {"layers": 6, "hidden_size": 384, "heads": 6, "kv_heads": 6, "intermediate_size": 1024, "vocabulary_size": 8192}
+LARGE = {
+    "layers": 6,
+    "hidden_size": 384,
+    "heads": 6,
+    "kv_heads": 6,
+    "intermediate_size": 1024,
+    "vocabulary_size": 8192,
+}
 TURNS = 7
-KINDS = {"fp32, torch's fused AdamW": ("fp32", False), "bf16, as it is": ("bf16", False), "bf16, compiled": ("bf16", True)}
+KINDS = {
+    "fp32, torch's fused AdamW": ("fp32", False),
+    "bf16, as it is": ("bf16", False),
+    "bf16, compiled": ("bf16", True),
+}
 
 
 def prepare(settings: str = "") -> Config:
@@ -51,7 +62,11 @@ def time_steps(config: Config) -> None:
         model = models.build(replace(config.model, **LARGE))
         model.initialize(1)
         model.to(torch.bfloat16 if weights == "bf16" else torch.float32)
-        made[kind] = model, optimizer.build(model, replace(config.train, weights=weights, compile=compiled), Cpu()), []
+        made[kind] = (
+            model,
+            optimizer.build(model, replace(config.train, weights=weights, compile=compiled), Cpu()),
+            [],
+        )
     for turn in range(TURNS + 2):
         for model, update, seconds in made.values():
             for parameter in model.parameters():

@@ -23,7 +23,12 @@ LONGEST = 200_000
 
 def texts(folders: list[str]) -> Iterator[tuple[str, str]]:
     """Path and text of every file that is real text, each text once."""
-    paths = sorted(path for folder in folders for path in Path(folder).rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    paths = sorted(
+        path
+        for folder in folders
+        for path in Path(folder).rglob("*")
+        if path.suffix in SUFFIXES and path.is_file()
+    )
     random.Random(0).shuffle(paths)
     seen = set[bytes]()
     for path in paths:
@@ -31,7 +36,11 @@ def texts(folders: list[str]) -> Iterator[tuple[str, str]]:
             text = path.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError):
             continue
-        text = re.sub(r"\n\s*\n+", "\n\n", html.unescape(MARKUP.sub("", text))) if path.suffix == ".html" else text
+        text = (
+            re.sub(r"\n\s*\n+", "\n\n", html.unescape(MARKUP.sub("", text)))
+            if path.suffix == ".html"
+            else text
+        )
         digest = hashlib.sha1(text.encode()).digest()
         if len(text) > 200 and digest not in seen:
             seen.add(digest)
@@ -43,7 +52,9 @@ def main(out: Path, megabytes: int, folders: list[str]) -> None:
     files = [open(out / f"{i:02}.jsonl", "w", encoding="utf-8") for i in range(FILES)]  # noqa: SIM115
     size = count = 0
     for path, text in texts(folders):
-        files[count % FILES].write(json.dumps({"id": path, "text": text}, ensure_ascii=False) + "\n")
+        files[count % FILES].write(
+            json.dumps({"id": path, "text": text}, ensure_ascii=False) + "\n"
+        )
         size, count = size + len(text.encode()), count + 1
         if size >= megabytes * 1e6:
             break

@@ -28,13 +28,33 @@ ROWS = Path(__file__).parent / "published.jsonl"
 GB = 1e9
 FREE = [field.name for field in fields(Constants)]
 KINDS = ("ampere", "hopper", "hopper500", "blackwell", "neuron")
-START = {"ampere": (0.80, 0.5), "hopper": (0.74, 0.35), "hopper500": (0.58, 0.4), "blackwell": (0.54, 0.4), "neuron": (0.65, 0.5)}
+START = {
+    "ampere": (0.80, 0.5),
+    "hopper": (0.74, 0.35),
+    "hopper500": (0.58, 0.4),
+    "blackwell": (0.54, 0.4),
+    "neuron": (0.65, 0.5),
+}
 
 
 def _device(row: node_types.Accelerator, outside: float, node: int, domain: int = 0) -> DeviceSpeed:
-    flops = {format: row.peak(format) for format in ("fp8", "bf16", "fp32") if format == "fp32" or getattr(row, format)}
+    flops = {
+        format: row.peak(format)
+        for format in ("fp8", "bf16", "fp32")
+        if format == "fp32" or getattr(row, format)
+    }
     return DeviceSpeed(
-        row.name, flops, row.bandwidth, row.neighbours, outside, node, 1.0, 1.0, row.kind != "neuron", domain, side=row.side
+        row.name,
+        flops,
+        row.bandwidth,
+        row.neighbours,
+        outside,
+        node,
+        1.0,
+        1.0,
+        row.kind != "neuron",
+        domain,
+        side=row.side,
     )
 
 
@@ -54,22 +74,37 @@ def _powered(times: float) -> float:
 DEVICES = [  # words in a row's hardware, family, device
     ("A100-40GB", "ampere", _device(accelerators.BY_NAME["A100-40GB"], ROCE, 8)),
     ("A100", "ampere", _device(accelerators.BY_NAME["A100-80GB"], ROCE, 8)),
-    ("H100-96GB", "hopper500", replace(_device(accelerators.BY_NAME["H100-80GB"], INFINIBAND, 8), memory=2.4e12)),  # HBM2e, 500 W
+    (
+        "H100-96GB",
+        "hopper500",
+        replace(_device(accelerators.BY_NAME["H100-80GB"], INFINIBAND, 8), memory=2.4e12),
+    ),  # HBM2e, 500 W
     ("H100", "hopper", _device(accelerators.BY_NAME["H100-80GB"], INFINIBAND, 8)),
     ("H200", "hopper", _device(accelerators.BY_NAME["H200-141GB"], INFINIBAND, 8)),
     (
         "GB300",
         "blackwell",
         replace(
-            _device(accelerators.BY_NAME["B300-288GB"], INFINIBAND, 4, 72), **RACK, efficiency=_powered(1.4 / 1.2), attention=EXP
+            _device(accelerators.BY_NAME["B300-288GB"], INFINIBAND, 4, 72),
+            **RACK,
+            efficiency=_powered(1.4 / 1.2),
+            attention=EXP,
         ),
     ),
     (
         "B300",
         "blackwell",
-        replace(_device(accelerators.BY_NAME["B300-288GB"], INFINIBAND, 8), efficiency=_powered(1.1), attention=EXP),
+        replace(
+            _device(accelerators.BY_NAME["B300-288GB"], INFINIBAND, 8),
+            efficiency=_powered(1.1),
+            attention=EXP,
+        ),
     ),
-    ("GB200", "blackwell", replace(_device(accelerators.BY_NAME["B200-180GB"], INFINIBAND, 4, 72), **RACK)),
+    (
+        "GB200",
+        "blackwell",
+        replace(_device(accelerators.BY_NAME["B200-180GB"], INFINIBAND, 4, 72), **RACK),
+    ),
     ("B200", "blackwell", _device(accelerators.BY_NAME["B200-180GB"], INFINIBAND, 8)),
     ("trn1", "neuron", _device(accelerators.BY_NAME["NeuronCore-v2"], 3.1 * GB, 32)),
     ("trn2", "neuron", _device(accelerators.BY_NAME["NeuronCore-v3 x2"], 6.25 * GB, 64)),
@@ -84,7 +119,9 @@ BEFORE_FLASH = re.compile(
 MEGATRONS = re.compile(
     r"nemo|megatron(?!-llama)|bigscience"
 )  # with Megatron's kernels; its LLaMA of 2023 had no Transformer Engine
-BF16_SUMS = re.compile(r"llm-foundry|fms-fsdp")  # FSDP engines whose settings sum gradients in bf16; others do in fp32
+BF16_SUMS = re.compile(
+    r"llm-foundry|fms-fsdp"
+)  # FSDP engines whose settings sum gradients in bf16; others do in fp32
 SITES = {
     "bigscience": 6.25 * GB
 }  # bytes/s of a rank where rows leave it out: Jean Zay has 4 Omni-Path links of 100 Gbit/s a node
@@ -124,7 +161,11 @@ def format_of(precision: str | None) -> str:
 def work_of(row: dict[str, Any]) -> Work | None:
     """The row as the model takes it; None where the row lacks a shape, a batch or a layout."""
     model, layout = row["model"], row["layout"]
-    if not all(model.get(key) for key in ("layers", "hidden", "heads", "ffn")) or not row["seq"] or not row["devices"]:
+    if (
+        not all(model.get(key) for key in ("layers", "hidden", "heads", "ffn"))
+        or not row["seq"]
+        or not row["devices"]
+    ):
         return None
     degree = {name: layout.get(name) or 1 for name in ("tp", "pp", "cp")}
     together = degree["tp"] * degree["pp"] * degree["cp"]
@@ -133,12 +174,18 @@ def work_of(row: dict[str, Any]) -> Work | None:
     micro = row["micro_batch"] or 1
     if batch is None:
         batch = micro * data
-    if degree["pp"] > 1 and micro * data > batch / degree["pp"] and row["split_source"] == "torchtitan":
+    if (
+        degree["pp"] > 1
+        and micro * data > batch / degree["pp"]
+        and row["split_source"] == "torchtitan"
+    ):
         micro = 1  # torchtitan's local batch is cut into micro-batches of one
     micro = max(1, min(micro, batch // data or 1))
     passes = max(1, round(batch / data / micro))
     family = (model.get("family") or "").lower()
-    nemo = row["split_source"] == "dgxc" or "nemo" in row["source"].lower()  # its optimizer is ZeRO 1, its gradients bf16
+    nemo = (
+        row["split_source"] == "dgxc" or "nemo" in row["source"].lower()
+    )  # its optimizer is ZeRO 1, its gradients bf16
     shard = layout.get("fsdp") or (data if layout.get("zero") or nemo else 1)
     words, stages = row["source"].lower(), _rounds(row, nemo)
     old = _ran_before_flash(row)  # and before sequence parallelism, of the same month
@@ -149,7 +196,13 @@ def work_of(row: dict[str, Any]) -> Work | None:
         else any(name in words for name in ("dgxc", "nvidia", "nemo", "megatron", "neuron"))
     )
     recompute = str(row["activation_checkpointing"] or "none")
-    recompute = "full" if recompute.startswith("full") else "selective" if recompute.startswith("selective") else "none"
+    recompute = (
+        "full"
+        if recompute.startswith("full")
+        else "selective"
+        if recompute.startswith("selective")
+        else "none"
+    )
     return Work(
         layers=model["layers"], width=model["hidden"], inner=model["ffn"], heads=model["heads"],
         kv_heads=model.get("kv_heads") or model["heads"], vocabulary=model.get("vocab") or 50304,
@@ -168,21 +221,31 @@ def _rounds(row: dict[str, Any], nemo: bool) -> int:
     layout, layers = row["layout"], row["model"]["layers"]
     if nemo and "vpp" not in layout and layers % (layout.get("pp") or 1) == 0:
         return int(layers // (layout.get("pp") or 1))
-    return layout.get("vpp") or (8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1)
+    return layout.get("vpp") or (
+        8 if row["split_source"] == "llama3-paper" else 2 if "interleaved" in row["id"] else 1
+    )
 
 
 def _ran_before_flash(row: dict[str, Any]) -> bool:
     """Whether attention's scores went through memory: by the run's name, or by its date where its source tells one."""
     words = " ".join((row["split_source"], row["id"], row["hardware"] or "", row["source"])).lower()
     paper = re.search(r"arxiv[: ]*(\d{4})\.", words)
-    early = bool(paper and int(paper[1]) < 2206) or bool(re.search(r"\b20(1\d|2[01]|22-0\d)-", words))
-    return early or bool(BEFORE_FLASH.search(words)) or (row["split_source"] == "nanogpt" and "eager" in row["id"])
+    early = bool(paper and int(paper[1]) < 2206) or bool(
+        re.search(r"\b20(1\d|2[01]|22-0\d)-", words)
+    )
+    return (
+        early
+        or bool(BEFORE_FLASH.search(words))
+        or (row["split_source"] == "nanogpt" and "eager" in row["id"])
+    )
 
 
 def measured(row: dict[str, Any], work: Work) -> float | None:
     """Tokens/s of one device as published, or from its step or its FLOP/s (the usual 6 N + attention)."""
     found, derived = row["measured"], row.get("derived") or {}
-    if rate := found.get("tokens_per_second_per_device") or derived.get("tokens_per_second_per_device"):
+    if rate := found.get("tokens_per_second_per_device") or derived.get(
+        "tokens_per_second_per_device"
+    ):
         return float(rate)
     if seconds := found.get("step_seconds"):
         return work.step_tokens / seconds / work.world
@@ -196,7 +259,11 @@ def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device
     """source, id, work, device family, device, tokens/s per device."""
     found = []
     for row in rows:
-        if row["kind"] != "train" or not (device := device_of(row["hardware"], row["source"])) or not (work := work_of(row)):
+        if (
+            row["kind"] != "train"
+            or not (device := device_of(row["hardware"], row["source"]))
+            or not (work := work_of(row))
+        ):
             continue
         if rate := measured(row, work):
             found.append((row["split_source"], row["id"], work, *device, rate))
@@ -205,7 +272,9 @@ def usable(rows: list[dict[str, Any]]) -> list[tuple[str, str, Work, str, Device
 
 def tune(device: DeviceSpeed, kind: str, efficiency: dict[str, float]) -> DeviceSpeed:
     products, attention = efficiency[kind], efficiency[f"{kind} attention"]
-    return replace(device, efficiency=device.efficiency * products, attention=device.attention * attention)
+    return replace(
+        device, efficiency=device.efficiency * products, attention=device.attention * attention
+    )
 
 
 class Model:
@@ -213,7 +282,8 @@ class Model:
 
     def __init__(self) -> None:
         self.start = np.array(
-            [log(getattr(Constants(), name)) for name in FREE] + [log(START[kind][place]) for place in (0, 1) for kind in KINDS]
+            [log(getattr(Constants(), name)) for name in FREE]
+            + [log(START[kind][place]) for place in (0, 1) for kind in KINDS]
         )
 
         rows = (
@@ -224,14 +294,20 @@ class Model:
             accelerators.BY_NAME["NeuronCore-v2"],
         )
         self.given = self.start.copy()
-        self.given[len(FREE) :] = [log(getattr(row, name)) for name in ("efficiency", "attention") for row in rows]
+        self.given[len(FREE) :] = [
+            log(getattr(row, name)) for name in ("efficiency", "attention") for row in rows
+        ]
 
     def unpack(self, vector: np.ndarray) -> tuple[Constants, dict[str, float]]:
         values = [exp(value) for value in vector]
         told = dict(zip(FREE, values, strict=False))
         for name in ("hidden_tensor", "hidden_shard", "ring", "ring_outside", "fp8", "full"):
             told[name] = min(told[name], 1.0)
-        return Constants(**told), dict(zip((*KINDS, *(f"{kind} attention" for kind in KINDS)), values[len(FREE) :], strict=True))
+        return Constants(**told), dict(
+            zip(
+                (*KINDS, *(f"{kind} attention" for kind in KINDS)), values[len(FREE) :], strict=True
+            )
+        )
 
     def errors(self, vector: np.ndarray, rows: list[Any]) -> np.ndarray:
         constants, efficiency = self.unpack(vector)
@@ -245,7 +321,9 @@ class Model:
         counts: dict[str, int] = defaultdict(int)
         for source, *_ in rows:
             counts[source] += 1
-        even = np.array([counts[source] ** -0.5 for source, *_ in rows])  # many rows of one source weigh as their square root
+        even = np.array(
+            [counts[source] ** -0.5 for source, *_ in rows]
+        )  # many rows of one source weigh as their square root
         even /= even.mean()
         vector, damping = self.start.copy(), 1.0
         error = self.errors(vector, rows)
@@ -264,13 +342,23 @@ class Model:
                 moved[index] += 1e-4
                 slopes[:, index] = (self.errors(moved, rows) - error) / 1e-4
             weight = even / np.sqrt(1 + (error / 0.15) ** 2)
-            normal = slopes.T @ (weight[:, None] * slopes) + np.eye(len(vector)) * (0.0225 / trust**2)
+            normal = slopes.T @ (weight[:, None] * slopes) + np.eye(len(vector)) * (
+                0.0225 / trust**2
+            )
             pull = slopes.T @ (weight * error) + (vector - self.start) * (0.0225 / trust**2)
             for _ in range(6):
-                candidate = vector - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
+                candidate = vector - np.linalg.solve(
+                    normal + damping * np.diag(np.diag(normal)), pull
+                )
                 tried = self.errors(candidate, rows)
                 if (found := cost(tried, candidate)) < best:
-                    vector, error, done, best, damping = candidate, tried, best - found, found, damping / 3
+                    vector, error, done, best, damping = (
+                        candidate,
+                        tried,
+                        best - found,
+                        found,
+                        damping / 3,
+                    )
                     break
                 damping *= 3
             else:
@@ -291,9 +379,23 @@ def order(found: list[Any]) -> str:
     """Pairs of one model on as many of the same devices: how often the faster is predicted to be, and what the best guess loses."""
     groups: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for (source, _, work, kind, _, rate), error in found:
-        same = (source, kind, work.format, work.layers, work.width, work.vocabulary, work.length, work.world)
+        same = (
+            source,
+            kind,
+            work.format,
+            work.layers,
+            work.width,
+            work.vocabulary,
+            work.length,
+            work.world,
+        )
         groups[same].append((rate, rate * exp(error)))
-    pairs = [(a, b) for group in groups.values() for a, b in combinations(group, 2) if abs(a[0] / b[0] - 1) > 0.05]
+    pairs = [
+        (a, b)
+        for group in groups.values()
+        for a, b in combinations(group, 2)
+        if abs(a[0] / b[0] - 1) > 0.05
+    ]
     if not pairs:
         return "no two runs of one model on as many devices differ by over 5 %"
     right = sum((a[0] > b[0]) == (a[1] > b[1]) for a, b in pairs)
@@ -303,7 +405,9 @@ def order(found: list[Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--quick", action="store_true", help="fit on all, judge on the same")
     parser.add_argument("--worst", type=int, default=0)
@@ -336,7 +440,12 @@ def main() -> None:
         return
     vector = vector if told.quick else model.fit(rows)
     constants, efficiency = model.unpack(vector)
-    print("\n".join(f"{name} = {getattr(constants, name):.4g}  (began {getattr(Constants(), name):.4g})" for name in FREE))
+    print(
+        "\n".join(
+            f"{name} = {getattr(constants, name):.4g}  (began {getattr(Constants(), name):.4g})"
+            for name in FREE
+        )
+    )
     print({kind: round(value, 3) for kind, value in efficiency.items()})
 
 

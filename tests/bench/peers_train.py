@@ -22,12 +22,17 @@ WARM_UP = 4  # steps, compilation among them
 
 
 def rows(count: int) -> torch.Tensor:
-    return torch.randint(0, VOCABULARY, (count, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0, VOCABULARY, (count, LENGTH + 1), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def report(stamps: list[float]) -> None:
     """`stamps`: when each step ended."""
-    seconds = statistics.median(after - before for before, after in zip(stamps[WARM_UP:], stamps[WARM_UP + 1 :], strict=False))
+    seconds = statistics.median(
+        after - before
+        for before, after in zip(stamps[WARM_UP:], stamps[WARM_UP + 1 :], strict=False)
+    )
     print(f"== {BATCH * LENGTH / seconds:.1f}", flush=True)
 
 
@@ -36,7 +41,11 @@ def bare_step(half: bool, compiled: bool) -> Callable[[torch.Tensor], None]:
     from trainfleet import models
     from trainfleet.config.types import Model
 
-    model: Any = models.build(Model("b", "llama", LAYERS, WIDTH, HEADS, HEADS, INNER, VOCABULARY, LENGTH, 1e4, 1e-5, False))
+    model: Any = models.build(
+        Model(
+            "b", "llama", LAYERS, WIDTH, HEADS, HEADS, INNER, VOCABULARY, LENGTH, 1e4, 1e-5, False
+        )
+    )
     model.initialize(1)
     model = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -62,7 +71,13 @@ def bare(steps: int, half: bool, compiled: bool = False) -> None:
 
 def hf(steps: int, half: bool) -> None:
     """transformers' Trainer with its LlamaForCausalLM."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     shape = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=INNER,

@@ -36,7 +36,9 @@ class Cluster:
         self.folder, self.most = folder, most
         self.jobs = folder / "jobs"
         self.jobs.mkdir(parents=True)
-        self.environment = dict[str, str]()  # of every node, as an instance's role and network give it
+        self.environment = dict[
+            str, str
+        ]()  # of every node, as an instance's role and network give it
         self.isolated = os.geteuid() == 0 and shutil.which("ip") is not None
         self.holders: list[subprocess.Popen[bytes]] = []
         self.threads: dict[str, threading.Thread] = {}
@@ -64,7 +66,14 @@ class Cluster:
                 words = (path / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            mark = next((word.decode().partition("=")[2] for word in words if word.startswith(MARK.encode())), "")
+            mark = next(
+                (
+                    word.decode().partition("=")[2]
+                    for word in words
+                    if word.startswith(MARK.encode())
+                ),
+                "",
+            )
             if (
                 mark
                 and mark.split("/")[0] in ((job,) if job else tuple(self.threads))
@@ -104,7 +113,11 @@ class Cluster:
             "PATH": os.environ["PATH"], "HOME": str(disk), "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PACKAGES}:{self.folder}",
             MARK: mark, **more, **self.environment,
         }  # fmt: skip
-        enter = ["nsenter", f"--net=/proc/{self.holders[int(node) + 1].pid}/ns/net"] if self.isolated else []
+        enter = (
+            ["nsenter", f"--net=/proc/{self.holders[int(node) + 1].pid}/ns/net"]
+            if self.isolated
+            else []
+        )
         with open(disk / "console", "wb") as console:
             return subprocess.Popen([*enter, "sh", "node.sh"], cwd=disk, env=environment, stdout=console, stderr=console,
                                     preexec_fn=die_with_parent)  # fmt: skip
@@ -115,19 +128,29 @@ class Cluster:
             "AWS_BATCH_JOB_NUM_NODES": str(nodes), "AWS_BATCH_JOB_NODE_INDEX": node, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
             "AWS_BATCH_JOB_ATTEMPT": attempt,
         }  # fmt: skip
-        return own | ({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": self.address(0)} if node != "0" else {})
+        return own | (
+            {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": self.address(0)} if node != "0" else {}
+        )
 
     # How it works
 
     def _make_networks(self) -> None:
         for _ in range(self.most + 1):  # the first is the switch
             words = ["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"]
-            self.holders.append(subprocess.Popen(words, stdout=subprocess.PIPE, preexec_fn=die_with_parent))
+            self.holders.append(
+                subprocess.Popen(words, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+            )
             assert self.holders[-1].stdout is not None
             if not self.holders[-1].stdout.readline():
                 self.isolated = False
                 return
-        self._ip(0, "link set lo up", "link add lab type bridge", f"addr add {GATE}/16 dev lab", "link set lab up")
+        self._ip(
+            0,
+            "link set lo up",
+            "link add lab type bridge",
+            f"addr add {GATE}/16 dev lab",
+            "link set lab up",
+        )
         for node in range(self.most):
             peer = self.holders[node + 1].pid
             self._ip(

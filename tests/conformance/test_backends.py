@@ -117,8 +117,12 @@ class Bench:
     image: str = ""
     hard: tuple[str, ...] = HARD  # words that arrive as they are
     killed: frozenset[int] = frozenset({137})  # exit codes of what was ended at once
-    crowded: Callable[[], AbstractContextManager[object]] | None = None  # where jobs wait: from now on there are no machines
-    lost: Callable[[Handle, int], AbstractContextManager[object]] | None = None  # the machine of a node goes, and comes back
+    crowded: Callable[[], AbstractContextManager[object]] | None = (
+        None  # where jobs wait: from now on there are no machines
+    )
+    lost: Callable[[Handle, int], AbstractContextManager[object]] | None = (
+        None  # the machine of a node goes, and comes back
+    )
 
     @property
     def backend(self) -> Backend:
@@ -128,13 +132,17 @@ class Bench:
         """The backend as another process has it, that knows nothing of what this one did."""
         return BACKENDS[self.name](self.config)
 
-    def plan(self, *words: str, nodes: int = 2, torchrun: bool = False, **environment: str) -> Request:
+    def plan(
+        self, *words: str, nodes: int = 2, torchrun: bool = False, **environment: str
+    ) -> Request:
         launch = secrets.token_hex(4)
         job = Job(
             "train" if torchrun else "tokenize", "probe", Path("runs/probe"), nodes, 1, "probe", words, torchrun, launch=launch,
             image=self.image,
         )  # fmt: skip
-        finds = {"PYTHONSAFEPATH": ""}  # the probe lies in the folder where nodes start, where no module of a job is looked for
+        finds = {
+            "PYTHONSAFEPATH": ""
+        }  # the probe lies in the folder where nodes start, where no module of a job is looked for
         return self.backend.plan(replace(job, environment=finds | environment), {})
 
     def said(self, request: Request, node: int) -> str:
@@ -143,12 +151,22 @@ class Bench:
 
     def records(self, request: Request) -> list[dict[str, Any]]:
         """What the probe of each node was given."""
-        lines = [line for node in range(request.job.nodes) for line in self.said(request, node).splitlines() if '"words"' in line]
+        lines = [
+            line
+            for node in range(request.job.nodes)
+            for line in self.said(request, node).splitlines()
+            if '"words"' in line
+        ]
         return [json.loads(line.partition(" | ")[2]) for line in lines]
 
-    def until_ended(self, handle: Handle, seconds: float = 60, backend: Backend | None = None) -> Status:
+    def until_ended(
+        self, handle: Handle, seconds: float = 60, backend: Backend | None = None
+    ) -> Status:
         deadline = time.monotonic() + seconds
-        while not (status := (backend or self.backend).status(handle)).ended and time.monotonic() < deadline:
+        while (
+            not (status := (backend or self.backend).status(handle)).ended
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         assert status.ended, status
         return status
@@ -185,10 +203,16 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def config_of(backend: str, folder: Path, more: Mapping[str, str] | None = None, **fleet: Any) -> Config:
+def config_of(
+    backend: str, folder: Path, more: Mapping[str, str] | None = None, **fleet: Any
+) -> Config:
     path = folder / f"{backend}.yaml"
-    path.write_text(yaml.safe_dump({"name": "probe", "fleet": {"backend": backend, "nodes": 2} | fleet}))
-    return load(Settings(path, " ".join(f"{key}={value}" for key, value in (more or {}).items())), terms_of)[0]
+    path.write_text(
+        yaml.safe_dump({"name": "probe", "fleet": {"backend": backend, "nodes": 2} | fleet})
+    )
+    return load(
+        Settings(path, " ".join(f"{key}={value}" for key, value in (more or {}).items())), terms_of
+    )[0]
 
 
 @contextmanager
@@ -200,14 +224,21 @@ def engine(name: str, folder: Path, patch: pytest.MonkeyPatch, nodes: int = 2) -
             inner.setenv(variable, value)
         inner.chdir(folder)
         (place.cluster.folder / "probe.py").write_text(PROBE)
-        paths = {"data.store": "s3://bucket/sets", "checkpoint.destination": "s3://bucket/checkpoints"}
+        paths = {
+            "data.store": "s3://bucket/sets",
+            "checkpoint.destination": "s3://bucket/checkpoints",
+        }
         fleet = {key: value for key, value in place.fleet(name).items() if key != "backend"}
         if "batch" in fleet:
             fleet["batch"]["attempts"] = 1
         config = config_of(name, folder, paths, **fleet)
 
         def running() -> list[str]:
-            return [str(pid) for pid in place.cluster.processes() if " -m probe" in place.cluster.words(pid)]
+            return [
+                str(pid)
+                for pid in place.cluster.processes()
+                if " -m probe" in place.cluster.words(pid)
+            ]
 
         def forget() -> None:
             s3.remove_all(found.address for found in s3.list_objects("s3://bucket/some/"))
@@ -217,13 +248,19 @@ def engine(name: str, folder: Path, patch: pytest.MonkeyPatch, nodes: int = 2) -
         def crowded() -> Iterator[None]:
             with pytest.MonkeyPatch.context() as full:
                 full.setattr(place.batch, "runnable", -1)
-                full.setattr(place.batch, "stuck", "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no such instances here")
+                full.setattr(
+                    place.batch,
+                    "stuck",
+                    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no such instances here",
+                )
                 full.setattr(place.sagemaker, "waits", 600.0)
                 yield
 
         @contextmanager
         def lost(handle: Handle, node: int) -> Iterator[None]:
-            place.sagemaker.break_host(handle.id, node) if name == "sagemaker" else place.containers.lose(handle.id, node)
+            place.sagemaker.break_host(
+                handle.id, node
+            ) if name == "sagemaker" else place.containers.lose(handle.id, node)
             yield
 
         prelude = f"""import sys
@@ -232,10 +269,13 @@ from aws import elsewhere
 elsewhere.attach()
 """
         operations = (
-            [("batch", "RegisterJobDefinition"), ("batch", "SubmitJob")] if name == "batch" else [(name, "CreateTrainingJob")]
+            [("batch", "RegisterJobDefinition"), ("batch", "SubmitJob")]
+            if name == "batch"
+            else [(name, "CreateTrainingJob")]
         )
         names = tuple(
-            f"requests/{number:02}-{service}-{operation}.json" for number, (service, operation) in enumerate(operations, 1)
+            f"requests/{number:02}-{service}-{operation}.json"
+            for number, (service, operation) in enumerate(operations, 1)
         )
         hard = HARD if name == "batch" else tuple(word for word in HARD if "\n" not in word)
         yield Bench(name, config, folder, running, lambda request: sent(place, request), lambda *asked: by_hand(place, *asked), forget,
@@ -247,13 +287,26 @@ def on_this_machine(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
     (folder / "probe.py").write_text(PROBE)
 
     def given(request: Request) -> list[str]:
-        return [(folder / f"runs/probe/nodes/node-{node}.sh").read_text() for node in range(request.job.nodes)]
+        return [
+            (folder / f"runs/probe/nodes/node-{node}.sh").read_text()
+            for node in range(request.job.nodes)
+        ]
 
     def typed(node: int, request: Request) -> None:
         bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run(["sh"], input=request.artifacts[node].text, text=True, cwd="/", env=bare, check=True, timeout=60)
+        subprocess.run(
+            ["sh"],
+            input=request.artifacts[node].text,
+            text=True,
+            cwd="/",
+            env=bare,
+            check=True,
+            timeout=60,
+        )
 
-    yield Bench("local", config_of("local", folder), folder, lambda: processes_of(folder), given, typed)
+    yield Bench(
+        "local", config_of("local", folder), folder, lambda: processes_of(folder), given, typed
+    )
 
 
 def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
@@ -264,11 +317,20 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
     (folder / "probe.py").write_text(PROBE)
 
     def running() -> list[str]:
-        return [f"node{node} {pid}" for node in range(nodes.count) for pid in nodes.processes(node, " -m probe")]
+        return [
+            f"node{node} {pid}"
+            for node in range(nodes.count)
+            for pid in nodes.processes(node, " -m probe")
+        ]
 
     def given(request: Request) -> list[str]:
         number = (folder / f"runs/probe/nodes/{request.token}").read_text().strip()
-        said = subprocess.run(["scontrol", "write", "batch_script", number, "-"], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["scontrol", "write", "batch_script", number, "-"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return [said.stdout]
 
     def typed(node: int, request: Request) -> None:
@@ -277,7 +339,14 @@ def on_slurm(nodes: Lab, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
     @contextmanager
     def crowded() -> Iterator[None]:
-        words = ["sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 600"]
+        words = [
+            "sbatch",
+            "--parsable",
+            "--nodes=2",
+            "--exclusive",
+            "--output=/dev/null",
+            "--wrap=sleep 600",
+        ]
         number = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
         yield
         subprocess.run(["scancel", number], check=True)
@@ -302,14 +371,22 @@ def sent(place: Site, request: Request) -> list[str]:
     found = []
     for artifact in request.artifacts:
         operation = artifact.name.rpartition("-")[2].removesuffix(".json")
-        body = next(deepcopy(body) for _, asked, body in reversed(place.account.calls) if asked == operation)
+        body = next(
+            deepcopy(body) for _, asked, body in reversed(place.account.calls) if asked == operation
+        )
         if operation == "SubmitJob":
             assert body.pop("jobName").endswith(request.token)
             override = body["nodeOverrides"]["nodePropertyOverrides"][0]["containerOverrides"]
-            override["environment"] = [pair for pair in override["environment"] if pair["name"] not in request.environment]
+            override["environment"] = [
+                pair for pair in override["environment"] if pair["name"] not in request.environment
+            ]
         if operation == "CreateTrainingJob":
             assert body.pop("TrainingJobName").endswith(request.token)
-            body["Environment"] = {name: value for name, value in body["Environment"].items() if name not in request.environment}
+            body["Environment"] = {
+                name: value
+                for name, value in body["Environment"].items()
+                if name not in request.environment
+            }
         found.append(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
     return found
 
@@ -322,13 +399,17 @@ def by_hand(place: Site, node: int, request: Request) -> None:
         container = place.sagemaker.start(job, node)
     else:
         override = body["nodeOverrides"]["nodePropertyOverrides"][0]["containerOverrides"]
-        told = {pair["name"]: pair["value"] for pair in override["environment"]} | {"AWS_BATCH_JOB_ID": "by-hand"}
+        told = {pair["name"]: pair["value"] for pair in override["environment"]} | {
+            "AWS_BATCH_JOB_ID": "by-hand"
+        }
         told |= place.cluster.as_batch(2, str(node), "1")
         container = place.containers.start("by-hand", 1, node, 2, override["command"], told)
     assert container.process.wait(60) == 0
 
 
-def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch, count: int = 2) -> Iterator[Bench]:
+def on_hosts(
+    name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch, count: int = 2
+) -> Iterator[Bench]:
     """sshd nodes, or instances that are such nodes; this process plays the head of the fleet."""
     patch.chdir(nodes.shared)
     (nodes.shared / "probe.py").write_text(PROBE)
@@ -340,11 +421,18 @@ def on_hosts(name: str, nodes: Lab, folder: Path, patch: pytest.MonkeyPatch, cou
     patch.setenv("TRAINFLEET_HEAD", "1")
 
     def running() -> list[str]:
-        return [f"node{node} {pid}" for node in range(nodes.count) for pid in nodes.processes(node, " -m probe")]
+        return [
+            f"node{node} {pid}"
+            for node in range(nodes.count)
+            for pid in nodes.processes(node, " -m probe")
+        ]
 
     def given(request: Request) -> list[str]:
         script = f"probe-{request.job.kind}.sh"
-        files = [nodes.root(node) / f"root/.trainfleet/jobs/node{node}" / script for node in range(request.job.nodes)]
+        files = [
+            nodes.root(node) / f"root/.trainfleet/jobs/node{node}" / script
+            for node in range(request.job.nodes)
+        ]
         return [file.read_text() for file in files]
 
     def typed(node: int, request: Request) -> None:
@@ -376,11 +464,16 @@ def instances(nodes: Lab, config: Config) -> Config:
 
 def of_each(backends: Iterable[str]) -> list[Any]:
     """`make test` tries the contract on this machine; on sshd nodes and over S3 it is tried with the drills."""
-    return [pytest.param(name, marks=[] if name == "local" else [pytest.mark.thorough]) for name in sorted(backends)]
+    return [
+        pytest.param(name, marks=[] if name == "local" else [pytest.mark.thorough])
+        for name in sorted(backends)
+    ]
 
 
 @pytest.fixture(scope="module", params=of_each(BACKENDS))
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "python"))
@@ -396,7 +489,9 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 yield from on_slurm(nodes, patch)
             return
         if request.param not in OURS:  # of another package, which has brought a bench
-            yield from plugins.offered(plugins.OF_BENCHES, request.param)(folder, sys.modules[__name__])  # type: ignore[operator]
+            yield from plugins.offered(plugins.OF_BENCHES, request.param)(
+                folder, sys.modules[__name__]
+            )  # type: ignore[operator]
             return
         with lab(2) as nodes:
             yield from on_hosts(request.param, nodes, folder, patch)
@@ -462,8 +557,12 @@ def test_planning_twice_is_planning_once(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", PROBE_ME="yes")
     assert bench.backend.plan(request.job, {}) == request
     assert [artifact.name for artifact in request.artifacts] == list(bench.artifacts)
-    said = request.artifacts[-1].text.replace(" \\\n  ", " ")  # a checkout with a long path folds the line elsewhere
-    assert ("export PROBE_ME=yes" in said and "-- probe exit 0 0" in said) or ('"PROBE_ME"' in said and '"exit",' in said)
+    said = request.artifacts[-1].text.replace(
+        " \\\n  ", " "
+    )  # a checkout with a long path folds the line elsewhere
+    assert ("export PROBE_ME=yes" in said and "-- probe exit 0 0" in said) or (
+        '"PROBE_ME"' in said and '"exit",' in said
+    )
 
 
 def test_what_was_planned_is_what_runs_byte_for_byte(bench: Bench) -> None:
@@ -475,11 +574,18 @@ def test_what_was_planned_is_what_runs_byte_for_byte(bench: Bench) -> None:
 def test_a_script_runs_by_hand(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", "a word")
     bench.type(1, request)
-    assert json.loads(bench.said(request, 1).splitlines()[0].partition(" | ")[2])["words"] == ["exit", "0", "0", "a word"]
+    assert json.loads(bench.said(request, 1).splitlines()[0].partition(" | ")[2])["words"] == [
+        "exit",
+        "0",
+        "0",
+        "a word",
+    ]
 
 
 def test_a_request_comes_through_json_whole(bench: Bench) -> None:
-    request = bench.plan("exit", "0", "0", *bench.hard, PROBE_ME="yes").with_environment({"TRAINFLEET_ATTEMPT": "3"})
+    request = bench.plan("exit", "0", "0", *bench.hard, PROBE_ME="yes").with_environment(
+        {"TRAINFLEET_ATTEMPT": "3"}
+    )
     again = Request.of(json.loads(json.dumps(request.record())), "here")
     assert again == request and again.token == request.token
 
@@ -488,7 +594,10 @@ def test_each_node_knows_its_seat(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", PROBE_ME="yes")
     bench.until_ended(bench.backend.submit(request))
     assert [record["node"] for record in bench.records(request)] == ["0", "1"]
-    assert all(record["nodes"] == "2" and record["given"]["PROBE_ME"] == "yes" for record in bench.records(request))
+    assert all(
+        record["nodes"] == "2" and record["given"]["PROBE_ME"] == "yes"
+        for record in bench.records(request)
+    )
 
 
 def test_words_and_values_arrive_as_they_are(bench: Bench) -> None:
@@ -507,15 +616,23 @@ def test_what_is_of_one_attempt_arrives_and_stands_in_no_script(bench: Bench) ->
     assert not any("PROBE_ATTEMPT" in script for script in bench.scripts(request))
 
 
-def test_a_secret_arrives_and_is_nowhere_else(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = bench.backend.plan(replace(bench.plan("tell", "PROBE_KEY").job, secrets=("PROBE_KEY",)), {})
+def test_a_secret_arrives_and_is_nowhere_else(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = bench.backend.plan(
+        replace(bench.plan("tell", "PROBE_KEY").job, secrets=("PROBE_KEY",)), {}
+    )
     with pytest.raises(BackendError, match="PROBE_KEY is not set"):
         bench.backend.submit(request)
     monkeypatch.setenv("PROBE_KEY", CANARY)
     handle = bench.backend.submit(request)
     bench.until_ended(handle)
     assert f"it has {len(CANARY)} letters" in bench.said(request, 0)
-    kept = json.dumps([request.record(), asdict(handle)]) + "".join(bench.scripts(request)) + bench.said(request, 0)
+    kept = (
+        json.dumps([request.record(), asdict(handle)])
+        + "".join(bench.scripts(request))
+        + bench.said(request, 0)
+    )
     assert CANARY not in kept
 
 
@@ -524,7 +641,11 @@ def test_every_line_is_in_the_log_with_its_time(bench: Bench) -> None:
     bench.until_ended(bench.backend.submit(request))
     for node in (0, 1):
         who, clock, bar, text = bench.said(request, node).splitlines()[0].split(maxsplit=3)
-        assert (who, bar) == ("agent", "|") and len(clock) == 12 and json.loads(text)["node"] == str(node)
+        assert (
+            (who, bar) == ("agent", "|")
+            and len(clock) == 12
+            and json.loads(text)["node"] == str(node)
+        )
 
 
 def test_it_runs_in_the_folder_that_has_the_runs(bench: Bench) -> None:
@@ -546,7 +667,9 @@ def test_stopped_at_once_nothing_is_left(bench: Bench) -> None:
     if not bench.backend.is_here:  # by its environment, also what has left the session
         assert bench.is_quiet()
     bench.backend.stop(handle, at_once=True)
-    for line in bench.running():  # on one machine a grandchild that left the session is not followed
+    for (
+        line
+    ) in bench.running():  # on one machine a grandchild that left the session is not followed
         os.kill(int(line.split()[0]), 9)
     time.sleep(0.1)
 
@@ -568,7 +691,13 @@ def test_what_waits_for_machines_says_why_and_can_be_stopped(bench: Bench) -> No
     with bench.crowded():
         request = bench.plan("exit", "0", "0")
         handle = bench.backend.submit(request)
-        until(lambda: bench.backend.status(handle).phase is Phase.QUEUED and bench.backend.status(handle).reason, 60)
+        until(
+            lambda: (
+                bench.backend.status(handle).phase is Phase.QUEUED
+                and bench.backend.status(handle).reason
+            ),
+            60,
+        )
         assert not bench.running()
         bench.backend.stop(handle, at_once=True)
         bench.until_ended(handle)
@@ -583,7 +712,9 @@ def test_a_node_that_is_lost_ends_the_attempt_and_not_the_next_job(bench: Bench)
     request = bench.plan("stay")
     handle = bench.backend.submit(request)
     bench.until_said(request, '"words"')
-    node = 0 if bench.name == "batch" else 1  # where another is lost, Batch goes on: the ranks' heartbeats decide
+    node = (
+        0 if bench.name == "batch" else 1
+    )  # where another is lost, Batch goes on: the ranks' heartbeats decide
     with bench.lost(handle, node):
         until(lambda: (status := bench.backend.status(handle)).failed or status.attempt == 2, 90)
         bench.backend.stop(handle, at_once=True)
@@ -615,7 +746,9 @@ def test_another_attempt_has_a_token_of_its_own(bench: Bench) -> None:
     assert len(bench.records(request)) == 4
 
 
-def test_another_process_attaches_by_what_the_run_folder_holds(bench: Bench, tmp_path: Path) -> None:
+def test_another_process_attaches_by_what_the_run_folder_holds(
+    bench: Bench, tmp_path: Path
+) -> None:
     run, request = Run(tmp_path / "probe"), bench.plan("polite")
     save_job(run, bench.backend.submit(request), request)
     bench.until_said(request, '"words"')
@@ -665,10 +798,14 @@ def test_it_ends_with_its_launcher_or_outlives_it_as_declared(bench: Bench) -> N
     record = bench.folder / "request.json"
     record.write_text(json.dumps(request.record()))
     launcher = subprocess.Popen(
-        [sys.executable, "-c", bench.prelude + LAUNCHER, str(config), str(record)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", bench.prelude + LAUNCHER, str(config), str(record)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert launcher.stdout is not None
-    handle = Handle(**{**(told := json.loads(launcher.stdout.readline())), "hosts": tuple(told["hosts"])})
+    handle = Handle(
+        **{**(told := json.loads(launcher.stdout.readline())), "hosts": tuple(told["hosts"])}
+    )
     bench.until_said(request, '"words"')
     launcher.kill()
     launcher.wait()
@@ -697,7 +834,8 @@ def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
         return
     hosts = request.hosts or bench.places
     with pytest.raises(
-        BackendError, match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken"
+        BackendError,
+        match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
     ):
         bench.backend.plan(request.job, {hosts[0]: "it is broken"})
     one = bench.backend.plan(replace(request.job, nodes=1), {hosts[0]: "it is broken"})
@@ -711,17 +849,26 @@ def test_more_nodes_than_there_are_is_refused_before_anything_starts(bench: Benc
         assert len(bench.plan("exit", "0", "0", nodes=3).artifacts) == 3
         return
     said = r"3 nodes are wanted, (2 of 2 hosts|the queue has 2)|3 x ml\.\S+ are wanted, and your quota is 2"
-    with pytest.raises(BackendError, match=said):  # an engine's own limits are asked for when it is to start
+    with pytest.raises(
+        BackendError, match=said
+    ):  # an engine's own limits are asked for when it is to start
         bench.backend.submit(bench.plan("exit", "0", "0", nodes=3))
 
 
 @pytest.mark.parametrize(("code", "attempts"), [(AGAIN, 2), (7, 1)])
-def test_an_engine_tries_again_by_itself_where_the_exit_code_is_worth_it(code: int, attempts: int, bench: Bench) -> None:
+def test_an_engine_tries_again_by_itself_where_the_exit_code_is_worth_it(
+    code: int, attempts: int, bench: Bench
+) -> None:
     """Only AWS Batch looks at exit codes: SageMaker at machines, Slurm's script at the run (tests/drills/test_slurm.py)."""
     if bench.name != "batch":
         return
     config = bench.config
-    again = replace(bench, config=replace(config, fleet=replace(config.fleet, batch=replace(config.fleet.batch, attempts=3))))
+    again = replace(
+        bench,
+        config=replace(
+            config, fleet=replace(config.fleet, batch=replace(config.fleet.batch, attempts=3))
+        ),
+    )
     request = again.plan("again", str(code))
     status = again.until_ended(again.backend.submit(request))
     assert status.attempt == attempts and status.failed == (attempts == 1)

@@ -51,7 +51,12 @@ class Desk:
 
     def left(self) -> list[str]:
         """What is in runs/ and data/, at any depth."""
-        here = [path for parent in self.parents for room in ("runs", "data") for path in (parent / room).rglob("*")]
+        here = [
+            path
+            for parent in self.parents
+            for room in ("runs", "data")
+            for path in (parent / room).rglob("*")
+        ]
         there = [found.address for found in s3.list_objects(self.bucket)] if self.bucket else []
         return sorted(map(str, [*here, *there]))
 
@@ -93,7 +98,12 @@ def ec2(folder: Path) -> Iterator[Desk]:
         place = Place(folder / "desk", address, nodes)
         place.type("setup", "NODES=2")
         # The file system of the nodes goes with the stack.
-        yield Desk(lambda *words: place.type(*words, "NODES=2") if words[0] == "train" else place.type(*words), (place.folder,))
+        yield Desk(
+            lambda *words: (
+                place.type(*words, "NODES=2") if words[0] == "train" else place.type(*words)
+            ),
+            (place.folder,),
+        )
 
 
 @contextmanager
@@ -103,10 +113,17 @@ def engine(name: str, folder: Path) -> Iterator[Desk]:
             s3.write(f"s3://bucket/text/{path.name}", path.read_bytes())
         data = CONFIG["data"] | {"sources": ["s3://bucket/text"], "store": "s3://bucket/ours/sets"}  # type: ignore[operator]
         fleet = account.fleet(name) | {"nodes": 2, "shared_folder": "s3://bucket/ours/some"}
-        desk = write(folder / "desk", data=data, fleet=fleet, checkpoint={"every": 2, "destination": "s3://bucket/ours/saved"})
+        desk = write(
+            folder / "desk",
+            data=data,
+            fleet=fleet,
+            checkpoint={"every": 2, "destination": "s3://bucket/ours/saved"},
+        )
 
         def type(*words: str) -> str:
-            environment = os.environ | account.environment | {"PYTHONPATH": PACKAGES, "NO_COLOR": "1"}
+            environment = (
+                os.environ | account.environment | {"PYTHONPATH": PACKAGES, "NO_COLOR": "1"}
+            )
             program = [sys.executable, str(ROOT / "tests/aws/elsewhere.py"), *words]
             return finish(subprocess.Popen(program, cwd=desk, env=environment, text=True, stdin=subprocess.DEVNULL,
                                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT))  # fmt: skip
@@ -133,28 +150,48 @@ def test_a_purge_leaves_an_empty_parent(name: str, tmp_path: Path) -> None:
         assert "did not write" not in said, said
 
 
-@pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"ec2"}))  # where the whole file system goes
-def test_a_purge_leaves_a_text_of_the_user_s_in_the_folder_of_the_dataset(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", sorted(set(BACKENDS) - {"ec2"})
+)  # where the whole file system goes
+def test_a_purge_leaves_a_text_of_the_user_s_in_the_folder_of_the_dataset(
+    name: str, tmp_path: Path
+) -> None:
     with DESKS[name](tmp_path) as desk:
         desk.type("tokenize")
         desk.add("data/text/book.txt")
         said = desk.type("clean", "PURGE=1", "YES=1")
-        assert [Path(path).name for path in desk.left() if not Path(path).is_dir()] in (["book.txt"], ["book.txt"] * 2), said
-        assert "data/text/book.txt: this program did not write it" in said or "sets/text/book.txt: this program did not" in said
+        assert [Path(path).name for path in desk.left() if not Path(path).is_dir()] in (
+            ["book.txt"],
+            ["book.txt"] * 2,
+        ), said
+        assert (
+            "data/text/book.txt: this program did not write it" in said
+            or "sets/text/book.txt: this program did not" in said
+        )
 
 
-@pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"ec2"}))  # where another config has machines of its own
-def test_a_purge_beside_another_config_s_run_leaves_that_run_alone(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", sorted(set(BACKENDS) - {"ec2"})
+)  # where another config has machines of its own
+def test_a_purge_beside_another_config_s_run_leaves_that_run_alone(
+    name: str, tmp_path: Path
+) -> None:
     theirs = "SET=name=stays data.name=theirs train.steps=30 train.schedule_steps=30"
     with DESKS[name](tmp_path) as desk, ThreadPoolExecutor(1) as pool:
         desk.type("train")
         running = pool.submit(desk.type, "train", theirs)
         while not any("/runs/stays/" in path for path in desk.left()) and not running.done():
             time.sleep(0.1)
-        with suppress(AssertionError):  # it is refused where both run folders are on this machine: "still at work"
+        with suppress(
+            AssertionError
+        ):  # it is refused where both run folders are on this machine: "still at work"
             desk.type("clean", "PURGE=1", "YES=1")
         running.result()
         assert "finished" in desk.type("status", theirs)
         said = desk.type("clean", "PURGE=1", "YES=1")
-        assert not [path for path in desk.left() if "gone" in Path(path).parts or "text" in Path(path).parts], said
-        assert {"stays", "theirs"} <= {part for path in desk.left() for part in path.split("/")}, said
+        assert not [
+            path for path in desk.left() if "gone" in Path(path).parts or "text" in Path(path).parts
+        ], said
+        assert {"stays", "theirs"} <= {part for path in desk.left() for part in path.split("/")}, (
+            said
+        )

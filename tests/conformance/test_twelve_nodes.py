@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from conformance.test_backends import ROOT, Bench, engine, failing, of_each, on_hosts, on_slurm, on_this_machine
+from conformance.test_backends import (
+    ROOT,
+    Bench,
+    engine,
+    failing,
+    of_each,
+    on_hosts,
+    on_slurm,
+    on_this_machine,
+)
 from fleet.lab import lab
 from fleet.slurmlab import cluster
 from trainfleet.backends import BACKENDS
@@ -26,7 +35,11 @@ def twelve(name: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench
         yield from on_this_machine(folder, patch)
     else:
         with lab(TWELVE) as nodes, cluster(nodes) if name == "slurm" else nullcontext():
-            yield from on_slurm(nodes, patch) if name == "slurm" else on_hosts(name, nodes, folder, patch, TWELVE)
+            yield from (
+                on_slurm(nodes, patch)
+                if name == "slurm"
+                else on_hosts(name, nodes, folder, patch, TWELVE)
+            )
 
 
 @pytest.mark.timeout(600)
@@ -40,5 +53,7 @@ def test_twelve_nodes_are_numbered_as_numbers_and_each_has_its_log_and_code(
         request = bench.plan("exit", "7", "10", nodes=TWELVE)
         status = bench.until_ended(bench.backend.submit(request), 120)
         assert failing(status) == {10: 7}
-        assert [record["node"] for record in bench.records(request)] == [str(node) for node in range(TWELVE)]
+        assert [record["node"] for record in bench.records(request)] == [
+            str(node) for node in range(TWELVE)
+        ]
         assert {record["nodes"] for record in bench.records(request)} == {str(TWELVE)}

@@ -11,7 +11,9 @@ from ranks import Bench
 
 
 @pytest.fixture(scope="module")
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
     """Made as the file's BENCH says, or as ranks.py does; what runs here runs in its folder."""
     here = Path.cwd()
     yield Bench(tmp_path_factory.mktemp("bench"), **getattr(request.module, "BENCH", {}))

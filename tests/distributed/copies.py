@@ -29,10 +29,15 @@ def witness_copies() -> None:
         status = fit(trainer, *arguments)
         found = {}
         for name, parameter in trainer.parts.model.named_parameters():
-            for kind, tensor in {"weight": parameter, **trainer.parts.optimizer.state[parameter]}.items():
+            for kind, tensor in {
+                "weight": parameter,
+                **trainer.parts.optimizer.state[parameter],
+            }.items():
                 place, digest = part_of(tensor)
                 found[f"{name} {kind} {place}"] = digest
-        Path(trainer.checkpoints.run.folder, f"copies-{os.environ['RANK']}.json").write_text(json.dumps(found))
+        Path(trainer.checkpoints.run.folder, f"copies-{os.environ['RANK']}.json").write_text(
+            json.dumps(found)
+        )
         return status
 
     Trainer.fit = witnessed  # type: ignore[method-assign]
@@ -42,7 +47,9 @@ def part_of(tensor: Tensor) -> tuple[str, str]:
     """Where in the whole tensor a rank's part begins and how large it is; the digest of its numbers and their format."""
     place: object = tuple(tensor.shape)
     if isinstance(tensor, DTensor):
-        place = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        place = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         tensor = tensor.to_local()
     numbers = tensor.detach().float().contiguous().numpy().tobytes()
     return str(place), f"{tensor.dtype} {hashlib.sha1(numbers).hexdigest()}"

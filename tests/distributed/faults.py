@@ -106,9 +106,13 @@ class Fault:
     def meet(self, name: str, what: object, takes_room: bool = True) -> None:
         if not self.active:
             return
-        self.names.append(f"{name} {Path(what).name if isinstance(what, str | Path) else ''}".strip())
+        self.names.append(
+            f"{name} {Path(what).name if isinstance(what, str | Path) else ''}".strip()
+        )
         number = len(self.names) - 1
-        self.most = max(self.most, sum(thread.name.startswith("save-") for thread in threading.enumerate()))
+        self.most = max(
+            self.most, sum(thread.name.startswith("save-") for thread in threading.enumerate())
+        )
         if number == self.at and self.kind == "slow":
             time.sleep(SLOW)
         if number == self.at and self.kind == "kill":
@@ -118,7 +122,12 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == self.at and self.kind == "broken":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if number >= self.at and self.kind == "full" and takes_room and name in ("open", "write", "fsync", "os.mkdir"):
+        if (
+            number >= self.at
+            and self.kind == "full"
+            and takes_room
+            and name in ("open", "write", "fsync", "os.mkdir")
+        ):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -139,7 +148,9 @@ def join() -> World:
     return World(0, 1, 0, devices.nearest())
 
 
-def save(checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+def save(
+    checkpoints: Checkpoints, model: nn.Module, optimizer: torch.optim.Optimizer, step: int
+) -> None:
     become(model, optimizer, step)
     checkpoints.save(TorchParts(model, optimizer), TrainingProgress(step), loss=1.0)
     become(model, optimizer, -1)  # training goes on while it is written
@@ -173,7 +184,15 @@ def strike(run: Run, config: Config, kind: str, at: int) -> None:
         save(checkpoints, model, optimizer, 16)
         checkpoints.settle()
     (run.folder / "said.json").write_text(
-        json.dumps({"operations": fault.names, "error": error, "visible": visible, "hidden": hidden, "most": fault.most})
+        json.dumps(
+            {
+                "operations": fault.names,
+                "error": error,
+                "visible": visible,
+                "hidden": hidden,
+                "most": fault.most,
+            }
+        )
     )
 
 
@@ -183,7 +202,12 @@ def judge(run: Run, config: Config) -> None:
     seen = {entry.step: entry.fault for entry in listing.look(checkpoints.store)}
     progress = checkpoints.resume(TorchParts(model, optimizer))
     left = [path.name for path in run.checkpoints.iterdir() if path.name.startswith(".")]
-    found = {"step": progress.step, "values": sorted(values(model, optimizer)), "seen": seen, "left": left}
+    found = {
+        "step": progress.step,
+        "values": sorted(values(model, optimizer)),
+        "seen": seen,
+        "left": left,
+    }
     (run.folder / "found.json").write_text(json.dumps(found))
 
 
@@ -217,13 +241,17 @@ def case(base: Path, config: Config, kind: str, at: int) -> tuple[list[str], lis
         return [f"{kind} at {at}: the resume failed with {judged}"], said["operations"]
     found = json.loads((run.folder / "found.json").read_text())
     struck = at < len(said["operations"])
-    expected = {12, 8} if code == -signal.SIGKILL else {16} if struck else {14 if kind == "slow" else 12}
+    expected = (
+        {12, 8} if code == -signal.SIGKILL else {16} if struck else {14 if kind == "slow" else 12}
+    )
     wrong = []
     if said["most"] > 1:
         wrong.append(f"{said['most']} saves were under way at once")
     if kind == "slow" and (said["error"] or said["visible"] != [13, 14]):
         wrong.append(f"a slow disk lost a save: {said['visible']} {said['error']}")
-    if code not in (0, -signal.SIGKILL) or ((kind == "kill") != (code == -signal.SIGKILL) and struck):
+    if code not in (0, -signal.SIGKILL) or (
+        (kind == "kill") != (code == -signal.SIGKILL) and struck
+    ):
         wrong.append(f"the save ended with {code}")
     if found["step"] not in expected or found["values"] != [float(found["step"])]:
         wrong.append(f"resumed at {found['step']} with {found['values']}")
@@ -236,7 +264,9 @@ def case(base: Path, config: Config, kind: str, at: int) -> tuple[list[str], lis
     if struck and said["visible"] and not said["error"] and said["visible"][-1] < 12:
         wrong.append("a save failed and nobody said so")
     shutil.rmtree(run.folder)
-    return [f"{kind} at {at} ({said['operations'][at] if struck else ''}): {text}" for text in wrong], said["operations"]
+    return [
+        f"{kind} at {at} ({said['operations'][at] if struck else ''}): {text}" for text in wrong
+    ], said["operations"]
 
 
 def damages() -> dict[str, Callable[[Path], object]]:
@@ -264,11 +294,23 @@ def spoil_each(base: Run, config: Config) -> tuple[int, list[str]]:
             shutil.copytree(base.folder, run.folder)
             spoil(run.checkpoints / step_name(8) / name)
             code = forked(judge, run, config)
-            found = json.loads((run.folder / "found.json").read_text()) if code == 0 else {"step": code, "values": []}
+            found = (
+                json.loads((run.folder / "found.json").read_text())
+                if code == 0
+                else {"step": code, "values": []}
+            )
             told = str(run.read_events()) if code == 0 else ""
             aside = (run.checkpoints / "step-00000008.broken").is_dir()
-            if found["step"] != 4 or found["values"] != [4.0] or not aside or "damaged" not in told or name not in told:
-                wrong.append(f"{name} {what}: resumed at {found['step']}, set aside: {aside}, {told}")
+            if (
+                found["step"] != 4
+                or found["values"] != [4.0]
+                or not aside
+                or "damaged" not in told
+                or name not in told
+            ):
+                wrong.append(
+                    f"{name} {what}: resumed at {found['step']}, set aside: {aside}, {told}"
+                )
             shutil.rmtree(run.folder)
     return len(names) * len(damages()), wrong
 

@@ -61,10 +61,15 @@ class Server:
         with self.lock:
             number = len(self.names)
             if changes := method in ("PUT", "POST", "DELETE"):
-                self.names.append(f"{method} {path.rpartition('/')[2]} {environment['QUERY_STRING'][:10]}".strip())
+                self.names.append(
+                    f"{method} {path.rpartition('/')[2]} {environment['QUERY_STRING'][:10]}".strip()
+                )
         struck = changes and number == self.at
         if (struck and self.kind == "busy") or (self.kind == "away" and len(self.names) > self.at):
-            start("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))])
+            start(
+                "503 Slow Down",
+                [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))],
+            )
             return [BUSY]
         if struck and self.kind == "lost":
             os.kill(self.process, signal.SIGKILL)
@@ -85,7 +90,9 @@ def serve(port: int) -> None:
 
     moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1  # S3's is 5 MiB
     WSGIRequestHandler.log_request = lambda *_: None  # type: ignore[method-assign, assignment]
-    serving = make_server("127.0.0.1", 0, Server(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    serving = make_server(
+        "127.0.0.1", 0, Server(DomainDispatcherApplication(create_backend_app)), threaded=True
+    )
     os.write(port, str(serving.port).encode())
     serving.serve_forever()
 
@@ -125,14 +132,24 @@ def judge(run: Run, config: Config) -> None:
     assert isinstance(store, BucketStore)
     seen = {step: listing.read(store, step).files for step in store.steps()}
     faults = [
-        text for step, files in seen.items() for name, file in files.items() if (text := listing.damage(store, step, name, file))
+        text
+        for step, files in seen.items()
+        for name, file in files.items()
+        if (text := listing.damage(store, step, name, file))
     ]
     progress = checkpoints.resume(TorchParts(model, optimizer))
-    kept = {f"{NAME.search(found.address.split('/')[-2])[0]}" for found in s3.list_objects(store.prefix)}  # type: ignore[index]
+    kept = {
+        f"{NAME.search(found.address.split('/')[-2])[0]}" for found in s3.list_objects(store.prefix)
+    }  # type: ignore[index]
     left = sorted(kept - {f"step-{step:08d}" for step in store.steps()}) + s3._pages(
         "list_multipart_uploads", "Uploads", store.prefix
     )
-    found = {"step": progress.step, "values": sorted(values(model, optimizer)), "faults": faults, "left": list(map(str, left))}
+    found = {
+        "step": progress.step,
+        "values": sorted(values(model, optimizer)),
+        "faults": faults,
+        "left": list(map(str, left)),
+    }
     (run.folder / "found.json").write_text(json.dumps(found))
 
 
@@ -141,7 +158,11 @@ def case(folder: Path, config: Config, kind: str, at: int) -> tuple[list[str], l
     run = Run(folder / f"{kind}-{at}")
     run.folder.mkdir()
     code = forked(strike, run, config, kind, at)
-    said = json.loads((run.folder / "said.json").read_text()) if code == 0 else {"requests": [], "error": "", "visible": []}
+    said = (
+        json.loads((run.folder / "said.json").read_text())
+        if code == 0
+        else {"requests": [], "error": "", "visible": []}
+    )
     if forked(judge, run, config):
         return [f"{kind} at {at}: the resume failed"], said["requests"]
     found = json.loads((run.folder / "found.json").read_text())
@@ -149,7 +170,9 @@ def case(folder: Path, config: Config, kind: str, at: int) -> tuple[list[str], l
     wrong = []
     if killed != (kind in ("lost", "done") and at < 10**6) or (code and not killed):
         wrong.append(f"the save ended with {code}")
-    if found["step"] not in ({8, 12} if killed else {16} if struck else {12}) or found["values"] != [float(found["step"])]:
+    if found["step"] not in ({8, 12} if killed else {16} if struck else {12}) or found[
+        "values"
+    ] != [float(found["step"])]:
         wrong.append(f"resumed at {found['step']} with {found['values']}")
     if found["faults"] or found["left"]:
         wrong.append(f"half-seen: {found['faults']}, left behind: {found['left']}")

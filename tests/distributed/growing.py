@@ -29,7 +29,9 @@ def main(folder: Path, megabytes: int, saves: int) -> None:
     torch.set_num_threads(1)
     (folder / "config.yaml").write_text(CONFIG)
     config, _ = load(Settings(folder / "config.yaml"))
-    width = int((megabytes * 1e6 / 3 / 4 / 16) ** 0.5)  # weights and two moments, fp32, sixteen matrices
+    width = int(
+        (megabytes * 1e6 / 3 / 4 / 16) ** 0.5
+    )  # weights and two moments, fp32, sixteen matrices
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(16)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for parameter in model.parameters():

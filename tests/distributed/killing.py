@@ -39,7 +39,10 @@ def witness_batches() -> None:
         tokens = take(batches, step)
         digests = [hashlib.sha1(sequence.tobytes()).hexdigest() for sequence in tokens]
         with open(f"{os.environ['WITNESS']}/batches-{os.environ['RANK']}.txt", "a") as file:
-            file.writelines(f"{step} {batches.offset + place} {digest}\n" for place, digest in enumerate(digests))
+            file.writelines(
+                f"{step} {batches.offset + place} {digest}\n"
+                for place, digest in enumerate(digests)
+            )
         return tokens
 
     Batches._take = witnessed  # type: ignore[method-assign]
@@ -52,9 +55,15 @@ def witness_states() -> None:
         progress = resume(checkpoints, parts)
         if progress.step:
             found = dict(ranks.leaves("", parts.state()))
-            whole = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in found.items()}
+            whole = {
+                name: value.full_tensor() if isinstance(value, DTensor) else value
+                for name, value in found.items()
+            }
             paths = (
-                Path(os.environ["WITNESS"], f"state-{progress.step}-{n}-{checkpoints.peers.rank}.pt") for n in itertools.count()
+                Path(
+                    os.environ["WITNESS"], f"state-{progress.step}-{n}-{checkpoints.peers.rank}.pt"
+                )
+                for n in itertools.count()
             )
             torch.save(whole, next(path for path in paths if not path.exists()))
         return progress

@@ -50,7 +50,11 @@ class Net(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(7, 13), nn.Linear(13, 7, bias=False), nn.RMSNorm(7)
+        self.up, self.down, self.norm = (
+            nn.Linear(7, 13),
+            nn.Linear(13, 7, bias=False),
+            nn.RMSNorm(7),
+        )
 
 
 def whole(ranks: int) -> nn.Module:
@@ -128,7 +132,9 @@ def work(folder: Path, layout: str, step: int, world: World) -> None:
     drawn = draw()
     checkpoints.save(parts, TrainingProgress(step + 1), loss=0.0)
     checkpoints.settle()
-    (folder / f"draws-{step}-{world.rank}.json").write_text(json.dumps({"resumed": drawn, "next": draw()}))
+    (folder / f"draws-{step}-{world.rank}.json").write_text(
+        json.dumps({"resumed": drawn, "next": draw()})
+    )
 
 
 def fork(folder: Path, layout: str, step: int, rank: int, ranks: int, port: int) -> int:
@@ -158,7 +164,9 @@ def free_port() -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.optim.AdamW(nn.Linear(1, 1).parameters())  # imports, once for all forks, what torch imports late
+    torch.optim.AdamW(
+        nn.Linear(1, 1).parameters()
+    )  # imports, once for all forks, what torch imports late
     here = Path(sys.argv[1])
     (here / "config.yaml").write_text(CONFIG)
     for number, name in enumerate(sys.argv[2:]):

@@ -48,7 +48,9 @@ def install() -> None:
         "set_rng_state": torch.set_rng_state,
         "manual_seed": torch.manual_seed,
     }
-    torch.neuron = types.SimpleNamespace(Event=Event, **{name: noted(name, call) for name, call in functions.items()})  # type: ignore[attr-defined]
+    torch.neuron = types.SimpleNamespace(
+        Event=Event, **{name: noted(name, call) for name, call in functions.items()}
+    )  # type: ignore[attr-defined]
     sys.modules["torch_neuronx"] = types.ModuleType("torch_neuronx")
     neuron.version = lambda name: f"{torch.__version__.split('+')[0]}.3.0"
     neuron.TYPE, neuron.GROUP = "cpu", "gloo"

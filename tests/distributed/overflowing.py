@@ -32,8 +32,12 @@ def plant(steps: set[int]) -> None:
 
     def overflown(self: TorchParts, rate: float, skips: Callable[[Tensor], Tensor]) -> None:
         if now in steps and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
-            held = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-            local(held[-1]).fill_(torch.inf)  # no first one: a last stage's copy of tied weights has the first stage's gradient
+            held = [
+                parameter for parameter in self.model.parameters() if parameter.grad is not None
+            ]
+            local(held[-1]).fill_(
+                torch.inf
+            )  # no first one: a last stage's copy of tied weights has the first stage's gradient
         update(self, rate, skips)
 
     Trainer.advance, TorchParts.update = told, overflown  # type: ignore[method-assign]

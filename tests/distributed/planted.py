@@ -22,7 +22,9 @@ def plant(faults: set[str]) -> None:
     """Has a rank's gradients be NaN in the steps that are named."""
     train, step = Replicas.train, 0
 
-    def poisoned(self: Replicas, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch) -> Tensor:
+    def poisoned(
+        self: Replicas, batches: Iterator[tuple[int, MicroBatch]], watch: Stopwatch
+    ) -> Tensor:
         nonlocal step
         step += 1
         loss = train(self, batches, watch)

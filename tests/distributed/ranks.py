@@ -64,7 +64,10 @@ class Bench:
         from trainfleet.config import Settings, dump_resolved, load
         from trainfleet.run import run_folder
 
-        words = " ".join(f"{key}={value}" for key, value in {"name": name, "fleet.nodes": ranks, **values}.items())
+        words = " ".join(
+            f"{key}={value}"
+            for key, value in {"name": name, "fleet.nodes": ranks, **values}.items()
+        )
         config, _ = load(Settings(self.folder / "config.yaml", words))
         run = run_folder.run_of(name, self.folder / "runs")
         run_folder.write_atomic(run.config, dump_resolved(config))
@@ -82,14 +85,21 @@ class Bench:
         """Trains prepared runs one after another, each with so many ranks, in one program (this one); its output."""
         words = [word for run, ranks in runs for word in (str(ranks), str(free_port()), str(run))]
         done = subprocess.run(
-            [sys.executable, program, *words], cwd=self.folder, env=environment(), text=True, capture_output=True, timeout=900
+            [sys.executable, program, *words],
+            cwd=self.folder,
+            env=environment(),
+            text=True,
+            capture_output=True,
+            timeout=900,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def train(self, name: str, ranks: int, code: int = 0, **values: object) -> Path:
         """The run folder after training to the end; `values` are config keys with `__` for the dot."""
-        run = self.prepare(name, ranks, **{key.replace("__", "."): value for key, value in values.items()})
+        run = self.prepare(
+            name, ranks, **{key.replace("__", "."): value for key, value in values.items()}
+        )
         ended, self.output = self.attempt(run, ranks)
         assert ended == code, self.output
         return run
@@ -115,7 +125,11 @@ def go_on_after_a_kill(bench: Bench, whole: Path, again: Path, size: int, progra
 
 def environment() -> dict[str, str]:
     """What a program of ranks needs: this checkout's package, and one thread each; a crash in native code leaves its stacks."""
-    return os.environ | {"PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    return os.environ | {
+        "PYTHONPATH": str(ROOT / "python"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
 
 
 def free_port() -> int:
@@ -140,7 +154,9 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
 
     reader = HuggingFaceStorageReader(str(checkpoint))
     entries = reader.read_metadata().state_dict_metadata.items()
-    state: dict[str, Any] = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries}
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries
+    }
     load(state, storage_reader=reader, no_dist=True)
     return state
 
@@ -158,9 +174,15 @@ def different(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     import torch
 
     def same(a: Any, b: Any) -> bool:
-        return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
+        return (
+            torch.equal(a, b)
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+            else bool(a == b)
+        )
 
-    return sorted(name for name in ours.keys() | theirs.keys() if not same(ours.get(name), theirs.get(name)))
+    return sorted(
+        name for name in ours.keys() | theirs.keys() if not same(ours.get(name), theirs.get(name))
+    )
 
 
 def results(run: Path) -> dict[str, Any]:
@@ -174,7 +196,12 @@ def events(run: Path, kind: str) -> list[dict[str, Any]]:
 
 def await_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Returns once the run has logged a step."""
-    await_that(lambda: (run / "metrics.jsonl").exists() and any(line["step"] >= step for line in metrics(run)), process)
+    await_that(
+        lambda: (
+            (run / "metrics.jsonl").exists() and any(line["step"] >= step for line in metrics(run))
+        ),
+        process,
+    )
 
 
 def await_that(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:

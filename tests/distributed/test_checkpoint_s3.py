@@ -26,7 +26,12 @@ class Server:
     """Where it is `busy`, one request in five is answered 503."""
 
     def __init__(self, application: Application) -> None:
-        self.application, self.busy, self.refused, self.draw = application, False, 0, random.Random(1)
+        self.application, self.busy, self.refused, self.draw = (
+            application,
+            False,
+            0,
+            random.Random(1),
+        )
 
     def __call__(self, environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if not self.busy or self.draw.random() > 0.2:
@@ -108,18 +113,24 @@ def test_a_refusal_for_good_names_the_object(server: Server) -> None:
 def test_a_fault_at_any_request_of_a_save_costs_that_save_at_most(tmp_path: Path) -> None:
     """Killed before and after each request, 503 once and for good: no marker without its files, and nothing left to pay for."""
     command = [sys.executable, str(Path(__file__).with_name("faults_s3.py")), str(tmp_path)]
-    done = subprocess.run(command, env=ranks.environment(), capture_output=True, text=True, timeout=880)
+    done = subprocess.run(
+        command, env=ranks.environment(), capture_output=True, text=True, timeout=880
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["wrong"] == [] and told["cases"] >= 60
     names = [name.split(" ")[1] for name in told["requests"]]
-    files = [at for at, name in enumerate(names) if name in ("rank-00000.safetensors", "index.json")]
+    files = [
+        at for at, name in enumerate(names) if name in ("rank-00000.safetensors", "index.json")
+    ]
     assert max(files) < told["requests"].index("PUT committed.json") < len(names) - 1, (
         "every file, then the marker, then what is old goes"
     )
 
 
-def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(server: Server, tmp_path: Path) -> None:
+def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(
+    server: Server, tmp_path: Path
+) -> None:
     here = Path.cwd()
     bench = ranks.Bench(tmp_path)
     unbroken, far = bench.train("unbroken", 2), {"checkpoint.destination": "s3://bucket/far"}
@@ -130,5 +141,10 @@ def test_killed_between_saves_to_a_busy_server_it_goes_on_bit_for_bit(server: Se
     bench.train("killed", 2, **far)
     os.chdir(here)
     assert server.refused > 10 and store.steps() == [16, 20] and not list(run.glob("checkpoints/*"))
-    assert ranks.events(run, "resumed")[0]["step"] >= 4 and ranks.metrics(run) == ranks.metrics(unbroken)
-    assert all(not listing.damage(store, 20, name, file) for name, file in listing.read(store, 20).files.items())
+    assert ranks.events(run, "resumed")[0]["step"] >= 4 and ranks.metrics(run) == ranks.metrics(
+        unbroken
+    )
+    assert all(
+        not listing.damage(store, 20, name, file)
+        for name, file in listing.read(store, 20).files.items()
+    )

@@ -47,28 +47,44 @@ def test_torch_s_compiler_fills_the_cache_that_training_then_has(tmp_path: Path)
     assert "nothing is left to do" in verbs.enter(folder, "compile")
     verbs.enter(folder, "train")
     assert compiled(folder) == first, "training compiled something that the cache did not have"
-    assert "false: nothing is compiled then" in verbs.enter(folder, "compile", "SET=train.compile=false", code=2)
+    assert "false: nothing is compiled then" in verbs.enter(
+        folder, "compile", "SET=train.compile=false", code=2
+    )
 
 
 @pytest.fixture
 def trn1(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    folder = desk(tmp_path, "compile: false, recompute: none", "fleet: {stack: neuron-xla, ranks_per_node: 2}\n")
+    folder = desk(
+        tmp_path,
+        "compile: false, recompute: none",
+        "fleet: {stack: neuron-xla, ranks_per_node: 2}\n",
+    )
     path = f"{TOOLS}:{verbs.ROOT / 'python'}"
-    return folder, {"PATH": f"{TOOLS}:{os.environ['PATH']}", "TOLD": str(folder / "told"), "PYTHONPATH": path}
+    return folder, {
+        "PATH": f"{TOOLS}:{os.environ['PATH']}",
+        "TOLD": str(folder / "told"),
+        "PYTHONPATH": path,
+    }
 
 
 def told(folder: Path) -> list[list[str]]:
     return [json.loads(line)["words"] for line in (folder / "told").read_text().splitlines()]
 
 
-def test_training_with_a_cold_cache_compiles_first_and_says_so(trn1: tuple[Path, dict[str, str]]) -> None:
+def test_training_with_a_cold_cache_compiles_first_and_says_so(
+    trn1: tuple[Path, dict[str, str]],
+) -> None:
     folder, variables = trn1
     said = verbs.enter(folder, "train", variables=variables)
-    assert said.index("compiling ahead") < said.index("compiled 2 programs") < said.index("step 4/4")
+    assert (
+        said.index("compiling ahead") < said.index("compiled 2 programs") < said.index("step 4/4")
+    )
     assert "the longest took 2:03" in said or "the longest took 2 min" in said, said
     calls = told(folder)
     clears = [words for words in calls if words == ["--command", "clear-locks"]]
-    assert len(clears) == 1 and all("torch.distributed.run" in words for words in calls if words not in clears)
+    assert len(clears) == 1 and all(
+        "torch.distributed.run" in words for words in calls if words not in clears
+    )
     (run,) = (folder / "runs").glob("compile-*")
     assert json.loads((run / "results.json").read_text())["status"] == "finished"
     cache = folder / ".compiled/neuron-xla"
@@ -77,10 +93,14 @@ def test_training_with_a_cold_cache_compiles_first_and_says_so(trn1: tuple[Path,
     assert "compiling ahead" not in again and told(folder) == calls, "the cache is warm"
 
 
-def test_a_program_that_cant_be_compiled_keeps_from_training(trn1: tuple[Path, dict[str, str]]) -> None:
+def test_a_program_that_cant_be_compiled_keeps_from_training(
+    trn1: tuple[Path, dict[str, str]],
+) -> None:
     folder, variables = trn1
     said = verbs.enter(folder, "train", variables=variables | {"FAILS": "erf"}, code=1)
     assert "1 of 2 programs could not be compiled" in said
     assert "MODULE_161419538+abb26765: operator erf is not supported" in said
     assert not (folder / "runs/line").exists(), "nothing was trained"
-    assert "compiling ahead" in verbs.enter(folder, "train", variables=variables), "it is tried again"
+    assert "compiling ahead" in verbs.enter(folder, "train", variables=variables), (
+        "it is tried again"
+    )

@@ -28,21 +28,37 @@ def start(folder: Path, nodes: int) -> list[subprocess.Popen[bytes]]:
     """The nodes of one job, each the leader of its own process group, the last with two processes."""
     processes = []
     for node in range(nodes):
-        environment = os.environ | {"PYTHONPATH": str(PACKAGE), "NODE_RANK": str(node), "NODES": str(nodes)}
+        environment = os.environ | {
+            "PYTHONPATH": str(PACKAGE),
+            "NODE_RANK": str(node),
+            "NODES": str(nodes),
+        }
         environment["WORKERS"] = "2" if node == nodes - 1 else "1"
         command = [sys.executable, "-m", "trainfleet.data", "resolved.yaml"]
         processes.append(
             subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+                command,
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
             )
         )
     return processes
 
 
 def content(folder: Path) -> dict[str, str]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in (".bin", ".idx", ".json")]
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix in (".bin", ".idx", ".json")
+    ]
     kept = [path for path in files if path.parent.name != "progress"]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in kept
+    }
 
 
 def prepare(folder: Path) -> None:
@@ -69,7 +85,9 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     text.mkdir()
     source = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
     for i in range(10):  # a unit each: files of about 4 MB
-        (text / f"{i}.txt").write_text("\n".join(f"{i} {j} {source}" for j in range(-(-4_000_000 // len(source)))))
+        (text / f"{i}.txt").write_text(
+            "\n".join(f"{i} {j} {source}" for j in range(-(-4_000_000 // len(source))))
+        )
     prepare(tmp_path / "whole")
     began = time.monotonic()
     finish(tmp_path / "whole", 1)
@@ -81,15 +99,22 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     dataset, draw, during = tmp_path / "killed" / "data" / "set", random.Random(KILLS), 0
     for _ in range(KILLS):
         processes = start(tmp_path / "killed", draw.randint(1, 4))
-        time.sleep(draw.uniform(0.15, 0.55) * took)  # on any machine, most of them in the middle of work
+        time.sleep(
+            draw.uniform(0.15, 0.55) * took
+        )  # on any machine, most of them in the middle of work
         during += any(process.poll() is None for process in processes)
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             _, errors = process.communicate()
             assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-        if (dataset / "manifest.json").exists():  # it was quicker: some of it is lost, and made again
-            for path in [dataset / "manifest.json", *draw.sample(sorted(dataset.glob("units/*")), 7)]:
+        if (
+            dataset / "manifest.json"
+        ).exists():  # it was quicker: some of it is lost, and made again
+            for path in [
+                dataset / "manifest.json",
+                *draw.sample(sorted(dataset.glob("units/*")), 7),
+            ]:
                 path.unlink()
     assert during > KILLS // 3, "most of the kills came while there was work"
     finish(tmp_path / "killed", draw.randint(1, 4))

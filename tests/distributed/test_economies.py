@@ -16,7 +16,9 @@ from trainfleet.config.types import Model
 from trainfleet.devices.cpu import Cpu
 from trainfleet.engine.parallel import blocks
 
-pytestmark = pytest.mark.timeout(900)  # of the first, which waits for all runs of the file, half of them compiled
+pytestmark = pytest.mark.timeout(
+    900
+)  # of the first, which waits for all runs of the file, half of them compiled
 
 SHARDED = {"train.layout.shard": 2}
 TENSOR = {"train.layout.tensor": 2}
@@ -27,7 +29,12 @@ KINDS = {
     "recompute-full-tensor": ({"train.recompute": "full", **TENSOR}, 2, 1e-5, 1e-5),
     "compiled": ({"train.compile": "true"}, 1, 1e-5, 1e-5),
     "compiled-replicas": ({"train.compile": "true"}, 2, 1e-5, 1e-5),
-    "compiled-sharded-recomputed": ({"train.compile": "true", "train.recompute": "selective", **SHARDED}, 2, 1e-5, 1e-5),
+    "compiled-sharded-recomputed": (
+        {"train.compile": "true", "train.recompute": "selective", **SHARDED},
+        2,
+        1e-5,
+        1e-5,
+    ),
     "budget": ({"train.compile": "true", "train.recompute": 0.4}, 1, 1e-5, 1e-5),
     "budget-sharded": ({"train.compile": "true", "train.recompute": 0.4, **SHARDED}, 2, 1e-5, 1e-5),
     "bf16": ({"train.precision": "bf16"}, 1, 1e-3, 2e-2),
@@ -44,10 +51,19 @@ COMMON = {"train.steps": 8, "train.validate_every": 4, "train.epsilon": 1e-3}
 @pytest.fixture(scope="module")
 def runs(bench: Bench, request: pytest.FixtureRequest) -> dict[str, Path]:
     """Those that are to be judged, one without anything, and one in bf16, which others are judged by."""
-    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")} | {"bf16"}
+    chosen = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    } | {"bf16"}
     kinds = {name: kind for name, kind in KINDS.items() if name in chosen}
-    made = {name: bench.prepare(name, size, **COMMON | values) for name, (values, size, *_) in kinds.items()}
-    plain = bench.prepare("plain", 1, **COMMON | {"train.recompute": "none", "train.compile": "false"})
+    made = {
+        name: bench.prepare(name, size, **COMMON | values)
+        for name, (values, size, *_) in kinds.items()
+    }
+    plain = bench.prepare(
+        "plain", 1, **COMMON | {"train.recompute": "none", "train.compile": "false"}
+    )
     bench.train_all([(plain, 1), *((run, KINDS[name][1]) for name, run in made.items())])
     return {"plain": plain, **made}
 
@@ -63,12 +79,17 @@ def eighths(bench: Bench) -> dict[str, Path]:
     for run in made.values():
         resolved = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(resolved.replace("precision: bf16", "precision: fp8"))
-    bench.train_all([(run, EIGHTHS[name][1]) for name, run in made.items()], str(Path(__file__).with_name("eighths.py")))
+    bench.train_all(
+        [(run, EIGHTHS[name][1]) for name, run in made.items()],
+        str(Path(__file__).with_name("eighths.py")),
+    )
     return made
 
 
 @pytest.mark.parametrize("name", EIGHTHS)
-def test_fp8_trains_nearly_as_bf16_does(runs: dict[str, Path], eighths: dict[str, Path], name: str) -> None:
+def test_fp8_trains_nearly_as_bf16_does(
+    runs: dict[str, Path], eighths: dict[str, Path], name: str
+) -> None:
     ours, theirs = ranks.metrics(eighths[name]), ranks.metrics(runs["bf16"])
     assert ranks.results(eighths[name])["precision"] == "float8_e4m3fn" and ours != theirs
     for line, other in zip(ours, theirs, strict=True):
@@ -89,7 +110,9 @@ def kept(how: str | float) -> int:
     torch._dynamo.reset()
     model = models.build(Model("test", "llama", 2, 128, 4, 4, 344, 256, 256, 10_000.0, 1e-5, False))
     model.initialize(0)
-    blocks.compile_blocks(model, model.get_submodule(model.plan.blocks).children(), how, Cpu(), loss=False)
+    blocks.compile_blocks(
+        model, model.get_submodule(model.plan.blocks).children(), how, Cpu(), loss=False
+    )
     found = {parameter.untyped_storage().data_ptr(): 0 for parameter in model.parameters()}
 
     def seen(tensor: Tensor) -> Tensor:

@@ -37,12 +37,35 @@ def nodes(tmp_path: Path) -> Iterator[Containers]:
 
 def words(bench: Bench, run: Path, engine: str, wait: float = 300) -> list[str]:
     """The arguments that the image gets."""
-    own = ["--in", str(bench.folder), "--folder", f"runs/{run.name}", "--ranks", "1", "--wait", str(wait)]
-    return ["trainfleet.entrypoint", "--on", engine, *own, "--", "trainfleet.engine", f"runs/{run.name}"]
+    own = [
+        "--in",
+        str(bench.folder),
+        "--folder",
+        f"runs/{run.name}",
+        "--ranks",
+        "1",
+        "--wait",
+        str(wait),
+    ]
+    return [
+        "trainfleet.entrypoint",
+        "--on",
+        engine,
+        *own,
+        "--",
+        "trainfleet.engine",
+        f"runs/{run.name}",
+    ]
 
 
-def start_batch(nodes: Containers, bench: Bench, run: Path, node: int, wait: float = 300) -> Container:
-    told = nodes.cluster.as_batch(NODES, str(node), "1") | {"AWS_BATCH_JOB_ID": "876da822"} | ARITHMETIC
+def start_batch(
+    nodes: Containers, bench: Bench, run: Path, node: int, wait: float = 300
+) -> Container:
+    told = (
+        nodes.cluster.as_batch(NODES, str(node), "1")
+        | {"AWS_BATCH_JOB_ID": "876da822"}
+        | ARITHMETIC
+    )
     return nodes.start(run.name, 1, node, NODES, words(bench, run, "batch", wait), told)
 
 
@@ -63,42 +86,62 @@ def test_on_batch_a_main_node_that_is_late_is_waited_for(nodes: Containers, benc
     run = bench.prepare("late", NODES)
     early = [start_batch(nodes, bench, run, node) for node in (1, 2, 3)]
     time.sleep(LATE)
-    assert codes(early, 0) == [None] * 3 and "waiting for node 0" in told(run, 1) and not (run / "metrics.jsonl").exists()
+    assert (
+        codes(early, 0) == [None] * 3
+        and "waiting for node 0" in told(run, 1)
+        and not (run / "metrics.jsonl").exists()
+    )
     assert codes([start_batch(nodes, bench, run, 0), *early], 300) == [0] * NODES, told(run, 0)
     assert "all 4 nodes are here" in told(run, 0) and metrics(run) == metrics(alone)
     assert early[0].lines() == told(run, 1).splitlines(), "CloudWatch has the node's log"
 
 
-def test_on_batch_one_that_never_comes_is_named_by_all_within_the_limit(nodes: Containers, bench: Bench) -> None:
+def test_on_batch_one_that_never_comes_is_named_by_all_within_the_limit(
+    nodes: Containers, bench: Bench
+) -> None:
     run, began = bench.prepare("never", NODES), time.monotonic()
     came = [start_batch(nodes, bench, run, node, LIMIT) for node in (0, 1, 3)]
     assert codes(came, 3 * LIMIT) == [69] * 3 and LIMIT < time.monotonic() - began < 2 * LIMIT + 10
     for node in (0, 1, 3):
         assert "node 2 of 4 has not come" in told(run, node) and "next: " in told(run, node)
-        assert any("has not come" in line.text for line in parse(told(run, node).splitlines(), node))
+        assert any(
+            "has not come" in line.text for line in parse(told(run, node).splitlines(), node)
+        )
     faults = [event for event in Run(run).read_events() if event["event"] == "fault"]
-    assert {fault["node"] for fault in faults} == {0, 1, 3} and all("make train" in fault["next"] for fault in faults)
+    assert {fault["node"] for fault in faults} == {0, 1, 3} and all(
+        "make train" in fault["next"] for fault in faults
+    )
 
 
-def start_host(nodes: Containers, bench: Bench, run: Path, host: int, wait: float = 300) -> Container:
+def start_host(
+    nodes: Containers, bench: Bench, run: Path, host: int, wait: float = 300
+) -> Container:
     folder = nodes.cluster.folder / HOSTS[host]
     (folder / "input/config").mkdir(parents=True)
     (folder / "output").mkdir()
     resources = {"current_host": HOSTS[host], "hosts": HOSTS, "network_interface_name": "eth0"}
     (folder / "input/config/resourceconfig.json").write_text(json.dumps(resources))
-    addresses = "".join(f"{nodes.cluster.address(number)} {name}\n" for number, name in enumerate(HOSTS))
+    addresses = "".join(
+        f"{nodes.cluster.address(number)} {name}\n" for number, name in enumerate(HOSTS)
+    )
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
-    return nodes.start(run.name, 1, host, NODES, words(bench, run, "sagemaker", wait), ARITHMETIC, folder)
+    return nodes.start(
+        run.name, 1, host, NODES, words(bench, run, "sagemaker", wait), ARITHMETIC, folder
+    )
 
 
 def await_step_two(run: Path, host: Container) -> None:
     deadline = time.monotonic() + 240  # four nodes load torch at once
-    while not ((run / "metrics.jsonl").exists() and any(line["step"] >= 2 for line in metrics(run))):
+    while not (
+        (run / "metrics.jsonl").exists() and any(line["step"] >= 2 for line in metrics(run))
+    ):
         assert host.code is None and time.monotonic() < deadline, told(run, 0)
         time.sleep(0.1)
 
 
-def test_on_sagemaker_sigterm_leads_to_a_checkpoint_within_its_two_minutes(nodes: Containers, bench: Bench) -> None:
+def test_on_sagemaker_sigterm_leads_to_a_checkpoint_within_its_two_minutes(
+    nodes: Containers, bench: Bench
+) -> None:
     if not ML.is_dir():
         ML.mkdir(parents=True)  # where each host's own is mounted, in its own namespace
     run = bench.prepare("stopped", NODES, **{"train.steps": 100000, "checkpoint.every": 100000})

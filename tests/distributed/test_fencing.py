@@ -37,7 +37,10 @@ def test_ranks_that_an_engine_starts_again_take_over_and_those_before_leave(
     said = second.communicate(timeout=60)[0]
     assert second.returncode == 0 and ranks.results(run)["status"] == "stopped", said
     assert fence.current(run) == fence.Attempt(order, order + 1)
-    assert {path.name for path in Run(run).events.iterdir()} == {f"node-0-{order}.jsonl", f"node-0-{order + 1}.jsonl"}
+    assert {path.name for path in Run(run).events.iterdir()} == {
+        f"node-0-{order}.jsonl",
+        f"node-0-{order + 1}.jsonl",
+    }
 
 
 QUICK = """import sys; sys.path.insert(0, {folder!r})
@@ -46,7 +49,9 @@ heartbeat.LEASE_EVERY = 0.2
 ranks.run_all(sys.argv[1:])"""
 
 
-def test_ranks_whose_launcher_is_gone_save_a_step_and_leave(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_whose_launcher_is_gone_save_a_step_and_leave(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = bench.prepare("orphans", 2, **LONG)
     monkeypatch.setenv(lease.VARIABLE, "2")
     with lease.Lease(run):

@@ -25,7 +25,12 @@ COMMON = {
     "checkpoint.every": 1,
     "checkpoint.keep": 9,
 }
-BERT = {"model.family": "bert", "model.kv_heads": 4, "model.tie_embeddings": "true", "model.dropout": 0.0}
+BERT = {
+    "model.family": "bert",
+    "model.kv_heads": 4,
+    "model.tie_embeddings": "true",
+    "model.dropout": 0.0,
+}
 LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "alone": (1, {}),
     "replicas": (2, {}),
@@ -33,7 +38,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "zero1": (2, {"train.layout.shard": 2, "train.layout.zero": 1}),
     "tensor": (2, {"train.layout.tensor": 2}),
     "pipeline": (2, {"train.layout.pipeline": 2}),
-    "interleaved": (2, {"train.layout.pipeline": 2, "train.layout.interleave": 2, "model.layers": 4}),
+    "interleaved": (
+        2,
+        {"train.layout.pipeline": 2, "train.layout.interleave": 2, "model.layers": 4},
+    ),
     "context": (2, {"train.layout.context": 2}),
     "sharded-tensor": (4, {"train.layout.shard": 2, "train.layout.tensor": 2}),
     "untied-stages": (2, {"train.layout.pipeline": 2, "model.tie_embeddings": "false"}),
@@ -42,7 +50,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "bert": (2, BERT),
     "recomputed": (2, {"train.layout.shard": 2, "train.recompute": "full"}),
 }
-SHAPES = ("model.", "train.optimizer")  # keys by which a run is another one, with an fp32 run of its own to be judged by
+SHAPES = (
+    "model.",
+    "train.optimizer",
+)  # keys by which a run is another one, with an fp32 run of its own to be judged by
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +63,10 @@ def runs(bench: Bench) -> Iterator[dict[str, Path]]:
     for name, (size, values) in LAYOUTS.items():
         made[name] = bench.prepare(name, size, **COMMON | values), size
         if (judge := judge_of(name)) not in plain:
-            plain[judge] = bench.prepare(judge, 1, **COMMON | shape_of(name) | {"train.precision": "fp32"}), 1
+            plain[judge] = (
+                bench.prepare(judge, 1, **COMMON | shape_of(name) | {"train.precision": "fp32"}),
+                1,
+            )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OVERFLOWS", str(BAD))
         bench.train_all([*made.values(), *plain.values()], PROGRAM)
@@ -78,17 +92,24 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(runs: dict[str, Path], name: str) -> None:
+def test_a_step_that_overflows_on_one_rank_is_left_out_by_all(
+    runs: dict[str, Path], name: str
+) -> None:
     found = lines(runs[name])
     assert [line["loss_scale"] for line in found] == [65536.0] * 2 + [32768.0] * 4
     assert [line["overflowed"] for line in found] == [0, 0, 1, 1, 1, 1]
-    assert [line["skipped"] for line in found] == [0] * STEPS, "the guard takes no overflow for a bad step"
+    assert [line["skipped"] for line in found] == [0] * STEPS, (
+        "the guard takes no overflow for a bad step"
+    )
     assert [event["step"] for event in ranks.events(runs[name], "overflowed")] == [BAD]
     for step in range(2, STEPS + 1):
         before, after = weights(runs[name], step - 1), weights(runs[name], step)
         same = [key for key in before if torch.equal(before[key], after[key])]
         assert len(same) == len(before) if step == BAD else len(same) < len(before) / 10, step
-    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in weights(runs[name], STEPS).values())
+    assert all(
+        value.dtype == torch.float32 and value.isfinite().all()
+        for value in weights(runs[name], STEPS).values()
+    )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -102,18 +123,35 @@ def test_every_layout_trains_nearly_as_fp32_does(runs: dict[str, Path], name: st
 
 
 def test_one_rank_and_two_train_alike(runs: dict[str, Path]) -> None:
-    for ours, theirs in zip(ranks.metrics(runs["replicas"]), ranks.metrics(runs["alone"]), strict=True):
+    for ours, theirs in zip(
+        ranks.metrics(runs["replicas"]), ranks.metrics(runs["alone"]), strict=True
+    ):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
-def test_a_resumed_run_goes_on_with_its_scale_to_the_last_bit(bench: Bench, runs: dict[str, Path]) -> None:
+def test_a_resumed_run_goes_on_with_its_scale_to_the_last_bit(
+    bench: Bench, runs: dict[str, Path]
+) -> None:
     for name, whole in (("again", "replicas"), ("again-sharded", "sharded")):
         size, values = LAYOUTS[whole]
         for steps in (4, STEPS):
-            bench.train_all([(run := bench.prepare(name, size, **COMMON | values | {"train.steps": steps}), size)], PROGRAM)
+            bench.train_all(
+                [
+                    (
+                        run := bench.prepare(
+                            name, size, **COMMON | values | {"train.steps": steps}
+                        ),
+                        size,
+                    )
+                ],
+                PROGRAM,
+            )
         assert not ranks.different(weights(run, STEPS), weights(runs[whole], STEPS))
         keys = ("step", "loss", "grad_norm", "loss_scale", "overflowed", "skipped")
-        ours, theirs = ([{key: line[key] for key in keys} for line in lines(each)] for each in (run, runs[whole]))
+        ours, theirs = (
+            [{key: line[key] for key in keys} for line in lines(each)]
+            for each in (run, runs[whole])
+        )
         assert ours == theirs
         marker = (run / "checkpoints" / f"step-{STEPS:08d}" / "committed.json").read_text()
         assert json.loads(marker)["commit"]["scale"] == [32768.0, STEPS - BAD, 1, BAD]
@@ -121,14 +159,35 @@ def test_a_resumed_run_goes_on_with_its_scale_to_the_last_bit(bench: Bench, runs
 
 def test_a_run_in_fp32_goes_on_in_fp16_and_back(bench: Bench) -> None:
     for steps, precision in ((2, "fp32"), (4, "fp16"), (6, "fp32")):
-        run = bench.train("to-and-fro", 1, **{"train.schedule_steps": 6, "train.steps": steps, "train.precision": precision})
-    assert [line.get("loss_scale") for line in lines(run)] == [None, None, 65536.0, 65536.0, None, None]
+        run = bench.train(
+            "to-and-fro",
+            1,
+            **{"train.schedule_steps": 6, "train.steps": steps, "train.precision": precision},
+        )
+    assert [line.get("loss_scale") for line in lines(run)] == [
+        None,
+        None,
+        65536.0,
+        65536.0,
+        None,
+        None,
+    ]
 
 
-def test_a_scale_with_nothing_left_stops_the_run_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scale_with_nothing_left_stops_the_run_and_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OVERFLOWS", "2,3,4,5,6")
     monkeypatch.setenv("LOSS_SCALE", "4")
     code, output = bench.attempt(bench.prepare("collapsed", 2, **COMMON), 2, PROGRAM)
-    assert code == 1 and output.count("the gradients were not finite at step 4: they overflow fp16") == 1, output
-    assert "3 steps overflowed and were left out" in output and "the weights are finite" in output, output
-    assert "train.precision=fp32" in output and "1 steps left out: gradients overflowed fp16; the loss scale is 2 now" in output
+    assert (
+        code == 1
+        and output.count("the gradients were not finite at step 4: they overflow fp16") == 1
+    ), output
+    assert (
+        "3 steps overflowed and were left out" in output and "the weights are finite" in output
+    ), output
+    assert (
+        "train.precision=fp32" in output
+        and "1 steps left out: gradients overflowed fp16; the loss scale is 2 now" in output
+    )

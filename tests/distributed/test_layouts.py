@@ -36,13 +36,21 @@ LAYOUTS = {
     "hsdp-tp2": (8, {"shard": 2, "tensor": 2}),
 }
 FEWER = ("alone", "fsdp2", "tp2", "fsdp2-tp2")
-ENCODER = {"model.kv_heads": 4, "model.tie_embeddings": "true", "model.dropout": 0.0, "model.norm_epsilon": 1e-5}
+ENCODER = {
+    "model.kv_heads": 4,
+    "model.tie_embeddings": "true",
+    "model.dropout": 0.0,
+    "model.norm_epsilon": 1e-5,
+}
 KINDS = {  # what is trained, and the layouts in which it is
     "llama": ({}, tuple(LAYOUTS)),
     "bert": ({"model.family": "bert", **ENCODER}, tuple(LAYOUTS)),
     "roberta": ({"model.family": "roberta", **ENCODER}, ("alone", "tp2", "pp2", "cp2")),
     "gpt2": ({"model.family": "gpt2", **ENCODER}, ("alone", "tp2", "pp2", "cp2")),
-    "qwen2": ({"model.family": "qwen2"}, ("alone", "tp2", "fsdp2-tp2", "pp2")),  # biases of query, key and value
+    "qwen2": (
+        {"model.family": "qwen2"},
+        ("alone", "tp2", "fsdp2-tp2", "pp2"),
+    ),  # biases of query, key and value
     "qwen3": (
         {"model.family": "qwen3", "model.head_size": 24},
         ("alone", "fsdp2", "tp2", "fsdp2-tp2", "pp2", "cp2"),
@@ -51,7 +59,10 @@ KINDS = {  # what is trained, and the layouts in which it is
         {"model.family": "olmo2", "model.tie_embeddings": "false", "model.norm_epsilon": 1e-3},
         ("alone", "fsdp2", "pp2", "cp2"),
     ),
-    "gemma": ({"model.family": "gemma", "model.tie_embeddings": "true"}, ("alone", "fsdp2", "tp2", "pp2")),
+    "gemma": (
+        {"model.family": "gemma", "model.tie_embeddings": "true"},
+        ("alone", "fsdp2", "tp2", "pp2"),
+    ),
     "lamb": ({"train.optimizer": "lamb"}, FEWER),
     "muon": ({"train.optimizer": "muon"}, FEWER),
     "documents": ({"train.separate_documents": "true"}, ("alone", "ddp2", "tp2")),
@@ -61,18 +72,25 @@ NEAR = {"qwen3": 1e-4}
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Path]]:
     """Every layout's run, with four blocks (enough for four stages) and two micro-batches or more accumulated."""
     here, folder = Path.cwd(), tmp_path_factory.mktemp(request.param)
     (folder / "short").mkdir()
     for number, text in enumerate(ranks.TEXT[0].read_text().split("\n\n")):
         (folder / "short" / f"{number}.py").write_text(text)
-    bench = Bench(folder, ranks.CONFIG.replace("[text]", "[short]") if request.param == "documents" else ranks.CONFIG)
+    bench = Bench(
+        folder,
+        ranks.CONFIG.replace("[text]", "[short]") if request.param == "documents" else ranks.CONFIG,
+    )
     made = {}
     values, names = KINDS[request.param]
     for name in names:
         size, degrees = LAYOUTS[name]
-        layout = {key if "." in key else f"train.layout.{key}": value for key, value in degrees.items()}
+        layout = {
+            key if "." in key else f"train.layout.{key}": value for key, value in degrees.items()
+        }
         common = {"train.micro_batch": 2, "model.layers": 4, "train.epsilon": 1e-3}
         made[name] = bench.prepare(name, size, **common | values | layout)
     bench.train_all([(run, LAYOUTS[name][0]) for name, run in made.items()])
@@ -80,21 +98,36 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     os.chdir(here)
 
 
-def test_every_layout_trains_as_one_process_does(runs: dict[str, Path], request: pytest.FixtureRequest) -> None:
+def test_every_layout_trains_as_one_process_does(
+    runs: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
     alone = ranks.metrics(runs["alone"])
     assert len(alone) == 20
     near = NEAR.get(request.node.callspec.params["runs"], 1e-5)
-    apart = {name: found for name, run in runs.items() if (found := farthest(ranks.metrics(run), alone)) > near}
+    apart = {
+        name: found
+        for name, run in runs.items()
+        if (found := farthest(ranks.metrics(run), alone)) > near
+    }
     assert apart == {}
 
 
 def farthest(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
     """The largest relative difference of any number of any step; the steps and what is logged must be the same."""
     assert [line.keys() for line in ours] == [line.keys() for line in theirs]
-    return max(abs(mine[key] / other[key] - 1) for mine, other in zip(ours, theirs, strict=True) for key in mine)
+    return max(
+        abs(mine[key] / other[key] - 1)
+        for mine, other in zip(ours, theirs, strict=True)
+        for key in mine
+    )
 
 
-def test_every_layout_says_what_the_model_writes(runs: dict[str, Path], request: pytest.FixtureRequest) -> None:
-    writes = request.node.callspec.params["runs"] not in ("bert", "roberta")  # a model that guesses hidden tokens does not
+def test_every_layout_says_what_the_model_writes(
+    runs: dict[str, Path], request: pytest.FixtureRequest
+) -> None:
+    writes = request.node.callspec.params["runs"] not in (
+        "bert",
+        "roberta",
+    )  # a model that guesses hidden tokens does not
     samples = [ranks.results(run).get("sample") for run in runs.values()]
     assert all(bool(sample and sample["text"]) == writes for sample in samples)

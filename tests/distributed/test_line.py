@@ -98,7 +98,13 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     output = desk.type("train", "SET=checkpoint.export=true")
     results = desk.results()
     assert results.keys() >= KEYS
-    assert (results["status"], results["world_size"], results["nodes"], results["steps"], results["restarts"]) == (
+    assert (
+        results["status"],
+        results["world_size"],
+        results["nodes"],
+        results["steps"],
+        results["restarts"],
+    ) == (
         "finished",
         2,
         2,
@@ -119,25 +125,40 @@ def test_train_report_sample_extend_clean(desk: Desk) -> None:
     ):
         assert (desk.run / name).stat().st_size > 0, name
     assert {path.name for path in (desk.run / "events").iterdir()} >= {"node-0-2.jsonl"}
-    assert list((desk.run / "tensorboard").glob("events.out.*")) and (desk.run / "checkpoints" / "step-00000012").is_dir()
+    assert (
+        list((desk.run / "tensorboard").glob("events.out.*"))
+        and (desk.run / "checkpoints" / "step-00000012").is_dir()
+    )
     assert "make sample" in output.strip().splitlines()[-1]
     assert not (desk.run / "stop").exists()
     desk.assert_nothing_runs()
 
     assert "finished" in desk.type("train") and "train.steps=24" in desk.type("train")
-    assert "--Document 3" in desk.type("sample", "PROMPT=--Document 3"), "a prompt is data, whatever it begins with"
+    assert "--Document 3" in desk.type("sample", "PROMPT=--Document 3"), (
+        "a prompt is data, whatever it begins with"
+    )
     assert "finished" in desk.type("status")
     assert "node-1" in desk.type("logs")
 
     (desk.folder / "text" / "0.txt").write_text("Another text.\n")
-    assert "warning: data.sources have changed since; data/text stays as it was made" in desk.type("train", "SET=train.steps=15")
+    assert "warning: data.sources have changed since; data/text stays as it was made" in desk.type(
+        "train", "SET=train.steps=15"
+    )
     assert desk.results()["steps"] == 15 and sorted(desk.losses()) == list(range(1, 16))
 
     kept = desk.type("clean")
-    assert not (desk.run / "report.html").exists() and (desk.run / "checkpoints" / "step-00000015").is_dir() and "kept" in kept
+    assert (
+        not (desk.run / "report.html").exists()
+        and (desk.run / "checkpoints" / "step-00000015").is_dir()
+        and "kept" in kept
+    )
     assert "no terminal to ask on" in desk.type("clean", "PURGE=1", code=1) and desk.run.exists()
     desk.type("clean", "PURGE=1", "YES=1")
-    assert not desk.run.exists() and not (desk.folder / "data" / "text").exists() and (desk.folder / "text" / "0.txt").exists()
+    assert (
+        not desk.run.exists()
+        and not (desk.folder / "data" / "text").exists()
+        and (desk.folder / "text" / "0.txt").exists()
+    )
 
 
 @pytest.mark.thorough
@@ -145,8 +166,12 @@ def test_any_number_of_nodes_gives_the_same_losses(desk: Desk) -> None:
     for nodes in (1, 2, 4):
         desk.type("train", f"NODES={nodes}", f"SET=name=n{nodes} train.steps=6")
         assert desk.results(f"n{nodes}")["world_size"] == nodes
-    again = next(line for line in desk.type("status", "SET=name=n4").splitlines() if "make train" in line)
-    assert "CONFIG=runs/n4/given.yaml" in again  # what SET gave it is in there, and nothing that another size derives anew
+    again = next(
+        line for line in desk.type("status", "SET=name=n4").splitlines() if "make train" in line
+    )
+    assert (
+        "CONFIG=runs/n4/given.yaml" in again
+    )  # what SET gave it is in there, and nothing that another size derives anew
     plan = desk.type("plan", "CONFIG=runs/n4/given.yaml", "SET=train.steps=12", "NODES=1")
     assert "n4: 12 steps on the local backend, 1 node x" in plan and "train.micro_batch" in plan
     for other in ("n2", "n4"):
@@ -172,14 +197,18 @@ def test_after_kill_9_of_everything_it_goes_on_as_if_never_killed(desk: Desk) ->
 def test_nothing_is_left_when_the_launcher_is_killed(desk: Desk) -> None:
     launcher = desk.start("train", "SET=train.steps=100000")
     desk.await_step(2)
-    assert len(desk.processes()) >= 7  # launcher, and for each node a supervisor, a torchrun and a rank
+    assert (
+        len(desk.processes()) >= 7
+    )  # launcher, and for each node a supervisor, a torchrun and a rank
     launcher.kill()
     desk.assert_nothing_runs()
     launcher.communicate()
 
 
 def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
-    launcher = desk.start("train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True)
+    launcher = desk.start(
+        "train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True
+    )
     desk.await_step(2)
     assert "running" in desk.type("status") and "is running already" in desk.type("train", code=1)
     assert "is running, and nothing was touched" in desk.type("clean", code=2)
@@ -194,7 +223,9 @@ def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
 
 @pytest.mark.thorough
 def test_ctrl_c_twice_stops_at_once(desk: Desk) -> None:
-    launcher = desk.start("train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True)
+    launcher = desk.start(
+        "train", "SET=train.steps=100000 checkpoint.every=100000", start_new_session=True
+    )
     desk.await_step(2)
     began = time.monotonic()
     for _ in range(2):
@@ -217,11 +248,15 @@ def test_stop_works_from_another_terminal(desk: Desk) -> None:
 
 def test_what_another_backend_lacks_is_told_before_anything_is_made(desk: Desk) -> None:
     output = desk.type("train", "SET=fleet.backend=batch fleet.instance_type=trn1.32xlarge", code=2)
-    assert "the nodes of batch share no disk; name s3://bucket/prefix" in output and not (desk.folder / "runs").exists()
+    assert (
+        "the nodes of batch share no disk; name s3://bucket/prefix" in output
+        and not (desk.folder / "runs").exists()
+    )
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.layout.tensor=3", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"]
+    "setting",
+    ["train.layout.tensor=3", "train.learning_rate=-1", "train.learning_rate=abc", "fleet.nodes=0"],
 )
 def test_a_refused_config_leaves_nothing_behind(desk: Desk, setting: str) -> None:
     output = desk.type("train", f"SET={setting}", code=2)

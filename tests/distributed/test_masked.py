@@ -33,7 +33,12 @@ def test_its_folder_begins_another_run(bench: Bench, run: run_folder.Run) -> Non
     tokenizer = need("transformers").AutoTokenizer.from_pretrained(out)
     tokens = tokenizer.convert_ids_to_tokens(tokenizer("import <|mask|>\n")["input_ids"])
     assert tokens[0] == tokens[-1] == "<|endoftext|>" and "<|mask|>" in tokens
-    begun = {"train__init_from": str(out), "train__learning_rate": 1e-9, "train__steps": 1, "train__validate_every": 0}
+    begun = {
+        "train__init_from": str(out),
+        "train__learning_rate": 1e-9,
+        "train__steps": 1,
+        "train__validate_every": 0,
+    }
     again = run_folder.Run(bench.train("again", 2, **BERT | begun))
     scores, same = evaluate.evaluate(run), evaluate.evaluate(again)
     assert same.loss == pytest.approx(scores.loss, rel=1e-5) and same.pair_accuracy is not None

@@ -24,10 +24,26 @@ CASES = {  # settings: ranks, and how far the model may lie off
     f"{PIPELINE} train.layout.interleave=1 train.recompute=full": (2, 0.9, 1.2),
     f"{PIPELINE} train.layout.interleave=3": (2, 0.9, 1.2),
     "train.layout.pipeline=4 train.global_batch=32": (4, 0.9, 1.2),
-    "train.layout.pipeline=4 train.global_batch=64 train.layout.interleave=2 model.layers=8": (4, 0.9, 1.2),
-    "train.layout.pipeline=2 train.layout.shard=2 train.global_batch=64": (4, 0.9, 1.2),  # all gathered, all gradients whole
-    "train.layout.pipeline=2 train.layout.shard=2 train.layout.zero=1 train.global_batch=64": (4, 0.9, 1.2),
-    "train.compile=true train.global_batch=8": (1, 1.0, 1.6),  # compiled blocks keep less, and only their own forms of it
+    "train.layout.pipeline=4 train.global_batch=64 train.layout.interleave=2 model.layers=8": (
+        4,
+        0.9,
+        1.2,
+    ),
+    "train.layout.pipeline=2 train.layout.shard=2 train.global_batch=64": (
+        4,
+        0.9,
+        1.2,
+    ),  # all gathered, all gradients whole
+    "train.layout.pipeline=2 train.layout.shard=2 train.layout.zero=1 train.global_batch=64": (
+        4,
+        0.9,
+        1.2,
+    ),
+    "train.compile=true train.global_batch=8": (
+        1,
+        1.0,
+        1.6,
+    ),  # compiled blocks keep less, and only their own forms of it
 }
 
 
@@ -38,10 +54,26 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[i
     (folder / "config.yaml").write_text(allocations.CONFIG)
     found: dict[str, list[tuple[int, int]]] = {}
     for count in sorted({count for count, *_ in CASES.values()}):
-        words = [f"fleet.nodes={count} {settings}" for settings, (size, *_) in CASES.items() if size == count]
-        program = [sys.executable, allocations.__file__, str(count), str(ranks.free_port()), "config.yaml", *words]
-        environment = os.environ | {"PYTHONPATH": str(ranks.ROOT / "python"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(program, cwd=folder, env=environment, text=True, capture_output=True, timeout=280)
+        words = [
+            f"fleet.nodes={count} {settings}"
+            for settings, (size, *_) in CASES.items()
+            if size == count
+        ]
+        program = [
+            sys.executable,
+            allocations.__file__,
+            str(count),
+            str(ranks.free_port()),
+            "config.yaml",
+            *words,
+        ]
+        environment = os.environ | {
+            "PYTHONPATH": str(ranks.ROOT / "python"),
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            program, cwd=folder, env=environment, text=True, capture_output=True, timeout=280
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         for line in done.stdout.splitlines():
             if line.startswith("["):

@@ -14,8 +14,19 @@ import ranks
 from ranks import Bench
 
 PROGRAM = str(Path(__file__).parent / "neuron_ranks.py")
-LAYOUTS = {"alone": (1, {}), "ddp2": (2, {}), "fsdp2": (2, {"shard": 2}), "tp2": (2, {"tensor": 2}), "pp2": (2, {"pipeline": 2})}
-COMMON = {"fleet.stack": "neuron", "train.precision": "fp32", "train.micro_batch": 2, "train.epsilon": 1e-3}
+LAYOUTS = {
+    "alone": (1, {}),
+    "ddp2": (2, {}),
+    "fsdp2": (2, {"shard": 2}),
+    "tp2": (2, {"tensor": 2}),
+    "pp2": (2, {"pipeline": 2}),
+}
+COMMON = {
+    "fleet.stack": "neuron",
+    "train.precision": "fp32",
+    "train.micro_batch": 2,
+    "train.epsilon": 1e-3,
+}
 
 
 def prepare(bench: Bench, name: str, layout: str, **values: object) -> tuple[Path, int]:

@@ -34,7 +34,9 @@ RECOMPUTED = {"train.recompute": "full"}
 
 def prepare(bench: Bench, name: str, layout: str, **values: object) -> tuple[Path, int]:
     size, degrees = LAYOUTS[layout]
-    keys = {f"train.layout.{key}": value for key, value in degrees.items()} | (RECOMPUTED if "recompute" in layout else {})
+    keys = {f"train.layout.{key}": value for key, value in degrees.items()} | (
+        RECOMPUTED if "recompute" in layout else {}
+    )
     return bench.prepare(name, size, **XLA | keys | values), size
 
 
@@ -54,7 +56,12 @@ def test_every_layout_trains_as_one_process_without_nxd(bench: Bench, family: st
 
 def test_documents_are_kept_apart_in_validation_too(bench: Bench) -> None:
     """Of 5 sequences a rank has 2 or 3, and fills up with padding, which must have documents as well."""
-    values = {"train.separate_documents": "true", "train.steps": 2, "train.validate_every": 1, "train.validation_sequences": 5}
+    values = {
+        "train.separate_documents": "true",
+        "train.steps": 2,
+        "train.validate_every": 1,
+        "train.validation_sequences": 5,
+    }
     alone = bench.prepare("documents-alone", 1, **COMMON | values)
     run, size = prepare(bench, "documents", "dp2-zero1", **values)
     bench.train_all([(alone, 1)])

@@ -37,7 +37,12 @@ class Site:
     """An engine of the account, S3, and machines at which verbs are typed."""
 
     def __init__(self, account: Account, engine: str, folder: Path) -> None:
-        self.account, self.cluster, self.engine, self.folder = account, account.cluster, engine, folder
+        self.account, self.cluster, self.engine, self.folder = (
+            account,
+            account.cluster,
+            engine,
+            folder,
+        )
         self.service = account.batch if engine == "batch" else account.sagemaker
 
     def machine(self, name: str) -> Path:
@@ -45,7 +50,9 @@ class Site:
         folder = self.folder / name
         if not folder.exists():
             folder.mkdir()
-            fleet = {"fleet": {"nodes": 2, "secrets": ["THE_KEY"]} | self.account.fleet(self.engine)}
+            fleet = {
+                "fleet": {"nodes": 2, "secrets": ["THE_KEY"]} | self.account.fleet(self.engine)
+            }
             (folder / "config.yaml").write_text(CONFIG + yaml.safe_dump(fleet))
         return folder
 
@@ -89,7 +96,11 @@ class Site:
         self.until(lambda: self.run("desk", name).folder.joinpath("handle.json").exists())
         metrics = self.cluster.disk(self.job(), 1, 0) / "runs" / name / "metrics.jsonl"
         self.until(lambda: metrics.exists() and metrics.read_text())
-        ranks = [pid for pid in self.cluster.processes(self.job()) if "trainfleet.engine" in self.cluster.words(pid)]
+        ranks = [
+            pid
+            for pid in self.cluster.processes(self.job())
+            if "trainfleet.engine" in self.cluster.words(pid)
+        ]
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
         return ranks
@@ -114,7 +125,9 @@ class Site:
 
 
 @pytest.fixture(scope="module", params=["batch", "sagemaker"])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     with account_and_bucket(folder / "engine") as account:
         for path in verbs.write_text(folder / "text").iterdir():
@@ -126,19 +139,34 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def unbroken(site: Site) -> Run:
     """A run that nothing happened to, which tokenized first; on the machine where it was launched."""
     said = site.type("desk", "train")
-    waits = "RUNNABLE: machines are on their way" if site.engine == "batch" else "Starting: machines are being found"
+    waits = (
+        "RUNNABLE: machines are on their way"
+        if site.engine == "batch"
+        else "Starting: machines are being found"
+    )
     assert waits in said and "running      attempt 1" in said, said
     return site.run("desk")
 
 
 def test_it_tokenizes_and_trains(site: Site, unbroken: Run) -> None:
     results = unbroken.read_results()
-    assert results["status"] == "finished" and results["steps"] == 12 and len(verbs.losses(unbroken.folder)) == 12
-    assert results["last_checkpoint"] == "s3://bucket/checkpoints/line/step-00000012" and not unbroken.checkpoints.exists()
-    assert unbroken.report.exists() and all((unbroken.logs / f"node-{node}.log").exists() for node in (0, 1))
+    assert (
+        results["status"] == "finished"
+        and results["steps"] == 12
+        and len(verbs.losses(unbroken.folder)) == 12
+    )
+    assert (
+        results["last_checkpoint"] == "s3://bucket/checkpoints/line/step-00000012"
+        and not unbroken.checkpoints.exists()
+    )
+    assert unbroken.report.exists() and all(
+        (unbroken.logs / f"node-{node}.log").exists() for node in (0, 1)
+    )
 
 
-def test_a_machine_that_never_saw_the_run_sees_all_of_it_by_its_name(site: Site, unbroken: Run) -> None:
+def test_a_machine_that_never_saw_the_run_sees_all_of_it_by_its_name(
+    site: Site, unbroken: Run
+) -> None:
     assert "finished · step 12 of 12" in site.type("elsewhere", "status")
     assert "rank 1 of 2" in site.type("elsewhere", "logs")
     assert "nothing to stop" in site.type("elsewhere", "stop")
@@ -156,62 +184,99 @@ def test_a_machine_that_never_saw_the_run_samples_its_model(site: Site, unbroken
 
 @pytest.mark.parametrize("site", ["sagemaker"], indirect=True, scope="module")
 @pytest.mark.parametrize("mode", ["file", "fastfile", "stream"])
-def test_nodes_read_the_dataset_as_the_input_mode_says(site: Site, unbroken: Run, mode: str) -> None:
+def test_nodes_read_the_dataset_as_the_input_mode_says(
+    site: Site, unbroken: Run, mode: str
+) -> None:
     """File and FastFile put it into a folder of the host, and nothing of it is fetched from S3 by ranks; streams are. The fake's
     FastFile is a copy too: that SageMaker mounts the prefix and reads on demand is not seen here."""
     site.type("desk", "train", f"SET=name=by-{mode} fleet.sagemaker.input_mode={mode}")
     assert verbs.losses(site.run("desk", f"by-{mode}").folder) == verbs.losses(unbroken.folder)
     request = site.account.sagemaker.jobs[site.job()].request
-    copies = list((site.cluster.folder / "ml" / site.job()).glob("*/input/data/dataset/train/*.bin"))
+    copies = list(
+        (site.cluster.folder / "ml" / site.job()).glob("*/input/data/dataset/train/*.bin")
+    )
     cached = list(site.cluster.disk(site.job(), 1, 0).glob("data/text/cache/*"))
     channels = [channel["InputMode"] for channel in request.get("InputDataConfig", ())]
     assert channels == {"file": ["File"], "fastfile": ["FastFile"], "stream": []}[mode]
-    assert (len(copies) >= 2 and not cached) if channels else (cached and not copies), (copies, cached)
+    assert (len(copies) >= 2 and not cached) if channels else (cached and not copies), (
+        copies,
+        cached,
+    )
 
 
-def test_what_died_before_the_entrypoint_is_heard_from_the_engine(site: Site, unbroken: Run) -> None:
+def test_what_died_before_the_entrypoint_is_heard_from_the_engine(
+    site: Site, unbroken: Run
+) -> None:
     site.account.containers.broken = "exec /usr/bin/python3: exec format error"
     try:
         said = site.type("desk", "train", "SET=name=unborn", code=1)
     finally:
         site.account.containers.broken = ""
-    assert "exec format error" in said and "is not what the program needs (environment)" in said, said
+    assert "exec format error" in said and "is not what the program needs (environment)" in said, (
+        said
+    )
     logs = site.type("elsewhere", "logs", "SET=name=unborn")
-    assert "engine-0  engine  " in logs and "| exec /usr/bin/python3: exec format error" in logs, logs
-    asked = [request for _, operation, request in site.account.account.calls if operation == "GetLogEvents"]
+    assert "engine-0  engine  " in logs and "| exec /usr/bin/python3: exec format error" in logs, (
+        logs
+    )
+    asked = [
+        request
+        for _, operation, request in site.account.account.calls
+        if operation == "GetLogEvents"
+    ]
     group = {"batch": "/aws/batch/job", "sagemaker": "/aws/sagemaker/TrainingJobs"}[site.engine]
-    assert asked and all(request["logGroupName"] == group and request["startFromHead"] for request in asked)
+    assert asked and all(
+        request["logGroupName"] == group and request["startFromHead"] for request in asked
+    )
 
 
-def test_an_engine_that_kills_before_the_grace_time_is_named(site: Site, unbroken: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_kills_before_the_grace_time_is_named(
+    site: Site, unbroken: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody ends the job in the console, ranks can't save, and the containers are killed long before the 20 or 110 s are over.
 
     The time is for the nodes to have told S3 that they were asked to leave."""
     monkeypatch.setattr(containers, "GRACE", 6.0)
     launcher = site.begin("desk", "train", "SET=name=cut")
     frozen = site.freeze("cut")
-    site.thaw([pid for pid in frozen if "trainfleet.entrypoint" in site.cluster.words(pid)])  # a node hears, its ranks do not
+    site.thaw(
+        [pid for pid in frozen if "trainfleet.entrypoint" in site.cluster.words(pid)]
+    )  # a node hears, its ranks do not
     service = site.service
     if isinstance(service, SageMaker):
-        service.account.respond("us-east-1", "sagemaker", "StopTrainingJob", {"TrainingJobName": site.job()})
+        service.account.respond(
+            "us-east-1", "sagemaker", "StopTrainingJob", {"TrainingJobName": site.job()}
+        )
     else:
-        service.account.respond("us-east-1", "batch", "TerminateJob", {"jobId": site.job(), "reason": "by hand"})
+        service.account.respond(
+            "us-east-1", "batch", "TerminateJob", {"jobId": site.job(), "reason": "by hand"}
+        )
     said = verbs.finish(launcher, code=1)
-    assert "somebody cancelled the job (cancelled)" in said and "kills before the grace time" in said, said
+    assert (
+        "somebody cancelled the job (cancelled)" in said and "kills before the grace time" in said
+    ), said
     assert not site.cluster.processes()
 
 
-def test_stopped_from_elsewhere_it_goes_on_from_a_third_machine_bit_for_bit(site: Site, unbroken: Run) -> None:
+def test_stopped_from_elsewhere_it_goes_on_from_a_third_machine_bit_for_bit(
+    site: Site, unbroken: Run
+) -> None:
     words = ["SET=name=stopped"]
     launcher = site.begin("desk", "train", *words)
     ranks = site.freeze("stopped")
-    follower, stop = site.begin("elsewhere", "logs", "FOLLOW=1", *words), site.begin("elsewhere", "stop", *words)
+    follower, stop = (
+        site.begin("elsewhere", "logs", "FOLLOW=1", *words),
+        site.begin("elsewhere", "stop", *words),
+    )
     site.until(lambda: (site.cluster.disk(site.job(), 1, 0) / "runs/stopped/stop").exists())
     site.thaw(ranks)
     assert "stopped; nothing runs any more" in verbs.finish(stop)
     verbs.finish(launcher, code=130)
     assert "step 1" in verbs.finish(follower)
-    assert site.run("desk", "stopped").read_results()["status"] == "stopped" and not site.cluster.processes()
+    assert (
+        site.run("desk", "stopped").read_results()["status"] == "stopped"
+        and not site.cluster.processes()
+    )
     site.type("third", "train", *words)
     assert verbs.losses(site.run("third", "stopped").folder) == verbs.losses(unbroken.folder)
 
@@ -226,7 +291,12 @@ def test_the_engine_tries_again_by_itself_when_a_node_is_lost(site: Site, unbrok
     run, whole = site.run("desk", "lost"), verbs.losses(unbroken.folder)
     resumed = [event["step"] for event in run.read_events() if event["event"] == "resumed"]
     losses = verbs.losses(run.folder)
-    assert resumed and resumed[0] >= 2 and losses.items() <= whole.items() and set(losses) >= set(range(resumed[0] + 1, 13))
+    assert (
+        resumed
+        and resumed[0] >= 2
+        and losses.items() <= whole.items()
+        and set(losses) >= set(range(resumed[0] + 1, 13))
+    )
     assert site.attempts() == 2, "of the engine's own; nobody submitted again"
     assert run.read_results()["restarts"] == 0
 
@@ -248,7 +318,9 @@ def test_a_launcher_that_is_killed_is_followed_by_one_elsewhere(site: Site, unbr
     assert verbs.losses(run.folder) == verbs.losses(unbroken.folder)
 
 
-def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(site: Site, unbroken: Run) -> None:
+def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(
+    site: Site, unbroken: Run
+) -> None:
     words = ["SET=name=waiting"]
     site.wait(-1.0)
     try:
@@ -256,14 +328,20 @@ def test_a_job_that_waits_costs_nothing_and_is_stopped_from_elsewhere(site: Site
         site.until(lambda: (site.run("desk", "waiting").folder / "handle.json").exists())
         site.until(lambda: "queued" in site.type("elsewhere", "status", *words))
         assert "stopped; nothing runs any more" in site.type("elsewhere", "stop", *words)
-        assert ("RUNNABLE" if site.engine == "batch" else "Starting") in verbs.finish(launcher, code=130)
+        assert ("RUNNABLE" if site.engine == "batch" else "Starting") in verbs.finish(
+            launcher, code=130
+        )
         assert not site.cluster.processes()
     finally:
         site.wait(0.2)
 
 
 def test_a_program_that_fails_is_judged_and_not_tried_again(site: Site, unbroken: Run) -> None:
-    shard = next(found for found in s3.list_objects("s3://bucket/sets/text/train/") if found.address.endswith(".bin"))
+    shard = next(
+        found
+        for found in s3.list_objects("s3://bucket/sets/text/train/")
+        if found.address.endswith(".bin")
+    )
     content = s3.read(shard.address) or b""
     s3.write(shard.address, bytes(len(content)))
     try:
@@ -282,10 +360,16 @@ def test_a_secret_reaches_the_ranks_and_is_nowhere(site: Site, unbroken: Run) ->
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
 
 
-def test_clean_leaves_nothing_of_a_run_and_its_dataset_in_the_bucket(site: Site, unbroken: Run) -> None:
+def test_clean_leaves_nothing_of_a_run_and_its_dataset_in_the_bucket(
+    site: Site, unbroken: Run
+) -> None:
     def others() -> set[str]:
         found = {found.address for found in s3.list_objects("s3://bucket/")}
-        return {address for address in found if not any(part in address for part in ("/broken/", "/sets/text/", "/data/text/"))}
+        return {
+            address
+            for address in found
+            if not any(part in address for part in ("/broken/", "/sets/text/", "/data/text/"))
+        }
 
     before = others()
     said = site.type("elsewhere", "clean", "PURGE=1", "YES=1", "SET=name=broken")

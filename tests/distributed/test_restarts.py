@@ -30,7 +30,9 @@ def pid_of(run: Path, rank: int) -> int:
 
 
 @pytest.mark.parametrize("number, cause", [(signal.SIGKILL, "killed"), (signal.SIGSTOP, "hang")])
-def test_a_rank_is_lost_and_the_run_goes_on(tmp_path: Path, whole: dict[int, float], number: signal.Signals, cause: str) -> None:
+def test_a_rank_is_lost_and_the_run_goes_on(
+    tmp_path: Path, whole: dict[int, float], number: signal.Signals, cause: str
+) -> None:
     desk = Desk(tmp_path)
     launcher = desk.start("train", f"SET={STEPS}")
     desk.await_step(40)
@@ -60,8 +62,17 @@ def test_every_second_of_a_run_with_three_faults_is_counted_once(tmp_path: Path)
     results, events = desk.results(), Run(desk.run).read_events()
     began = next(event["started"] for event in events if event["event"] == "launched")
     ledger = results["ledger"]
-    assert results["restarts"] == 3 and abs(sum(ledger.values()) - (events[-1]["time"] - began)) < 1, ledger
-    assert {"useful", "repeated", "start", "down", "checkpoint", "compile"} <= ledger.keys() and min(ledger.values()) > 0
+    assert (
+        results["restarts"] == 3 and abs(sum(ledger.values()) - (events[-1]["time"] - began)) < 1
+    ), ledger
+    assert {
+        "useful",
+        "repeated",
+        "start",
+        "down",
+        "checkpoint",
+        "compile",
+    } <= ledger.keys() and min(ledger.values()) > 0
     assert results["goodput"] == pytest.approx(ledger["useful"] / sum(ledger.values()), abs=1e-3)
     assert sum(event["steps"] for event in events if event["event"] == "lost") >= 20
 
@@ -73,5 +84,9 @@ def test_what_would_only_happen_again_is_not_tried_again(tmp_path: Path) -> None
         shard.write_bytes(b"")
     output = desk.type("train", code=1)
     results = read_json(desk.run / "results.json") or {}
-    assert (results["status"], results["restarts"], results["verdict"]["cause"]) == ("failed", 0, "data"), output
+    assert (results["status"], results["restarts"], results["verdict"]["cause"]) == (
+        "failed",
+        0,
+        "data",
+    ), output
     assert "(data)" in output and "attempt 2" not in output

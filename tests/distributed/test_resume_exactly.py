@@ -21,8 +21,18 @@ import torch
 from ranks import Bench
 
 STEPS = 12
-COMMON = {"train.steps": STEPS, "train.validate_every": 5, "checkpoint.every": 2, "train.micro_batch": 2, "model.layers": 4}
-LEARNT = {"model.kv_heads": 4, "model.dropout": 0.1, "model.tie_embeddings": "true"}  # positions, and dropout: random numbers
+COMMON = {
+    "train.steps": STEPS,
+    "train.validate_every": 5,
+    "checkpoint.every": 2,
+    "train.micro_batch": 2,
+    "model.layers": 4,
+}
+LEARNT = {
+    "model.kv_heads": 4,
+    "model.dropout": 0.1,
+    "model.tie_embeddings": "true",
+}  # positions, and dropout: random numbers
 GPT2, BERT = {"model.family": "gpt2", **LEARNT}, {"model.family": "bert", **LEARNT}
 HALF = {"train.precision": "bf16", "train.weights": "bf16"}
 
@@ -68,7 +78,12 @@ ODD = {"model.layers": 3, "model.vocabulary_size": 389, "model.hidden_size": 20,
        "train.schedule_steps": STEPS, "checkpoint.keep": 100}  # fmt: skip
 CHAINS: dict[str, list[tuple[int, dict[str, object]]]] = {
     "4-2-1-4": [(4, {}), (2, {}), (1, {}), (4, layout(shard=4))],
-    "dp4-dp2xtp2-pp2-fsdp3": [(4, {}), (4, layout(tensor=2)), (2, layout(pipeline=2)), (3, layout(shard=3))],
+    "dp4-dp2xtp2-pp2-fsdp3": [
+        (4, {}),
+        (4, layout(tensor=2)),
+        (2, layout(pipeline=2)),
+        (3, layout(shard=3)),
+    ],
 }
 
 
@@ -81,7 +96,12 @@ class Witness:
     def __init__(self, bench: Bench, plan: list[tuple[int, Path, str, str]]) -> None:
         (file := bench.folder / "plan.json").write_text(json.dumps(plan, default=str))
         self.seed = os.environ.get("SEED") or str(random.SystemRandom().randrange(10**6))
-        command = [sys.executable, str(Path(__file__).with_name("killing.py")), self.seed, str(file)]
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("killing.py")),
+            self.seed,
+            str(file),
+        ]
         self.log = open(bench.folder / "log", "a+")  # noqa: SIM115  as long as the program runs
         self.program = subprocess.Popen(
             command,
@@ -125,14 +145,20 @@ def sequences(run: Path) -> dict[tuple[int, int], str]:
         for line in path.read_text().splitlines(keepends=True):
             if line.endswith("\n"):  # a kill may cut a line
                 step, place, digest = line.split()
-                assert found.setdefault((int(step), int(place)), digest) == digest, f"step {step} had two sequences at {place}"
+                assert found.setdefault((int(step), int(place)), digest) == digest, (
+                    f"step {step} had two sequences at {place}"
+                )
     return found
 
 
 @pytest.fixture(scope="module")
 def cases(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Witness]:
     """Two runs for each case that is to be judged: one whole, one killed on its way."""
-    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    chosen = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    }
     plan = [
         (size, bench.prepare(f"{name}.{kind}", size, **(COMMON | values)), kind, "")
         for name, (size, values) in CASES.items()
@@ -144,20 +170,26 @@ def cases(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Witness]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_killed_at_a_random_moment_it_goes_on_bit_for_bit(bench: Bench, cases: Witness, name: str) -> None:
+def test_killed_at_a_random_moment_it_goes_on_bit_for_bit(
+    bench: Bench, cases: Witness, name: str
+) -> None:
     whole, killed = (bench.folder / "runs" / f"{name}.{kind}" for kind in ("whole", "killed"))
     cases.of(whole)
     told = cases.of(killed)
     assert 2 <= told["killed_at"] < STEPS and ranks.results(killed)["status"] == "finished"
     assert ranks.metrics(killed) == ranks.metrics(whole), told
     assert sequences(killed) == sequences(whole) and len(sequences(whole)) >= STEPS * 8
-    ours, theirs = (ranks.state_of(run / "checkpoints" / f"step-{STEPS:08d}") for run in (killed, whole))
+    ours, theirs = (
+        ranks.state_of(run / "checkpoints" / f"step-{STEPS:08d}") for run in (killed, whole)
+    )
     assert any("random" in key for key in ours) and ranks.different(ours, theirs) == [], told
 
 
 def test_most_of_the_killed_went_on_from_a_checkpoint(cases: Witness) -> None:
     """A kill may come before the first commit; but what goes on from nothing proves nothing."""
-    resumed = [told["resumed"] for several in cases.told.values() for told in several if told["killed_at"]]
+    resumed = [
+        told["resumed"] for several in cases.told.values() for told in several if told["killed_at"]
+    ]
     assert sum(resumed) > len(resumed) / 2
 
 
@@ -176,7 +208,9 @@ def chains(bench: Bench) -> Iterator[Witness]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_another_layout_has_the_same_state_and_the_same_batches(bench: Bench, chains: Witness, name: str) -> None:
+def test_another_layout_has_the_same_state_and_the_same_batches(
+    bench: Bench, chains: Witness, name: str
+) -> None:
     run, unbroken = bench.folder / "runs" / name, bench.folder / "runs" / "unbroken"
     chains.of(unbroken)
     chains.of(run, len(CHAINS[name]))
@@ -185,9 +219,23 @@ def test_another_layout_has_the_same_state_and_the_same_batches(bench: Bench, ch
         resumed: dict[str, torch.Tensor] = {}
         for path in (run / "witness").glob(f"state-{step}-0-*.pt"):
             for key, tensor in torch.load(path).items():
-                assert torch.equal(resumed.setdefault(key, tensor), tensor), f"{key} differs among the ranks"
-        assert ranks.different(resumed, {key: value for key, value in saved.items() if not key.startswith("random")}) == []
+                assert torch.equal(resumed.setdefault(key, tensor), tensor), (
+                    f"{key} differs among the ranks"
+                )
+        assert (
+            ranks.different(
+                resumed,
+                {key: value for key, value in saved.items() if not key.startswith("random")},
+            )
+            == []
+        )
     assert sequences(run) == sequences(unbroken) and len(sequences(unbroken)) == STEPS * 12
     for ours, theirs in zip(ranks.metrics(run), ranks.metrics(unbroken), strict=False):
-        assert (ours["step"], ours["tokens"], ours["lr"]) == (theirs["step"], theirs["tokens"], theirs["lr"])
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=2e-5)  # the order of sums is the layout's
+        assert (ours["step"], ours["tokens"], ours["lr"]) == (
+            theirs["step"],
+            theirs["tokens"],
+            theirs["lr"],
+        )
+        assert ours["loss"] == pytest.approx(
+            theirs["loss"], rel=2e-5
+        )  # the order of sums is the layout's

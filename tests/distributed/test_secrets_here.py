@@ -39,7 +39,9 @@ def test_a_run_that_fails_with_a_secret_keeps_it(tmp_path: Path) -> None:
     assert "ValueError" in said[0] and "***" in said[0], said[0]
     said += [verbs.enter(desk, verb, variables=variables) for verb in ("status", "logs", "report")]
     run = desk / "runs/line"
-    assert "401 for ***" in "".join(path.read_text() for path in run.rglob("*.jsonl")), "the failure itself is not recorded"
+    assert "401 for ***" in "".join(path.read_text() for path in run.rglob("*.jsonl")), (
+        "the failure itself is not recorded"
+    )
     log = (run / "logs/node-1.log").read_text()
     assert "***" in log and f"{len(sabotage.UNNAMED)} that nobody names" in log
     assert (run / "results.json").exists() and "401 for ***" in (run / "report.html").read_text()

@@ -20,7 +20,11 @@ from ranks import Bench
 from trainfleet.trust.errors import ConfigError
 
 HERE = Path(__file__).parent
-PROGRAMS = {"cpu": ranks.__file__, "neuron": str(HERE / "neuron_ranks.py"), "neuron-xla": str(HERE / "nxd_ranks.py")}
+PROGRAMS = {
+    "cpu": ranks.__file__,
+    "neuron": str(HERE / "neuron_ranks.py"),
+    "neuron-xla": str(HERE / "nxd_ranks.py"),
+}
 LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
     "one": (1, {}),
     "sharded": (2, {"shard": 2, "zero": 1}),
@@ -81,13 +85,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         (folder / "short" / f"{number}.py").write_text(text)
     (folder / CALLBACK).write_text("def after_step(step, trainer):\n    assert trainer.parts\n")
     page = (ranks.ROOT / "docs/how-to/own-model.md").read_text()
-    (folder / NETWORK).write_text(page.partition(f"```python\n# {NETWORK}\n")[2].partition("```")[0])
+    (folder / NETWORK).write_text(
+        page.partition(f"```python\n# {NETWORK}\n")[2].partition("```")[0]
+    )
     yield Bench(folder, ranks.CONFIG.replace("[text]", "[short]"))
     os.chdir(here)
 
 
 def test_the_table_has_every_key_of_the_schema() -> None:
-    schema: dict[str, Any] = json.loads((ranks.ROOT / "schema/config.schema.json").read_text())["properties"]
+    schema: dict[str, Any] = json.loads((ranks.ROOT / "schema/config.schema.json").read_text())[
+        "properties"
+    ]
     keys = {f"{room}.{key}" for room in ("model", "train") for key in schema[room]["properties"]}
     assert keys == set(VALUES)
     assert {key for key, values in VALUES.items() if not values} == set(ELSEWHERE)
@@ -99,7 +107,11 @@ def test_the_table_has_every_key_of_the_schema() -> None:
 def test_every_key_trains_or_is_refused_by_name(bench: Bench, stack: str, layout: str) -> None:
     """Values that the plan accepts go into one run together wherever it accepts that too: so there are few."""
     size, degrees = LAYOUTS[layout]
-    common = SHORT | {"fleet.stack": stack} | {f"train.layout.{key}": value for key, value in degrees.items()}
+    common = (
+        SHORT
+        | {"fleet.stack": stack}
+        | {f"train.layout.{key}": value for key, value in degrees.items()}
+    )
     bundles: list[dict[str, object]] = []
     for key, values in cases():
         try:
@@ -109,13 +121,18 @@ def test_every_key_trains_or_is_refused_by_name(bench: Bench, stack: str, layout
             assert named & {key, *values, *(f"train.layout.{each}" for each in degrees)}, str(error)
             continue
         for bundle in bundles:
-            if not bundle.keys() & values.keys() and together(bench, f"{stack}-{layout}", size, common | bundle | values):
+            if not bundle.keys() & values.keys() and together(
+                bench, f"{stack}-{layout}", size, common | bundle | values
+            ):
                 bundle |= values
                 break
         else:
             bundles.append(values)
     assert sum(map(len, bundles)) > len(VALUES) / 2
-    runs = [prepare(bench, f"{stack}-{layout}-{number}", size, common | bundle) for number, bundle in enumerate(bundles)]
+    runs = [
+        prepare(bench, f"{stack}-{layout}-{number}", size, common | bundle)
+        for number, bundle in enumerate(bundles)
+    ]
     bench.train_all([(run, size) for run in runs], PROGRAMS[stack])
     for run, bundle in zip(runs, bundles, strict=True):
         assert any("valid_loss" in line for line in ranks.metrics(run)), bundle

@@ -41,7 +41,9 @@ def unbroken(bench: Bench) -> Unbroken:
 def assert_equal(run: Path, unbroken: Path) -> None:
     """Every logged number and every bit of the last checkpoint are those of the unbroken run."""
     assert ranks.metrics(run) == ranks.metrics(unbroken)
-    ours, theirs = (ranks.state_of(folder / "checkpoints" / "step-00000020") for folder in (run, unbroken))
+    ours, theirs = (
+        ranks.state_of(folder / "checkpoints" / "step-00000020") for folder in (run, unbroken)
+    )
     assert any("exp_avg_sq" in name for name in ours) and ranks.different(ours, theirs) == []
 
 
@@ -64,9 +66,21 @@ def test_accumulation_does_not_change_the_losses(bench: Bench, unbroken: Unbroke
 
 def test_loss_falls_and_results_tell_it(unbroken: Unbroken) -> None:
     told = ranks.results(unbroken[2])
-    assert told["status"] == "finished" and told["world_size"] == 2 and told["steps"] == 20 and told["tokens"] == 20 * 8 * 64
+    assert (
+        told["status"] == "finished"
+        and told["world_size"] == 2
+        and told["steps"] == 20
+        and told["tokens"] == 20 * 8 * 64
+    )
     assert told["final_loss"] < 0.9 * told["first_loss"] and told["model"]["parameters"] > 10_000
-    assert told["seconds"].keys() >= {"startup", "first_step", "train", "validate", "checkpoint", "total"}
+    assert told["seconds"].keys() >= {
+        "startup",
+        "first_step",
+        "train",
+        "validate",
+        "checkpoint",
+        "total",
+    }
     way = [told["seconds"][name] for name in ("loaded", "met", "built", "first_step")]
     assert way[0] >= 0 and way == sorted(way)
     assert len(told["sample"]["prompt"]) > 0 and len(told["sample"]["text"]) > 0
@@ -99,13 +113,21 @@ def test_the_stop_file_stops_all_ranks_with_a_checkpoint(bench: Bench, unbroken:
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and ranks.results(run)["status"] == "stopped", output
     step = ranks.results(run)["steps"]
-    assert 2 <= step < 20 and (run / "checkpoints" / f"step-{step:08d}").is_dir() and not (run / "stop").exists()
+    assert (
+        2 <= step < 20
+        and (run / "checkpoints" / f"step-{step:08d}").is_dir()
+        and not (run / "stop").exists()
+    )
     bench.train("stopped", 2)
     assert_equal(run, unbroken[2])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.thorough)])
-def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: Unbroken, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.thorough)]
+)
+def test_a_signal_to_one_rank_stops_all_at_one_step(
+    bench: Bench, unbroken: Unbroken, number: signal.Signals
+) -> None:
     name = f"signalled-{number}"
     process = bench.start(run := bench.prepare(name, 2, **{"checkpoint.every": 1000}), 2)
     ranks.await_step(run, 2, process)
@@ -114,7 +136,9 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(bench: Bench, unbroken: Unbr
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0 and ranks.results(run)["status"] == "stopped", output
     bench.train(name, 2)
-    assert [event["step"] for event in ranks.events(run, "resumed")] == [ranks.events(run, "stopped")[0]["step"]]
+    assert [event["step"] for event in ranks.events(run, "resumed")] == [
+        ranks.events(run, "stopped")[0]["step"]
+    ]
     assert_equal(run, unbroken[2])
 
 
@@ -123,7 +147,9 @@ def test_a_finished_run_is_left_alone_and_can_be_extended(bench: Bench) -> None:
     run = bench.train("extended", 1, train__steps=4)
     before = (run / "metrics.jsonl").read_bytes()
     bench.train("extended", 1, train__steps=4)
-    assert (run / "metrics.jsonl").read_bytes() == before and ranks.results(run)["status"] == "finished"
+    assert (run / "metrics.jsonl").read_bytes() == before and ranks.results(run)[
+        "status"
+    ] == "finished"
     bench.train("extended", 1, train__steps=6)
     assert [line["step"] for line in ranks.metrics(run)] == [1, 2, 3, 4, 5, 6]
 
@@ -131,22 +157,36 @@ def test_a_finished_run_is_left_alone_and_can_be_extended(bench: Bench) -> None:
 def test_a_refusal_is_said_once_and_recorded(bench: Bench) -> None:
     run = bench.train("changed", 2, train__steps=2)
     bench.train("changed", 2, code=1, train__steps=4, train__seed=9)
-    assert bench.output.count("train.seed was 1, is 9") == 1 and "Traceback" not in bench.output, bench.output
+    assert bench.output.count("train.seed was 1, is 9") == 1 and "Traceback" not in bench.output, (
+        bench.output
+    )
     assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1}
 
 
 def test_hosts_of_unlike_cpus_agree_on_a_precision() -> None:
     """A rank in bf16 shards its weights, one in fp32 does not: they would wait for each other for ever."""
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    environment = os.environ | world | {"PYTHONPATH": str(ranks.ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    world = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ranks.free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    environment = (
+        os.environ | world | {"PYTHONPATH": str(ranks.ROOT / "python"), "OMP_NUM_THREADS": "1"}
+    )
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", AGREE, kind], env=environment | {"RANK": str(rank)}, text=True, stdout=subprocess.PIPE
+            [sys.executable, "-c", AGREE, kind],
+            env=environment | {"RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
         )
         for rank, kind in enumerate(("native", "not"))
     ]
     said = [process.communicate(timeout=100)[0] for process in started]
-    assert [words.splitlines()[-1] for words in said] == ["torch.float32"] * 2  # gloo of torch 2.9 speaks before
+    assert [words.splitlines()[-1] for words in said] == [
+        "torch.float32"
+    ] * 2  # gloo of torch 2.9 speaks before
 
 
 def test_ranks_that_do_not_find_the_planned_device_end_the_run(bench: Bench) -> None:
@@ -154,5 +194,11 @@ def test_ranks_that_do_not_find_the_planned_device_end_the_run(bench: Bench) -> 
     config = (run := bench.prepare("planned", 2)) / "config.yaml"
     config.write_text(config.read_text().replace("stack: cpu", "stack: cuda"))
     code, output = bench.attempt(run, 2)
-    assert code == 1 and "the plan says that ranks compute on GPUs" in output and "Traceback" not in output, output
-    assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1} and not (run / "metrics.jsonl").exists()
+    assert (
+        code == 1
+        and "the plan says that ranks compute on GPUs" in output
+        and "Traceback" not in output
+    ), output
+    assert {fault["rank"] for fault in ranks.events(run, "fault")} == {0, 1} and not (
+        run / "metrics.jsonl"
+    ).exists()

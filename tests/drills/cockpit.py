@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 NODES = 3  # of four hosts: one is spare
 STEPS = 300
 SHARED = "/fsx/trainfleet"
-TABLE = ["| fault | noticed after | ranks train again after | steps done twice | losses | orphans | verdict |"]  # of all drills
+TABLE = [
+    "| fault | noticed after | ranks train again after | steps done twice | losses | orphans | verdict |"
+]  # of all drills
 
 
 def pin(nodes: Lab, *which: int) -> None:
@@ -34,10 +36,28 @@ def pin(nodes: Lab, *which: int) -> None:
             os.sched_setaffinity(pid, {cores[node % len(cores)]})
 
 
-def told(fault: str, noticed: float | None, again: float | None, twice: int | None, losses: str, verdict: str) -> None:
+def told(
+    fault: str,
+    noticed: float | None,
+    again: float | None,
+    twice: int | None,
+    losses: str,
+    verdict: str,
+) -> None:
     """A row of the table, for a fault after which no process is left on any node: seconds, seconds, steps, and what was said."""
     seconds = ["" if value is None else f"{value:.1f} s" for value in (noticed, again)]
-    TABLE.append(" | ".join([f"| {fault}", *seconds, "" if twice is None else str(twice), losses, "0", f"{verdict} |"]))
+    TABLE.append(
+        " | ".join(
+            [
+                f"| {fault}",
+                *seconds,
+                "" if twice is None else str(twice),
+                losses,
+                "0",
+                f"{verdict} |",
+            ]
+        )
+    )
 
 
 class Cockpit:
@@ -47,7 +67,9 @@ class Cockpit:
         self.nodes, self.folder, self.name = nodes, folder, name
         fleet = nodes.fleet(nodes=NODES) | changes
         shared = nodes.shared / Path(str(fleet["shared_folder"])).relative_to("/fsx")
-        self.run = Run(shared / "runs" / name)  # as the nodes see it; this machine has a mirror of it
+        self.run = Run(
+            shared / "runs" / name
+        )  # as the nodes see it; this machine has a mirror of it
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "name": name,
@@ -88,7 +110,10 @@ class Cockpit:
 
     def words(self) -> str:
         """What the launchers and nodes have written and what is left, for a failed assertion."""
-        logs = "".join(f"\n== {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.run.logs.glob("*.log")))
+        logs = "".join(
+            f"\n== {log.name}\n{log.read_text()[-3000:]}"
+            for log in sorted(self.run.logs.glob("*.log"))
+        )
         return f"{logs}\n== left\n" + "\n".join(self.leftovers())
 
     def until(self, what: str, holds: Callable[[], object], seconds: float = 90) -> float:
@@ -115,7 +140,11 @@ class Cockpit:
 
     def leftovers(self) -> list[str]:
         """Processes of ours on any node: by host, with their command lines."""
-        return [f"node{node}: {command}" for node in range(self.nodes.count) for command in self._commands(node)]
+        return [
+            f"node{node}: {command}"
+            for node in range(self.nodes.count)
+            for command in self._commands(node)
+        ]
 
     def _commands(self, node: int) -> list[str]:
         found = []

@@ -27,7 +27,10 @@ from trainfleet.trust.errors import TrainfleetError
 STEPS = 600
 LONG = 3600  # of the longest run, whose schedule all others have
 NODES = 2  # of the run; four hosts, so that each role has one
-BASE, EACH = 200.0, 120.0  # seconds that a run may take, and more for each fault: twice what the longest took
+BASE, EACH = (
+    200.0,
+    120.0,
+)  # seconds that a run may take, and more for each fault: twice what the longest took
 STEP = 0.15  # seconds more for each step: also where others share the cores
 GONE = 60.0  # seconds after the run in which all its processes are gone, also from hosts that were out of reach
 HEAD, STANDBY, WORKER, SPARE, ALL = "head", "standby", "worker", "spare", "all"
@@ -67,16 +70,21 @@ class Stage:
     looker: subprocess.Popen[str] | None = None
     typed: int = 0
     said: list[str] = field(default_factory=list)
-    struck: list[tuple[Strike, int | None]] = field(default_factory=list)  # the host is None where all are struck, or none
+    struck: list[tuple[Strike, int | None]] = field(
+        default_factory=list
+    )  # the host is None where all are struck, or none
     leaders: int = 0  # how many of the strikes hit the head, or the host that stood by
-    down: dict[tuple[int | None, str], float] = field(default_factory=dict)  # host and kind → when it is mended
+    down: dict[tuple[int | None, str], float] = field(
+        default_factory=dict
+    )  # host and kind → when it is mended
     last: float = 0.0  # when the last strike came
     steps: int = STEPS
 
     def type(self) -> None:
         self.typed += 1
         self.looker = self.cockpit.start(
-            "train", f"SET=train.steps={self.steps} train.schedule_steps={LONG} train.warmup_steps=10 checkpoint.every=10"
+            "train",
+            f"SET=train.steps={self.steps} train.schedule_steps={LONG} train.warmup_steps=10 checkpoint.every=10",
         )
 
     def hosts_of(self, role: str) -> list[int]:
@@ -127,7 +135,9 @@ class Stage:
         if not hosts:
             return
         host = hosts[0]
-        stood_by = STANDBY in kind.roles and host in self.hosts_of(STANDBY)  # a worker may be that too
+        stood_by = STANDBY in kind.roles and host in self.hosts_of(
+            STANDBY
+        )  # a worker may be that too
         self.leaders += strike.role in (HEAD, STANDBY, ALL) or stood_by
         self.struck.append((strike, host))
         kind.strike(self, -1 if host is None else host)
@@ -180,7 +190,9 @@ def close_terminal(stage: Stage, node: int) -> None:
 
 
 LOST = frozenset({"lost-node", "slow", "hang", "killed", "victim", "rendezvous", "fabric"})
-SHARED = frozenset({"storage", "hang", "slow", "lost-node", "killed", "victim", "mount", "rendezvous", "fabric"})
+SHARED = frozenset(
+    {"storage", "hang", "slow", "lost-node", "killed", "victim", "mount", "rendezvous", "fabric"}
+)
 KINDS = {
     "rank killed": Kind(lambda stage, node: stage.signal(node, "ranks", signal.SIGKILL), frozenset({"killed"}), roles=(HEAD, WORKER)),
     "rank stopped": Kind(lambda stage, node: stage.signal(node, "ranks", signal.SIGSTOP), frozenset({"hang"}), roles=(HEAD, WORKER)),
@@ -212,11 +224,21 @@ def draw(seed: int) -> list[Strike]:
     for _ in range(chance.randint(1, 5)):
         name = chance.choice(sorted(KINDS))
         kind = KINDS[name]
-        lasts = round(chance.choice((2.0, 12.0, 30.0)) * chance.uniform(0.5, 1.0), 1) if kind.mend else 0.0
+        lasts = (
+            round(chance.choice((2.0, 12.0, 30.0)) * chance.uniform(0.5, 1.0), 1)
+            if kind.mend
+            else 0.0
+        )
         at_once = bool(drawn) and chance.random() < 0.5
         step = step if at_once else chance.randint(step + 1, step + STEPS // 6)
         drawn.append(
-            Strike(name, chance.choice(kind.roles), step, round(chance.uniform(0.0, 25.0), 1) if at_once else 0.0, lasts)
+            Strike(
+                name,
+                chance.choice(kind.roles),
+                step,
+                round(chance.uniform(0.0, 25.0), 1) if at_once else 0.0,
+                lasts,
+            )
         )
     return drawn
 
@@ -228,7 +250,11 @@ def play(stage: Stage, strikes: list[Strike]) -> float:
     while stage.looker is not None:
         now = time.time()
         stage.mend(now)
-        if coming and now - stage.last >= coming[0].after and stage.cockpit.step() >= coming[0].step > 0:
+        if (
+            coming
+            and now - stage.last >= coming[0].after
+            and stage.cockpit.step() >= coming[0].step > 0
+        ):
             stage.strike(coming.pop(0))
         if stage.looker.poll() is not None:
             look_again(stage)
@@ -256,8 +282,12 @@ def look_again(stage: Stage) -> None:
 def judge(stage: Stage, whole: dict[int, float]) -> None:
     """What was promised: trained, equal to the bit, the verdicts right, nothing left; and no command typed again for one fault."""
     cockpit, said = stage.cockpit, "\n== typed again\n".join(stage.said)
-    assert cockpit.results()["status"] == "finished" and cockpit.results()["steps"] == stage.steps, said
-    assert cockpit.losses() == {step: loss for step, loss in whole.items() if step <= stage.steps}, said + cockpit.words()
+    assert (
+        cockpit.results()["status"] == "finished" and cockpit.results()["steps"] == stage.steps
+    ), said
+    assert cockpit.losses() == {
+        step: loss for step, loss in whole.items() if step <= stage.steps
+    }, said + cockpit.words()
     for verdict in cockpit.events("verdict"):
         assert fits(verdict, stage.struck), f"{verdict}\n{said}"
     assert "Traceback (most recent call last)" not in said, said
@@ -271,5 +301,11 @@ def fits(verdict: dict[str, Any], struck: list[tuple[Strike, int | None]]) -> bo
     hosts = {f"node{node}" for _, node in struck if node is not None}
     anywhere = any(node is None and KINDS[strike.kind].causes for strike, node in struck)
     host = verdict.get("host") or ""
-    possible = [KINDS[strike.kind].causes for strike, node in struck if node is None or not host or host == f"node{node}"]
-    return (not host or host in hosts or anywhere) and any(verdict["cause"] in causes for causes in possible)
+    possible = [
+        KINDS[strike.kind].causes
+        for strike, node in struck
+        if node is None or not host or host == f"node{node}"
+    ]
+    return (not host or host in hosts or anywhere) and any(
+        verdict["cause"] in causes for causes in possible
+    )

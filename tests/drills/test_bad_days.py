@@ -33,7 +33,9 @@ def train_with_a_frozen_agent(cockpit: Cockpit, node: int) -> subprocess.Popen[s
 
 
 @pytest.mark.timeout(300)
-def test_a_frozen_agent_keeps_no_run_from_its_end(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_frozen_agent_keeps_no_run_from_its_end(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "agent-frozen")
     looker = train_with_a_frozen_agent(cockpit, 1)
     cockpit.until("the ranks finish", lambda: cockpit.events("finished"), 90)
@@ -44,7 +46,14 @@ def test_a_frozen_agent_keeps_no_run_from_its_end(nodes: Lab, whole: dict[int, f
     assert cockpit.results()["status"] == "finished" and cockpit.results()["restarts"] == 0
     assert cockpit.losses() == whole
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
-    told("a torchrun agent stopped (`SIGSTOP`)", noticed, 0, 0, "equal", "all ranks have ended: finished, and the agent is ended")
+    told(
+        "a torchrun agent stopped (`SIGSTOP`)",
+        noticed,
+        0,
+        0,
+        "equal",
+        "all ranks have ended: finished, and the agent is ended",
+    )
 
 
 @pytest.mark.timeout(300)
@@ -56,7 +65,9 @@ def test_what_is_frozen_on_a_node_that_does_not_answer_is_ended_once_it_does(
     nodes.shut(1)
     try:
         log = cockpit.run.folder / "logs" / "launcher.log"
-        cockpit.until("it waits for the node", lambda: "no answer from node1" in log.read_text(), 120)
+        cockpit.until(
+            "it waits for the node", lambda: "no answer from node1" in log.read_text(), 120
+        )
     finally:
         nodes.open(1)
     output = looker.communicate(timeout=90)[0]
@@ -91,16 +102,27 @@ def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_
     assert looker.wait(60) == 130
     assert cockpit.results()["status"] == "stopped" and cockpit.results()["steps"] < STEPS
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 20)
-    told("`make stop`, with an agent stopped", ended - began, None, 0, "", "stopped, with a checkpoint")
+    told(
+        "`make stop`, with an agent stopped",
+        ended - began,
+        None,
+        0,
+        "",
+        "stopped, with a checkpoint",
+    )
 
 
 @pytest.mark.timeout(300)
-def test_clean_ends_a_run_of_which_everything_is_frozen(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_clean_ends_a_run_of_which_everything_is_frozen(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "all-frozen")
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     for node in range(3):
-        looks = set(nodes.processes(node, "trainfleet.nodes."))  # of the terminal: they are not of the run, and end by themselves
+        looks = set(
+            nodes.processes(node, "trainfleet.nodes.")
+        )  # of the terminal: they are not of the run, and end by themselves
         for pid in set(nodes.processes(node, "trainfleet")) - looks:
             os.kill(pid, signal.SIGSTOP)
     began = time.time()
@@ -109,11 +131,20 @@ def test_clean_ends_a_run_of_which_everything_is_frozen(nodes: Lab, whole: dict[
     looker.kill()  # which has a look at the hosts as long as nobody says that the run has ended
     looker.communicate()
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 40)
-    told("`make clean`, with every process of the run stopped", ended - began, None, None, "", "ended at once, as no step came")
+    told(
+        "`make clean`, with every process of the run stopped",
+        ended - began,
+        None,
+        None,
+        "",
+        "ended at once, as no step came",
+    )
 
 
 @pytest.mark.timeout(300)
-def test_a_node_whose_sshd_hangs_trains_on(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_node_whose_sshd_hangs_trains_on(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "sshd-hangs")
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
@@ -126,9 +157,15 @@ def test_a_node_whose_sshd_hangs_trains_on(nodes: Lab, whole: dict[int, float], 
     finally:
         nodes.open(2)
     assert looker.returncode == 0, output + cockpit.words()
-    assert noticed["node"] == 2 and noticed["host"] == "node2" and "node 2 (node2): no answer over SSH" in output
+    assert (
+        noticed["node"] == 2
+        and noticed["host"] == "node2"
+        and "node 2 (node2): no answer over SSH" in output
+    )
     assert not cockpit.events("restarted") and cockpit.losses() == whole
-    assert "Traceback" not in cockpit.words(), cockpit.words()  # of paramiko, on a link without an answer
+    assert "Traceback" not in cockpit.words(), (
+        cockpit.words()
+    )  # of paramiko, on a link without an answer
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     told(
         "sshd hangs on a node",
@@ -141,12 +178,16 @@ def test_a_node_whose_sshd_hangs_trains_on(nodes: Lab, whole: dict[int, float], 
 
 
 @pytest.mark.timeout(300)
-def test_ranks_without_a_launcher_are_told_of_and_stopped(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_ranks_without_a_launcher_are_told_of_and_stopped(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "alone")
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= 30)
     refused = cockpit.type("train", "SET=train.learning_rate=0.5", code=1)
-    assert "alone: is at work, with another config" in refused and "train.learning_rate is" in refused
+    assert (
+        "alone: is at work, with another config" in refused and "train.learning_rate is" in refused
+    )
     for rank in range(NODES):
         cockpit.signal_rank(rank, signal.SIGSTOP)  # it would be done before the lease is over
     cockpit.kill_launchers()
@@ -168,17 +209,27 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(nodes: Lab, whole: dic
     told("`make stop`, launcher and standby killed", ended - began, None, 0, "equal", said)
 
 
-def test_a_finished_run_of_another_config_is_not_this_one(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_finished_run_of_another_config_is_not_this_one(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "whole")
     refused = cockpit.type("train", "SET=model.layers=4", code=1)
-    assert "is finished, with another config" in refused and "model.layers is 2 there, 4 here" in refused
+    assert (
+        "is finished, with another config" in refused
+        and "model.layers is 2 there, 4 here" in refused
+    )
     assert "nothing is left to do" in cockpit.type("train", "SET=train.log_every=7")
 
 
 @pytest.mark.timeout(400)
-def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_ranks_that_nobody_launches_any_more_save_and_leave(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "orphans", nodes=2)
-    looker = cockpit.start("train", "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=100000")
+    looker = cockpit.start(
+        "train",
+        "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=100000",
+    )
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     cockpit.kill_launchers()
     struck = time.time()
@@ -187,7 +238,10 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: d
     cockpit.until("they leave", lambda: not cockpit.leftovers(), 200)
     assert cockpit.events("orphaned"), cockpit.words()
     alone, stopped = cockpit.events("orphaned")[0], cockpit.events("stopped")[0]
-    assert 110 <= alone["time"] - struck <= 150 and cockpit.events("checkpointed")[-1]["step"] == stopped["step"]
+    assert (
+        110 <= alone["time"] - struck <= 150
+        and cockpit.events("checkpointed")[-1]["step"] == stopped["step"]
+    )
     told(
         "head and standby both killed",
         alone["time"] - struck,
@@ -199,9 +253,14 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(nodes: Lab, whole: d
 
 
 @pytest.mark.timeout(300)
-def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "slow-link", slow="replace")
-    looker = cockpit.start("train", "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=50")
+    looker = cockpit.start(
+        "train",
+        "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=50",
+    )
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     time.sleep(30)  # until it is known how long steps take
     struck, steps = time.time(), list[int]()
@@ -213,11 +272,15 @@ def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(nodes: Lab, 
     nodes.slow(2, "2mbit")
     try:
         cockpit.until("it is named", named_now, 90)
-        again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0, 90)
+        again = cockpit.until(
+            "training again", lambda: cockpit.events("restarted") and cockpit.step() > 0, 90
+        )
     finally:
         nodes.fast(2)
     named, restarted = cockpit.events("slow-link"), cockpit.events("restarted")[0]
-    assert {(one["node"], one["host"]) for one in named} == {(2, "node2")} and "times what they took" in named[-1]["why"], named
+    assert {(one["node"], one["host"]) for one in named} == {
+        (2, "node2")
+    } and "times what they took" in named[-1]["why"], named
     assert restarted["hosts"] == ["node0", "node1", "node3"] and restarted["cause"] == "slow"
     lost = max(steps) - cockpit.events("resumed")[0]["step"]
     cockpit.type("stop")
@@ -236,20 +299,36 @@ def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_
     for node in (1, 2):
         nodes.destroy(node)
     cockpit.until("the verdict", lambda: cockpit.events("verdict"), 60)
-    again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0)
+    again = cockpit.until(
+        "training again", lambda: cockpit.events("restarted") and cockpit.step() > 0
+    )
     output = looker.communicate(timeout=200)[0]
     for node in (1, 2):
         nodes.recreate(node)
     pin(nodes, 1, 2)
     assert looker.returncode == 0, output + cockpit.words()
     verdict = cockpit.events("verdict")[0]
-    assert verdict["cause"] == "lost-node" and "lost node 1" in verdict["words"] and "lost node 2 (node2)" in verdict["words"]
-    assert "node1" in cockpit.events("restarted")[0]["who"] and "node2" in cockpit.events("restarted")[0]["who"]
-    assert cockpit.results()["world_size"] == 2 and cockpit.losses() == pytest.approx(whole, rel=2e-3)
+    assert (
+        verdict["cause"] == "lost-node"
+        and "lost node 1" in verdict["words"]
+        and "lost node 2 (node2)" in verdict["words"]
+    )
+    assert (
+        "node1" in cockpit.events("restarted")[0]["who"]
+        and "node2" in cockpit.events("restarted")[0]["who"]
+    )
+    assert cockpit.results()["world_size"] == 2 and cockpit.losses() == pytest.approx(
+        whole, rel=2e-3
+    )
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     lost = step - cockpit.events("resumed")[0]["step"]
     told(
-        "two of three nodes lose their power", verdict["time"] - struck, again - struck, lost, "to 2e-3", "both named: lost node"
+        "two of three nodes lose their power",
+        verdict["time"] - struck,
+        again - struck,
+        lost,
+        "to 2e-3",
+        "both named: lost node",
     )
 
 

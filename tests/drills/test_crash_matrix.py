@@ -25,7 +25,9 @@ def hindered(account: Account) -> None:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("prepare", [lambda account: None, no_room, hindered], ids=["plain", "no-room", "hindered"])
+@pytest.mark.parametrize(
+    "prepare", [lambda account: None, no_room, hindered], ids=["plain", "no-room", "hindered"]
+)
 def test_setup(prepare: object) -> None:
     cases = 0
     for what, world in deaths("setup", prepare=prepare):  # type: ignore[arg-type]
@@ -72,12 +74,16 @@ def test_clean_that_keeps_what_holds_data() -> None:
     cases = 0
     for what, world in deaths("clean", "YES=1", after=("setup",), holds_data=True):
         code, told = world.type("clean", "YES=1")
-        assert code == 0 and "nothing else of cloudy is left" in told and "kept file system" in told and "kept bucket" in told, (
-            f"{what}: {told}"
-        )
-        assert not set(world.ours.values()) & {"instance", "nat-gateway", "address", "volume", "role"} and world.untouched, (
-            f"{what}: {world.ours}"
-        )
+        assert (
+            code == 0
+            and "nothing else of cloudy is left" in told
+            and "kept file system" in told
+            and "kept bucket" in told
+        ), f"{what}: {told}"
+        assert (
+            not set(world.ours.values()) & {"instance", "nat-gateway", "address", "volume", "role"}
+            and world.untouched
+        ), f"{what}: {world.ours}"
         proven_empty(world, what, "PURGE=1", "YES=1")
         cases += 1
     print(f"{cases} cases")
@@ -94,7 +100,9 @@ def at_peace(world: World, what: str) -> None:
 @pytest.mark.parametrize("engine", ["batch", "sagemaker"])
 def test_setup_for_an_engine(engine: str) -> None:
     cases = 0
-    for what, world in deaths("setup", config=engine_crashes.said(engine), prepare=engine_crashes.others):
+    for what, world in deaths(
+        "setup", config=engine_crashes.said(engine), prepare=engine_crashes.others
+    ):
         at_peace(world, what)
         cases += 1
     print(f"{cases} cases")
@@ -107,7 +115,12 @@ def test_clean_while_an_engine_is_at_work(engine: str) -> None:
     """Jobs wait, run and are kept warm, definitions and a secret are there, and the process of clean dies at each request."""
     cases, config = 0, engine_crashes.said(engine)
     for what, world in deaths(
-        "clean", "YES=1", config=config, prepare=engine_crashes.others, after=("setup",), work=engine_crashes.at_work
+        "clean",
+        "YES=1",
+        config=config,
+        prepare=engine_crashes.others,
+        after=("setup",),
+        work=engine_crashes.at_work,
     ):
         at_peace(world, what)
         cases += 1

@@ -87,7 +87,13 @@ DRILLS = [
     Drill("agent-killed", reboot, causes=("lost-node",), how="by a reboot of its node"),
     Drill("rank-stopped", lambda cockpit: cockpit.signal_rank(1, signal.SIGSTOP), is_rank=True),
     Drill("link-cut", cut_off, join, ("lost-node",), how="and the disk too"),
-    Drill("link-cut", lambda cockpit: cockpit.nodes.cut(1), lambda cockpit: cockpit.nodes.join(1), ("slow",), how="the disk not"),
+    Drill(
+        "link-cut",
+        lambda cockpit: cockpit.nodes.cut(1),
+        lambda cockpit: cockpit.nodes.join(1),
+        ("slow",),
+        how="the disk not",
+    ),
 ]
 
 
@@ -108,7 +114,9 @@ def test_the_run_goes_on(nodes: Lab, whole: dict[int, float], tmp_path: Path, fa
     finish(cockpit, whole, fault, step, struck, again)
 
 
-def finish(cockpit: Cockpit, whole: dict[int, float], fault: Drill, step: int, struck: float, again: float) -> None:
+def finish(
+    cockpit: Cockpit, whole: dict[int, float], fault: Drill, step: int, struck: float, again: float
+) -> None:
     """What must hold at the end of every drill, and its line in the table."""
     verdict, resumed = cockpit.events("verdict")[0], cockpit.events("resumed")[0]
     lost = step - resumed["step"]
@@ -121,7 +129,9 @@ def finish(cockpit: Cockpit, whole: dict[int, float], fault: Drill, step: int, s
     assert (results["status"], results["steps"], results["restarts"]) == ("finished", STEPS, 1)
     assert cockpit.losses() == whole
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    told(fault.name, noticed, again - struck, lost, "equal", f"{verdict['who']}: {verdict['cause']}")
+    told(
+        fault.name, noticed, again - struck, lost, "equal", f"{verdict['who']}: {verdict['cause']}"
+    )
 
 
 @pytest.mark.timeout(300)
@@ -138,17 +148,31 @@ def test_the_head_loses_its_power(nodes: Lab, whole: dict[int, float], tmp_path:
     output = looker.communicate(timeout=200)[0]
     back(cockpit, 0)
     assert looker.returncode == 0, output + cockpit.words()
-    assert "this host takes over" in output and f"step {STEPS}" in output, output  # the terminal is not blind afterwards
+    assert "this host takes over" in output and f"step {STEPS}" in output, (
+        output
+    )  # the terminal is not blind afterwards
     lost = step - cockpit.events("resumed")[0]["step"]
     assert cockpit.losses() == whole and cockpit.results()["restarts"] == 1
     assert "node0" in cockpit.events("restarted")[0]["who"]
-    assert noticed - struck <= NOTICED and again - struck <= AGAIN, (noticed - struck, again - struck)
+    assert noticed - struck <= NOTICED and again - struck <= AGAIN, (
+        noticed - struck,
+        again - struck,
+    )
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    told("the head loses its power", noticed - struck, again - struck, lost, "equal", "the host that stands by takes over")
+    told(
+        "the head loses its power",
+        noticed - struck,
+        again - struck,
+        lost,
+        "equal",
+        "the host that stands by takes over",
+    )
 
 
 @pytest.mark.timeout(300)
-def test_a_closed_laptop_changes_nothing(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_closed_laptop_changes_nothing(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "laptop")
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= 40)
@@ -166,7 +190,9 @@ def test_a_closed_laptop_changes_nothing(nodes: Lab, whole: dict[int, float], tm
 
 
 @pytest.mark.timeout(300)
-def test_stop_from_another_terminal_saves_and_nothing_is_left(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_stop_from_another_terminal_saves_and_nothing_is_left(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "stop")
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= 30)
@@ -179,13 +205,17 @@ def test_stop_from_another_terminal_saves_and_nothing_is_left(nodes: Lab, whole:
 
 
 @pytest.mark.timeout(300)
-def test_a_spare_less_fleet_goes_on_with_fewer_nodes(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_spare_less_fleet_goes_on_with_fewer_nodes(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     cockpit = Cockpit(nodes, tmp_path, "elastic", hosts=nodes.hosts()[:3], nodes_min=2)
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     struck = time.time()
     nodes.destroy(2)
-    again = cockpit.until("training again", lambda: cockpit.events("restarted") and cockpit.step() > 0)
+    again = cockpit.until(
+        "training again", lambda: cockpit.events("restarted") and cockpit.step() > 0
+    )
     output = looker.communicate(timeout=200)[0]
     back(cockpit, 2)
     assert looker.returncode == 0, output + cockpit.words()
@@ -193,4 +223,11 @@ def test_a_spare_less_fleet_goes_on_with_fewer_nodes(nodes: Lab, whole: dict[int
     assert cockpit.losses() == pytest.approx(whole, rel=1e-4)
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     cause = cockpit.events("verdict")[0]["cause"]
-    told("no spare left, `fleet.nodes_min: 2`", None, again - struck, None, "to 1e-4", f"{cause}; goes on with two")
+    told(
+        "no spare left, `fleet.nodes_min: 2`",
+        None,
+        again - struck,
+        None,
+        "to 1e-4",
+        f"{cause}; goes on with two",
+    )

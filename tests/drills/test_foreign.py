@@ -26,14 +26,24 @@ def some(cases: Iterable[Case], count: int) -> list[Case]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cases", EVERY, ids=lambda cases: getattr(cases, "__name__", ""))
-def test_every_bad_input_is_refused_at_once_with_its_place(cases: Callable[[], Iterable[Case]], tmp_path: Path) -> None:
+def test_every_bad_input_is_refused_at_once_with_its_place(
+    cases: Callable[[], Iterable[Case]], tmp_path: Path
+) -> None:
     faults = judge_all(list(cases()), tmp_path / "cases")
     assert not faults, "\n".join(faults[:50])
 
 
 @pytest.mark.parametrize(
-    "meant", [lambda: spelling.slips(SEED), lambda: spelling.slips(SEED + 1), spelling.cases, spelling.synonyms]
+    "meant",
+    [
+        lambda: spelling.slips(SEED),
+        lambda: spelling.slips(SEED + 1),
+        spelling.cases,
+        spelling.synonyms,
+    ],
 )
-def test_the_key_that_was_meant_is_named(meant: Callable[[], Iterable[spelling.Meant]], tmp_path: Path) -> None:
+def test_the_key_that_was_meant_is_named(
+    meant: Callable[[], Iterable[spelling.Meant]], tmp_path: Path
+) -> None:
     count, wrong = spelling.missed(iter(meant()), tmp_path)
     assert len(wrong) <= 0.05 * count, "\n".join(wrong)

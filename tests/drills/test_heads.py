@@ -45,7 +45,9 @@ def back(nodes: Lab, *which: int) -> None:
         pin(nodes, node)
 
 
-def finish(cockpit: Cockpit, looker: subprocess.Popen[str], whole: dict[int, float], seconds: float = 240) -> str:
+def finish(
+    cockpit: Cockpit, looker: subprocess.Popen[str], whole: dict[int, float], seconds: float = 240
+) -> str:
     output = looker.communicate(timeout=seconds)[0]
     assert looker.returncode == 0, output + cockpit.words()
     assert f"step {STEPS}" in output, output  # the terminal is not blind afterwards
@@ -54,7 +56,9 @@ def finish(cockpit: Cockpit, looker: subprocess.Popen[str], whole: dict[int, flo
 
 
 @pytest.mark.timeout(400)
-def test_a_frozen_head_that_keeps_its_lock_is_succeeded(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_frozen_head_that_keeps_its_lock_is_succeeded(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     """All its processes are stopped, as in a hypervisor's pause; thawed, what it launched leaves and harms nobody."""
     cockpit = Cockpit(nodes, tmp_path, "head-frozen")
     looker = begin(cockpit)
@@ -68,11 +72,20 @@ def test_a_frozen_head_that_keeps_its_lock_is_succeeded(nodes: Lab, whole: dict[
     assert newest_holder(cockpit.run.folder).host == "node1"  # type: ignore[union-attr]
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 60)
     lost = step - cockpit.events("resumed")[0]["step"]
-    told("the head frozen, its lock kept", noticed - struck, again - struck, lost, "equal", "the host that stands by takes over")
+    told(
+        "the head frozen, its lock kept",
+        noticed - struck,
+        again - struck,
+        lost,
+        "equal",
+        "the host that stands by takes over",
+    )
 
 
 @pytest.mark.timeout(500)
-def test_after_the_loss_of_the_standby_s_host_another_takes_over(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_after_the_loss_of_the_standby_s_host_another_takes_over(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     """The host that stands by loses its power, then the head: who was appointed in between leads."""
     cockpit = Cockpit(nodes, tmp_path, "standby-lost")
     looker = begin(cockpit)
@@ -88,7 +101,9 @@ def test_after_the_loss_of_the_standby_s_host_another_takes_over(nodes: Lab, who
     nodes.destroy(0)
     struck = time.time()
     noticed = cockpit.until("the takeover", lambda: leads(cockpit)[0] == standby, 60)
-    again = cockpit.until("training again", lambda: len(cockpit.events("restarted")) > 1 and cockpit.step() > 0, 150)
+    again = cockpit.until(
+        "training again", lambda: len(cockpit.events("restarted")) > 1 and cockpit.step() > 0, 150
+    )
     finish(cockpit, looker, whole)
     back(nodes, 0)
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 60)
@@ -109,7 +124,14 @@ def test_two_takeovers_in_a_row(nodes: Lab, whole: dict[int, float], tmp_path: P
     finish(cockpit, looker, whole)
     assert cockpit.results()["restarts"] == 2
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 60)
-    told("two heads lost, one after the other", None, again - struck, None, "equal", "any host may come to lead")
+    told(
+        "two heads lost, one after the other",
+        None,
+        again - struck,
+        None,
+        "equal",
+        "any host may come to lead",
+    )
 
 
 def follow(cockpit: Cockpit, takeovers: int) -> None:
@@ -121,11 +143,17 @@ def follow(cockpit: Cockpit, takeovers: int) -> None:
 
     cockpit.until("the takeover", lambda: term() == takeovers + 1, 90)
     cockpit.until("another stands by", lambda: leads(cockpit)[1], 90)
-    cockpit.until("training again", lambda: len(cockpit.events("restarted")) >= takeovers and cockpit.step() > 0, 150)
+    cockpit.until(
+        "training again",
+        lambda: len(cockpit.events("restarted")) >= takeovers and cockpit.step() > 0,
+        150,
+    )
 
 
 @pytest.mark.timeout(400)
-def test_a_head_that_is_cut_off_blames_itself(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
+def test_a_head_that_is_cut_off_blames_itself(
+    nodes: Lab, whole: dict[int, float], tmp_path: Path
+) -> None:
     """Its cable is pulled, its disk stays: it leaves the run to the host that stands by, and no healthy node is blamed."""
     cockpit = Cockpit(nodes, tmp_path, "head-cut-off")
     looker = begin(cockpit)
@@ -139,11 +167,23 @@ def test_a_head_that_is_cut_off_blames_itself(nodes: Lab, whole: dict[int, float
         nodes.join(0)
     finish(cockpit, looker, whole)
     verdicts = cockpit.events("verdict")
-    assert [(verdict["cause"], verdict["host"]) for verdict in verdicts] == [("lost-node", "node0")], verdicts
-    assert "reaches no other host" in verdicts[0]["words"] and verdicts[0]["done"] == "left the run to node1"
+    assert [(verdict["cause"], verdict["host"]) for verdict in verdicts] == [
+        ("lost-node", "node0")
+    ], verdicts
+    assert (
+        "reaches no other host" in verdicts[0]["words"]
+        and verdicts[0]["done"] == "left the run to node1"
+    )
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 60)
     lost = step - cockpit.events("resumed")[0]["step"]
-    told("the head's link cut, but not its disk", noticed - struck, again - struck, lost, "equal", "node 0: lost node")
+    told(
+        "the head's link cut, but not its disk",
+        noticed - struck,
+        again - struck,
+        lost,
+        "equal",
+        "node 0: lost node",
+    )
 
 
 @pytest.mark.timeout(300)
@@ -151,7 +191,11 @@ def test_a_thawed_launcher_leaves(nodes: Lab, whole: dict[int, float], tmp_path:
     """Only the launcher is stopped; its ranks train on under the successor, which never stops them."""
     cockpit = Cockpit(nodes, tmp_path, "launcher-frozen")
     looker = begin(cockpit)
-    (launcher,) = [pid for pid in nodes.processes(0, "-m trainfleet train") if "supervisor" not in command_of(pid)]
+    (launcher,) = [
+        pid
+        for pid in nodes.processes(0, "-m trainfleet train")
+        if "supervisor" not in command_of(pid)
+    ]
     os.kill(launcher, signal.SIGSTOP)
     cockpit.until("the takeover", lambda: leads(cockpit)[0] == "node1", 60)
     os.kill(launcher, signal.SIGCONT)

@@ -33,6 +33,8 @@ def test_make_test_passes_on_a_machine_that_is_set_up_against_it(tmp_path: Path)
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONUTF8"):
         environment.pop(name, None)
     words = ["unshare", "--mount", "--net", "sh", "-eu", "-c", MACHINE]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]
     assert re.search(r"\d+ passed", done.stdout)

@@ -32,7 +32,9 @@ WITHOUT = {  # what a shell does first, and what the verb begins with
 }  # fmt: skip
 
 
-def enter(folder: Path, verb: str, first: str, before: str = "", namespaces: str = "--mount") -> tuple[int, str]:
+def enter(
+    folder: Path, verb: str, first: str, before: str = "", namespaces: str = "--mount"
+) -> tuple[int, str]:
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     if not (folder / "text").exists():
         write_text(folder / "text")
@@ -64,13 +66,27 @@ def test_what_is_missing_is_said(first: str, words: str, tmp_path: Path) -> None
     (ROOT / "README.md").touch()  # so that git would write its index anew
     code, said = enter(tmp_path, "train", first)
     assert code and words in said, said
-    git = ["git", "-C", str(ROOT), "rev-parse", "--path-format=absolute", "--git-path", "index.lock"]
+    git = [
+        "git",
+        "-C",
+        str(ROOT),
+        "rev-parse",
+        "--path-format=absolute",
+        "--git-path",
+        "index.lock",
+    ]
     lock = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     assert not lock or not Path(lock).exists(), "what was cut off has left its lock in the checkout"
 
 
 @pytest.mark.parametrize("verb", ["doctor", "plan", "train"])
-def test_a_machine_that_does_not_reach_itself_is_told_of_before_ranks_wait_for_each_other(verb: str, tmp_path: Path) -> None:
+def test_a_machine_that_does_not_reach_itself_is_told_of_before_ranks_wait_for_each_other(
+    verb: str, tmp_path: Path
+) -> None:
     code, said = enter(tmp_path, verb, ":", namespaces="--net")
-    assert code and "can't reach its own address 127.0.0.1: Network is unreachable" in said and "ip link set lo up" in said
+    assert (
+        code
+        and "can't reach its own address 127.0.0.1: Network is unreachable" in said
+        and "ip link set lo up" in said
+    )
     assert not (tmp_path / "data").exists()

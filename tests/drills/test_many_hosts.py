@@ -43,14 +43,18 @@ def test_sixty_four_hosts_are_seen_in_ten_seconds(run: Run, tell: Callable[[str]
 
 
 @pytest.mark.timeout(900)
-def test_what_each_verb_takes_on_sixty_four_hosts(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_what_each_verb_takes_on_sixty_four_hosts(
+    tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     with lab(64) as nodes:
         verbs.write_text(nodes.shared / "text")
         pin(nodes)
         cockpit = Cockpit(nodes, tmp_path, "many", nodes=RANKS)
         some = Cockpit(nodes, tmp_path / "some", "some", nodes=RANKS, hosts=nodes.hosts()[:RANKS])
         for config in (cockpit.folder / "config.yaml", some.folder / "config.yaml"):
-            config.write_text(config.read_text().replace("global_batch: 12", f"global_batch: {RANKS}"))
+            config.write_text(
+                config.read_text().replace("global_batch: 12", f"global_batch: {RANKS}")
+            )
         for verb, says in (
             ("setup", "64 of 64 hosts ready, 64 changed"), ("setup", "64 of 64 hosts ready, 0 changed"),
             ("tokenize", ""), ("train", "step 20"), ("status", "finished"), ("clean", "nothing of many runs on the fleet's 64 hosts"),

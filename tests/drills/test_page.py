@@ -50,7 +50,9 @@ def chromium(page: Path, width: int, dark: bool, profile: Path) -> tuple[str, li
 
 def look(page: Path, width: int, dark: bool, profile: Path) -> dict[str, list[object]]:
     """What a script sees in a copy of the page; the page itself lets no script run."""
-    text = re.sub(r'<meta http-equiv="(Content-Security-Policy|refresh)"[^>]*>', "", page.read_text())
+    text = re.sub(
+        r'<meta http-equiv="(Content-Security-Policy|refresh)"[^>]*>', "", page.read_text()
+    )
     copy = page.with_name("copy.html")
     copy.write_text(text.replace("</body>", f"{LOOK}</body>"))
     shown, _ = chromium(copy, width, dark, profile)
@@ -71,8 +73,16 @@ STATES = {
 def test_a_page_reads_well_at_every_width(state: str, tmp_path: Path) -> None:
     run = make_run(tmp_path, name="a-run-with-a-long-name", **STATES[state])
     if state == "failed":  # as many breaks as are named, next to each other
-        for step, kind in ((300, "fault"), (300, "restarted"), (301, "resumed"), (305, "stopped"), (306, "resumed")):
-            run.record(kind, step=step, cause="memory", who="rank 1", message="out of memory", attempt=2)
+        for step, kind in (
+            (300, "fault"),
+            (300, "restarted"),
+            (301, "resumed"),
+            (305, "stopped"),
+            (306, "resumed"),
+        ):
+            run.record(
+                kind, step=step, cause="memory", who="rank 1", message="out of memory", attempt=2
+            )
     page = html.write(run)
     assert chromium(page, 1200, False, tmp_path / "profile")[1] == []
     for width, dark in ((1200, False), (1200, True), (520, False)):
@@ -83,6 +93,8 @@ def test_a_page_reads_well_at_every_width(state: str, tmp_path: Path) -> None:
 
 def test_the_look_sees_text_on_text_and_beyond_the_edge(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    page.write_text('<body><p>one text</p><p style="margin-top:-30px">another</p><p style="margin-left:3000px">far</p></body>')
+    page.write_text(
+        '<body><p>one text</p><p style="margin-top:-30px">another</p><p style="margin-left:3000px">far</p></body>'
+    )
     found = look(page, 1200, False, tmp_path / "profile")
     assert found["over"] == [["one text", "another"]] and found["outside"] == ["far"]

@@ -48,8 +48,14 @@ class Desk:
     """A folder with a small config of the page's kind and some text."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        whole = {part: SMALL.get(part, {}) | (value if isinstance(value := config.get(part, {}), dict) else {}) for part in SMALL}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config | whole | {"train": config.get("train", {}) | SMALL["train"]}))
+        whole = {
+            part: SMALL.get(part, {})
+            | (value if isinstance(value := config.get(part, {}), dict) else {})
+            for part in SMALL
+        }
+        (folder / "config.yaml").write_text(
+            yaml.safe_dump(config | whole | {"train": config.get("train", {}) | SMALL["train"]})
+        )
         verbs.write_text(folder / "texts")
         self.folder = folder
 
@@ -87,7 +93,11 @@ def test_a_reader_can_follow_the_readme(tmp_path: Path) -> None:
     desk = Desk(tmp_path, {"name": "first-run", "data": DATA, "model": {"preset": "tiny"}})
     said = desk.follow("README.md")
     printed, drawn = (
-        summary(lines) for lines in (said["make train"].splitlines(), pages.drawn(page.parent / "docs/first-run.svg"))
+        summary(lines)
+        for lines in (
+            said["make train"].splitlines(),
+            pages.drawn(page.parent / "docs/first-run.svg"),
+        )
     )
     assert set(drawn) - {"remark", "skipped"} <= set(printed)  # these two are not of every run
     desk.type_all(pages.mentioned(page))
@@ -102,7 +112,14 @@ def summary(lines: list[str]) -> list[str]:
 def test_a_reader_can_train_on_text_of_their_own(tmp_path: Path) -> None:
     shown = yaml.safe_load(pages.blocks(pages.ROOT / "docs/how-to/text.md", "yaml")[0])
     here = [source for source in shown["data"]["sources"] if not re.match("(s3|hf)://", source)]
-    desk = Desk(tmp_path, {"name": "mine", "data": shown["data"] | {"sources": here, "vocabulary_size": 340}, "model": TINY})
+    desk = Desk(
+        tmp_path,
+        {
+            "name": "mine",
+            "data": shown["data"] | {"sources": here, "vocabulary_size": 340},
+            "model": TINY,
+        },
+    )
     verbs.write_text(tmp_path / "my-texts")
     write_records(tmp_path)
     desk.follow("docs/how-to/text.md")
@@ -140,7 +157,9 @@ def test_a_reader_can_break_a_run(tmp_path: Path) -> None:
 def write_records(folder: Path) -> None:
     """Records as JSON lines and as Parquet, for the patterns that the page names."""
     texts = [f"Record {number} says what its number is." for number in range(40)]
-    (folder / "records.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "records.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "data.parquet")
 
 
@@ -148,10 +167,17 @@ def make_qwen3(folder: Path, texts: Path) -> None:
     """A small Qwen 3 with random weights and a tokenizer of these texts, as its library saves them."""
     torch.manual_seed(0)
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
-    trainer = BpeTrainer(vocab_size=340, special_tokens=["<|endoftext|>"], initial_alphabet=ByteLevel.alphabet())
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        ByteLevel(add_prefix_space=False),
+        ByteLevelDecoder(),
+    )
+    trainer = BpeTrainer(
+        vocab_size=340, special_tokens=["<|endoftext|>"], initial_alphabet=ByteLevel.alphabet()
+    )
     tokenizer.train_from_iterator((path.read_text() for path in sorted(texts.iterdir())), trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(
+        folder
+    )
     shape = Qwen3Config(vocab_size=340, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
                         num_key_value_heads=1, head_dim=16, eos_token_id=0, tie_word_embeddings=True)  # fmt: skip
     Qwen3ForCausalLM(shape).save_pretrained(folder)

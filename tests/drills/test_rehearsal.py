@@ -32,7 +32,14 @@ def left(cockpit: Cockpit) -> list[str]:
 def begin(cockpit: Cockpit) -> subprocess.Popen[str]:
     """A rehearsal whose run trains that a fault is about to meet."""
     process = cockpit.start("rehearse", "FAULTS=rank-stopped", "YES=1")
-    metrics = cockpit.nodes.shared / "trainfleet" / "rehearsal" / "runs" / "rehearsal-rank-stopped" / "metrics.jsonl"
+    metrics = (
+        cockpit.nodes.shared
+        / "trainfleet"
+        / "rehearsal"
+        / "runs"
+        / "rehearsal-rank-stopped"
+        / "metrics.jsonl"
+    )
     cockpit.until("the fault", lambda: metrics.exists() or process.poll() is not None, 200)
     assert process.poll() is None, process.communicate()[0]
     return process
@@ -59,13 +66,21 @@ def test_after_ctrl_c_all_is_put_back_before_it_ends(cockpit: Cockpit) -> None:
 def test_with_the_fence_taken_out_it_fails(cockpit: Cockpit, tmp_path: Path) -> None:
     """The fence is what ends a rank that was stopped, before another attempt begins: here it does nothing."""
     copy = tmp_path / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "tests", "__pycache__", ".*_cache"))
+    shutil.copytree(
+        ROOT,
+        copy,
+        ignore=shutil.ignore_patterns(".git", ".venv", "runs", "tests", "__pycache__", ".*_cache"),
+    )
     jobs = copy / "python" / "trainfleet" / "nodes" / "jobs.py"
     text = jobs.read_text()
     jobs.write_text(text.replace("kill -KILL $pids 2> /dev/null\n", "exit 0\n"))
     assert jobs.read_text() != text
     process = verbs.begin(
-        cockpit.folder, "rehearse", "FAULTS=rank-stopped", "YES=1", variables={"PYTHONPATH": str(copy / "python")}
+        cockpit.folder,
+        "rehearse",
+        "FAULTS=rank-stopped",
+        "YES=1",
+        variables={"PYTHONPATH": str(copy / "python")},
     )
     said = process.communicate(timeout=380)[0]
     assert process.returncode == 1 and "BROKEN" in said, said

@@ -13,7 +13,9 @@ from fleet.test_cloud import Place, account_on
 
 
 @pytest.mark.timeout(400)
-def test_a_rehearsal_on_instances_keeps_its_promise_and_leaves_nothing(tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_a_rehearsal_on_instances_keeps_its_promise_and_leaves_nothing(
+    tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     with lab(2) as nodes, account_on(nodes) as (account, _, address):
         place = Place(tmp_path / "laptop", address, nodes)
         assert "0 hosts: a rehearsal needs two" in place.type("rehearse", "YES=1", code=2)
@@ -23,6 +25,8 @@ def test_a_rehearsal_on_instances_keeps_its_promise_and_leaves_nothing(tmp_path:
         said = place.type("rehearse", "FAULTS=rank-killed link-slowed", "YES=1")
         tell(said)
         assert re.search(r"(?m)^rank-killed .* killed, right .* equal .* kept$", said), said
-        assert "link-slowed        not played here: of two nodes" in said and "1 of 1 faults" in said, said
+        assert (
+            "link-slowed        not played here: of two nodes" in said and "1 of 1 faults" in said
+        ), said
         assert [thing.id for thing in account.living()] == living
         assert not (nodes.shared / "trainfleet/rehearsal").exists()

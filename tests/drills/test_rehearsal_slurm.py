@@ -28,17 +28,30 @@ def test_a_rehearsal_in_jobs_keeps_every_promise_and_leaves_nothing(
         all(told[fault].endswith(" kept") for fault in faults[:2])
         and "not played here: a node's link carries Slurm too" in told["link-cut"]
     ), said
-    assert not list(desk.glob("*rehearsal*")) and not slurm.run("squeue", "-h", "--me").stdout.strip(), said
+    assert (
+        not list(desk.glob("*rehearsal*")) and not slurm.run("squeue", "-h", "--me").stdout.strip()
+    ), said
     (run,) = (desk / "runs").glob("mine-rehearsal-*")
-    assert "2 of 2 faults were survived as promised, 1 not played here" in (run / "report.html").read_text()
+    assert (
+        "2 of 2 faults were survived as promised, 1 not played here"
+        in (run / "report.html").read_text()
+    )
 
 
 @pytest.mark.timeout(300)
-def test_after_kill_9_of_a_rehearsal_its_jobs_are_cancelled_and_nothing_else(desk: Path, slurm: Slurm) -> None:
+def test_after_kill_9_of_a_rehearsal_its_jobs_are_cancelled_and_nothing_else(
+    desk: Path, slurm: Slurm
+) -> None:
     write(desk, "mine")
-    other = slurm.run("sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 300").stdout.strip()
+    other = slurm.run(
+        "sbatch", "--parsable", "-N1", "-o", "/dev/null", "--wrap", "sleep 300"
+    ).stdout.strip()
     process = begin(desk, "rehearse", "FAULTS=rank-stopped", "YES=1")
-    until(lambda: list(desk.glob("trainfleet-rehearsal-*/runs/rank-stopped/metrics.jsonl")), "the fault", 200)
+    until(
+        lambda: list(desk.glob("trainfleet-rehearsal-*/runs/rank-stopped/metrics.jsonl")),
+        "the fault",
+        200,
+    )
     process.kill()
     process.communicate()
     until(lambda: not list(desk.glob("*rehearsal*")), "the folder's end", 100)

@@ -13,7 +13,23 @@ from pathlib import Path
 
 import pytest
 from cockpit import Cockpit, pin, told
-from fate import ALL, BASE, EACH, GONE, HEAD, LONG, NODES, STEP, STEPS, WORKER, Stage, Strike, draw, judge, play
+from fate import (
+    ALL,
+    BASE,
+    EACH,
+    GONE,
+    HEAD,
+    LONG,
+    NODES,
+    STEP,
+    STEPS,
+    WORKER,
+    Stage,
+    Strike,
+    draw,
+    judge,
+    play,
+)
 
 import verbs
 from fleet.lab import Lab, lab
@@ -50,11 +66,21 @@ def steps_of(strikes: list[Strike]) -> int:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(four: Lab, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, float]:
+def undisturbed(
+    four: Lab, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[int, float]:
     """The losses of a run to which nothing happens, as long as the longest that is to be compared with it."""
-    names = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    names = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    }
     steps = max([STEPS, *(steps_of(strikes) for name, strikes in WRITTEN.items() if name in names)])
-    stage = Stage(four, Cockpit(four, tmp_path_factory.mktemp("undisturbed"), "undisturbed", nodes=NODES), steps=steps)
+    stage = Stage(
+        four,
+        Cockpit(four, tmp_path_factory.mktemp("undisturbed"), "undisturbed", nodes=NODES),
+        steps=steps,
+    )
     stage.cockpit.type("setup")
     play(stage, [])
     losses = stage.cockpit.losses()
@@ -78,7 +104,9 @@ def test_a_run_outlives(name: str, stage: Stage, undisturbed: dict[int, float]) 
     seconds = play(stage, WRITTEN[name])
     judge(stage, undisturbed)
     assert len(stage.struck) == len(WRITTEN[name]), "each of them had somebody to strike"
-    verdicts = ", ".join(f"{verdict['who']}: {verdict['cause']}" for verdict in stage.cockpit.events("verdict"))
+    verdicts = ", ".join(
+        f"{verdict['who']}: {verdict['cause']}" for verdict in stage.cockpit.events("verdict")
+    )
     told(f"{name} ({seconds:.0f} s)", None, None, None, "equal", verdicts)
 
 
@@ -92,4 +120,6 @@ def test_a_run_outlives_what_a_seed_draws(
     began = time.time()
     play(stage, drawn)
     judge(stage, undisturbed)
-    tell(f"seed {seed}: {len(stage.struck)} of {len(drawn)} faults struck, {stage.typed} typed, {time.time() - began:.0f} s")
+    tell(
+        f"seed {seed}: {len(stage.struck)} of {len(drawn)} faults struck, {stage.typed} typed, {time.time() - began:.0f} s"
+    )

@@ -52,7 +52,9 @@ class Desk:
         hosts = self.nodes.hosts()
         name = f"{self.name}-{len(self.done)}"
         hosts = hosts[self.first :] + hosts[: self.first]
-        fleet = self.nodes.fleet(self.user, nodes=2, hosts=hosts, shared_folder=FOLDERS[self.user], exclusive=False)
+        fleet = self.nodes.fleet(
+            self.user, nodes=2, hosts=hosts, shared_folder=FOLDERS[self.user], exclusive=False
+        )
         return Cockpit(self.nodes, self.folder / name, name, **fleet)
 
     def train(self) -> None:
@@ -80,7 +82,8 @@ class Desk:
         return [
             (node, pid)
             for node in range(self.nodes.count)
-            for pid in set(self.nodes.processes(node, pattern)) - set(self.nodes.processes(node, without))
+            for pid in set(self.nodes.processes(node, pattern))
+            - set(self.nodes.processes(node, without))
         ]
 
     def ranks(self) -> list[tuple[int, int]]:
@@ -132,7 +135,9 @@ class Fate:
                 os.kill(self.chance.choice(processes)[1], number)
         return bool(processes)
 
-    def of_node(self, desk: Desk, strike: Callable[[int], None], mend: Callable[[int], None]) -> bool:
+    def of_node(
+        self, desk: Desk, strike: Callable[[int], None], mend: Callable[[int], None]
+    ) -> bool:
         """A node on which the run is, for some seconds; whoever else is on it has it too."""
         ranks = desk.ranks()
         if not ranks:
@@ -165,12 +170,17 @@ def strangers(nodes: Lab) -> set[str]:
     for node in range(nodes.count):
         for pid in nodes.pids(node):
             try:
-                variables, owner = Path(f"/proc/{pid}/environ").read_bytes(), Path(f"/proc/{pid}").stat().st_uid
+                variables, owner = (
+                    Path(f"/proc/{pid}/environ").read_bytes(),
+                    Path(f"/proc/{pid}").stat().st_uid,
+                )
             except OSError:
                 continue
             for user, folder in FOLDERS.items():
                 others = {*USERS.values()} - {USERS[user]}
-                if owner in others and any(f"{kind}={folder}:".encode() in variables for kind in (MARK, LAUNCHER)):
+                if owner in others and any(
+                    f"{kind}={folder}:".encode() in variables for kind in (MARK, LAUNCHER)
+                ):
                     found.add(f"node{node}: {owner} runs {pid} of {user}")
     return found
 
@@ -210,10 +220,13 @@ def eight() -> Iterator[Lab]:
 
 
 @pytest.mark.timeout(SECONDS + 2 * PATIENCE)
-def test_random_faults_change_no_run_and_no_user_meets_the_other(eight: Lab, tmp_path: Path, tell: Callable[[str], None]) -> None:
+def test_random_faults_change_no_run_and_no_user_meets_the_other(
+    eight: Lab, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
     alone = Desk(eight, tmp_path, "trainer", "undisturbed", 0)
     others = [
-        Desk(eight, tmp_path, *which) for which in (("trainer", "one", 0), ("trainer", "two", 1), ("colleague", "three", 2))
+        Desk(eight, tmp_path, *which)
+        for which in (("trainer", "one", 0), ("trainer", "two", 1), ("colleague", "three", 2))
     ]
     for desk in (alone, others[2]):
         desk.new_cockpit().type("setup")
@@ -221,7 +234,11 @@ def test_random_faults_change_no_run_and_no_user_meets_the_other(eight: Lab, tmp
     whole = alone.done[0].losses()
     assert whole.keys() >= {1, STEPS}
 
-    fate, over, until = Fate(eight, others, random.Random(SEED)), threading.Event(), time.time() + SECONDS
+    fate, over, until = (
+        Fate(eight, others, random.Random(SEED)),
+        threading.Event(),
+        time.time() + SECONDS,
+    )
     with ThreadPoolExecutor() as pool:
         watching = pool.submit(watch, eight, over)
         at_work = [pool.submit(desk.train_on, until) for desk in others]
@@ -232,7 +249,10 @@ def test_random_faults_change_no_run_and_no_user_meets_the_other(eight: Lab, tmp
         finally:
             over.set()
     for desk in others:
-        runs = [(cockpit.name, cockpit.results()["restarts"], cockpit.losses() == whole) for cockpit in desk.done]
+        runs = [
+            (cockpit.name, cockpit.results()["restarts"], cockpit.losses() == whole)
+            for cockpit in desk.done
+        ]
         tell(f"{desk.user}: {runs}, make train typed {desk.typed} times")
         assert all(same for _, _, same in runs)
     tell(f"seed {SEED}, {SECONDS:.0f} s: {dict(fate.struck)}")

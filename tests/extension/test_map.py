@@ -20,8 +20,22 @@ DUMMIES = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "dummies")
 CONFIG: dict[str, Any] = {
     "name": "dummy",
     "data": {"name": "turned", "sources": ["text"], "vocabulary_size": 300},
-    "model": {"family": "giraffe", "layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-    "train": {"steps": 4, "global_batch": 4, "sequence_length": 32, "optimizer": "lion", "log_every": 1, "compile": False},
+    "model": {
+        "family": "giraffe",
+        "layers": 2,
+        "hidden_size": 32,
+        "heads": 2,
+        "kv_heads": 1,
+        "intermediate_size": 64,
+    },
+    "train": {
+        "steps": 4,
+        "global_batch": 4,
+        "sequence_length": 32,
+        "optimizer": "lion",
+        "log_every": 1,
+        "compile": False,
+    },
     "checkpoint": {"every": 2},
     "fleet": {"backend": "local", "nodes": 1},
 }
@@ -53,14 +67,23 @@ def planned(folder: Path, words: str) -> dict[str, Any]:
 
 
 def test_a_type_s_price_and_an_optimizer_s_memory_are_in_the_plan(folder: Path) -> None:
-    lion, adamw = planned(folder, f"{FLEET}{SLURM}"), planned(folder, f"{FLEET}{SLURM} train.optimizer=adamw")
+    lion, adamw = (
+        planned(folder, f"{FLEET}{SLURM}"),
+        planned(folder, f"{FLEET}{SLURM} train.optimizer=adamw"),
+    )
     moments = [plan["estimate"]["memory"]["moments"] for plan in (lion, adamw)]
     assert moments[0] == pytest.approx(2.5 * moments[1])
     assert lion["estimate"]["bill"]["node"] == 77 and lion["estimate"]["usd"] > 0
 
 
 def test_sagemaker_s_price_of_a_type_is_in_its_row(folder: Path) -> None:
-    said = verbs.enter(folder, "plan", f"SET={FLEET}{HOSTED}", variables=DUMMIES | {"AWS_EC2_METADATA_DISABLED": "true"}, code=1)
+    said = verbs.enter(
+        folder,
+        "plan",
+        f"SET={FLEET}{HOSTED}",
+        variables=DUMMIES | {"AWS_EC2_METADATA_DISABLED": "true"},
+        code=1,
+    )
     assert "198.00  2 x ml.x9.48xlarge" in said and "without credentials" in said
 
 
@@ -68,7 +91,9 @@ def test_sagemaker_s_price_of_a_type_is_in_its_row(folder: Path) -> None:
 def test_a_run_of_all_dummies_is_launched_and_reported(folder: Path) -> None:
     verbs.enter(folder, "train", variables=DUMMIES)
     assert sorted(verbs.losses(folder / "runs" / "dummy")) == [1, 2, 3, 4]
-    assert "word" in (folder / "data" / "turned" / "tokenizer.json").read_text(), "texts were turned back"
+    assert "word" in (folder / "data" / "turned" / "tokenizer.json").read_text(), (
+        "texts were turned back"
+    )
     results = json.loads((folder / "runs" / "dummy" / "results.json").read_text())
     assert (results["status"], results["model"]["family"]) == ("finished", "giraffe")
     verbs.enter(folder, "report", variables=DUMMIES)
@@ -90,9 +115,25 @@ def test_a_backend_of_another_package_is_planned_on_launches_and_reports(folder:
 
 @pytest.mark.thorough
 def test_a_backend_of_another_package_passes_the_cases_of_all_backends() -> None:
-    words = ["-m", "pytest", "-q", "-p", "no:xdist", "-m", "", "tests/conformance/test_backends.py", "-k", "meadow"]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        "-m",
+        "",
+        "tests/conformance/test_backends.py",
+        "-k",
+        "meadow",
+    ]
     said = subprocess.run(
-        [sys.executable, *words], cwd=verbs.ROOT, env=os.environ | DUMMIES, capture_output=True, text=True, check=False
+        [sys.executable, *words],
+        cwd=verbs.ROOT,
+        env=os.environ | DUMMIES,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert said.returncode == 0 and " passed" in said.stdout, said.stdout
 
@@ -104,4 +145,6 @@ def test_a_failure_is_named_by_a_cause_of_the_dummies(folder: Path) -> None:
 
 
 def test_contributing_s_table_is_the_map_s() -> None:
-    assert parts()[1] == table(), f"python {Path(__file__).with_name('things.py')} writes it into {PAGE}"
+    assert parts()[1] == table(), (
+        f"python {Path(__file__).with_name('things.py')} writes it into {PAGE}"
+    )

@@ -74,7 +74,9 @@ class Lab:
         self.key = folder / "key"
         self.known_hosts = folder / "known_hosts"
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._networks: dict[int, int] = {}  # node → inode of its network namespace, which tells its processes from others
+        self._networks: dict[
+            int, int
+        ] = {}  # node → inode of its network namespace, which tells its processes from others
         self.off: set[int] = set()  # nodes without power
         self._closing = threading.Event()
         self._keeper = threading.Thread(target=self._keep_up, daemon=True)
@@ -141,7 +143,9 @@ class Lab:
         """It boots again, with a new boot id."""
         self._boot(node)
         self._await(node)
-        self.off.discard(node)  # last: the keeper boots what is not off and does not run, and would boot it a second time
+        self.off.discard(
+            node
+        )  # last: the keeper boots what is not off and does not run, and would boot it a second time
 
     def new_host_key(self, node: int) -> None:
         """As after a reinstallation: the host shows another key than known_hosts has. Takes effect at once."""
@@ -165,11 +169,24 @@ class Lab:
 
     def enter(self, node: int) -> list[str]:
         """What a command begins with that is to run on the node."""
-        return ["nsenter", "--target", str(self._init(node)), "--net", "--uts", "--mount", "--pid", "--root", "env", "--chdir=/"]
+        return [
+            "nsenter",
+            "--target",
+            str(self._init(node)),
+            "--net",
+            "--uts",
+            "--mount",
+            "--pid",
+            "--root",
+            "env",
+            "--chdir=/",
+        ]
 
     def run(self, node: int, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command on the node as root, without SSH."""
-        return subprocess.run([*self.enter(node), *command], check=check, capture_output=True, text=True)
+        return subprocess.run(
+            [*self.enter(node), *command], check=check, capture_output=True, text=True
+        )
 
     def pids(self, node: int) -> list[int]:
         """All processes of the node, with the ids that they have here; also those of a node that was destroyed."""
@@ -197,17 +214,26 @@ class Lab:
         )  # fmt: skip
         assert self._world.stdout is not None
         if not self._world.stdout.readline():
-            missing("this machine lets nobody make namespaces; the lab needs root (unshare --net --mount)")
+            missing(
+                "this machine lets nobody make namespaces; the lab needs root (unshare --net --mount)"
+            )
         self._disks = Path(f"/proc/{self._world.pid}/root{self.folder}/disks")
         if self.room:
             mount = ["mount", "-t", "tmpfs", "-o", f"size={self.room}", "tmpfs", str(self.shared)]
-            subprocess.run(["nsenter", "--target", str(self._world.pid), "--mount", *mount], check=True)
+            subprocess.run(
+                ["nsenter", "--target", str(self._world.pid), "--mount", *mount], check=True
+            )
             self.shared = Path(f"/proc/{self._world.pid}/root{self.shared}")
         self.server = Server(self.shared, lease=self.lease)
         self._make_base(self._disks / "base")
         self._before = os.open("/proc/self/ns/net", os.O_RDONLY)
         _enter(Path(f"/proc/{self._world.pid}/ns/net"))
-        _ip("link set lo up", "link add lab type bridge", f"addr add {HEAD}/16 dev lab", "link set lab up")
+        _ip(
+            "link set lo up",
+            "link add lab type bridge",
+            f"addr add {HEAD}/16 dev lab",
+            "link set lab up",
+        )
         for node in range(self.count):
             self._boot(node)
         for node in range(self.count):
@@ -237,7 +263,11 @@ class Lab:
         Path(f"{self.key}.pub").write_text(f"{public}\n")
         self._authorized = public
         self._host_keys = [_new_key() for _ in range(self.count)]
-        self.known_hosts.write_text("".join(f"{address_of(node)} {self._host_keys[node][1]}\n" for node in range(self.count)))
+        self.known_hosts.write_text(
+            "".join(
+                f"{address_of(node)} {self._host_keys[node][1]}\n" for node in range(self.count)
+            )
+        )
 
     def _make_base(self, base: Path) -> None:
         """What all nodes' disks have over this machine's: users, hosts, sudo, no service that this machine has set up."""
@@ -245,14 +275,17 @@ class Lab:
         (etc / "ssh").mkdir(parents=True)
         (etc / "sudoers.d").mkdir()
         (etc / "hosts").write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{address_of(node)} node{node}\n" for node in range(self.count))
+            "127.0.0.1 localhost\n"
+            + "".join(f"{address_of(node)} node{node}\n" for node in range(self.count))
         )
         (etc / "ssh/lab_authorized_keys").write_text(self._authorized + "\n")
         for name, entry in (("passwd", "{user}:x:{id}:{id}::/home/{user}:/bin/bash\n"), ("group", "{user}:x:{id}:\n"),
                             ("shadow", "{user}:*:19000:0:99999:7:::\n")):  # fmt: skip
             users = "".join(entry.format(user=user, id=number) for user, number in USERS.items())
             (etc / name).write_text(Path("/etc", name).read_text() + users)
-        (etc / "sudoers.d/lab").write_text("trainer ALL=(ALL) NOPASSWD: ALL\ncolleague ALL=(ALL) NOPASSWD: ALL\n")
+        (etc / "sudoers.d/lab").write_text(
+            "trainer ALL=(ALL) NOPASSWD: ALL\ncolleague ALL=(ALL) NOPASSWD: ALL\n"
+        )
         (etc / "sudoers.d/lab").chmod(0o440)
         for user, number in USERS.items():
             home = base / "home" / user
@@ -294,7 +327,10 @@ class Lab:
             time.sleep(0.002)
         self._networks[node] = _network(process.pid) or 0
         card = f"02:77:00:00:{node >> 8:02x}:{node & 255:02x}"  # kept over a reboot, as others remember it
-        _ip(f"link add v{node} type veth peer name eth0 address {card} netns {process.pid}", f"link set v{node} master lab up")
+        _ip(
+            f"link add v{node} type veth peer name eth0 address {card} netns {process.pid}",
+            f"link set v{node} master lab up",
+        )
 
     def _await(self, node: int) -> None:
         """Returns once sshd listens."""
@@ -319,7 +355,9 @@ class Lab:
         self._nodes[node].wait()
         while self.pids(node):
             time.sleep(0.01)
-        subprocess.run(["ip", "link", "del", f"v{node}"], capture_output=True, check=False)  # gone already with the last process
+        subprocess.run(
+            ["ip", "link", "del", f"v{node}"], capture_output=True, check=False
+        )  # gone already with the last process
 
     def _init(self, node: int) -> int:
         """The node's process 1."""
@@ -330,8 +368,14 @@ class Lab:
 def _new_key() -> tuple[bytes, str]:
     """A private key as OpenSSH writes it, and the public one as known_hosts has it."""
     key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return private, public.decode()
 
 
@@ -350,7 +394,9 @@ def _command_line(pid: int) -> str:
 
 
 def _ip(*lines: str) -> None:
-    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True, capture_output=True)
+    subprocess.run(
+        ["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True, capture_output=True
+    )
 
 
 def _enter(path: Path) -> None:

@@ -37,7 +37,9 @@ class Server:
 
     def __init__(self, folder: Path, cache: float = CACHE, lease: float = LEASE) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._process = subprocess.Popen([build(), str(folder)], stdin=theirs, preexec_fn=die_with_parent)
+        self._process = subprocess.Popen(
+            [build(), str(folder)], stdin=theirs, preexec_fn=die_with_parent
+        )
         theirs.close()
         self._tell("cache", number=cache)
         self._tell("lease", number=lease)
@@ -73,11 +75,17 @@ class Server:
         self._process.kill()
         self._process.wait()
 
-    def _tell(self, word: str, node: int = EVERYONE, number: float = 0, device: int | None = None) -> None:
-        socket.send_fds(self._ours, [f"{word} {node} {number}".encode()], [] if device is None else [device])
+    def _tell(
+        self, word: str, node: int = EVERYONE, number: float = 0, device: int | None = None
+    ) -> None:
+        socket.send_fds(
+            self._ours, [f"{word} {node} {number}".encode()], [] if device is None else [device]
+        )
         answer = self._ours.recv(128).decode()
         if answer != "ok":
-            raise OSError(f"the server of the shared folder: {word} {node}: {answer or 'it has ended'}")
+            raise OSError(
+                f"the server of the shared folder: {word} {node}: {answer or 'it has ended'}"
+            )
 
 
 def new_device() -> int:
@@ -92,13 +100,17 @@ def build() -> str:
     """The program, compiled where it is not there yet."""
     need_program("cc", INSTALL)
     text = b"".join(source.read_bytes() for source in SOURCES)
-    program = Path(__file__).with_name("__pycache__") / f"fsx-{hashlib.sha256(text).hexdigest()[:16]}"
+    program = (
+        Path(__file__).with_name("__pycache__") / f"fsx-{hashlib.sha256(text).hexdigest()[:16]}"
+    )
     if not program.exists():
         program.parent.mkdir(exist_ok=True)
         part = program.with_suffix(f".{os.getpid()}")
         sources = [str(source) for source in SOURCES if source.suffix == ".c"]
         options = f"-O2 -Wall -Wextra -I/usr/include/fuse3 -o {part} -lfuse3 -lpthread".split()
-        done = subprocess.run(["cc", *sources, *options], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["cc", *sources, *options], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             missing(f"the lab's shared folder can't be compiled; {INSTALL}\n{done.stderr}")
         part.replace(program)

@@ -23,7 +23,19 @@ from requirement import need_program
 from trainfleet.host.processes import die_with_parent
 
 CORES = 2  # of a node, as Slurm is told
-COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr", "srun", "slurmctld", "slurmd", "slurmdbd")
+COMMANDS = (
+    "sbatch",
+    "squeue",
+    "scancel",
+    "scontrol",
+    "sinfo",
+    "sacct",
+    "sacctmgr",
+    "srun",
+    "slurmctld",
+    "slurmd",
+    "slurmdbd",
+)
 CONF = """ClusterName=lab
 SlurmctldHost=head({head})
 SlurmUser=root
@@ -113,7 +125,14 @@ class Slurm:
             for node in range(nodes.count)
         )
         kind = "accounting_storage/slurmdbd" if accounting else "accounting_storage/none"
-        self.conf = CONF.format(head=HEAD, folder=self.folder, nodes=named, last=nodes.count - 1, accounting=kind, **words)
+        self.conf = CONF.format(
+            head=HEAD,
+            folder=self.folder,
+            nodes=named,
+            last=nodes.count - 1,
+            accounting=kind,
+            **words,
+        )
 
     def start(self) -> None:
         for name in ("munge", "state"):
@@ -162,7 +181,12 @@ class Slurm:
         sql = ("create database slurm_acct_db; create user lab@'%' identified by 'lab'; "
                "grant all on slurm_acct_db.* to lab@'%'")  # fmt: skip
         client = ["mariadb", "--no-defaults", "-S", f"{data}/socket", "-e"]
-        _await(lambda: subprocess.run([*client, sql], capture_output=True, check=False).returncode == 0, "mariadbd")
+        _await(
+            lambda: (
+                subprocess.run([*client, sql], capture_output=True, check=False).returncode == 0
+            ),
+            "mariadbd",
+        )
         (self.folder / "slurmdbd.conf").write_text(DBD.format(head=HEAD, folder=self.folder))
         (self.folder / "slurmdbd.conf").chmod(0o600)
         self.start_accounting()
@@ -172,8 +196,13 @@ class Slurm:
         self.run("sacctmgr", "-i", "modify", "user", "root", "set", "qos+=mine")
 
     def start_accounting(self) -> None:
-        self.accountant = self._spawn("unshare", "--uts", "sh", "-c", "hostname head && exec slurmdbd -D")
-        _await(lambda: self.run("sacctmgr", "-n", "show", "cluster", check=False).returncode == 0, "slurmdbd")
+        self.accountant = self._spawn(
+            "unshare", "--uts", "sh", "-c", "hostname head && exec slurmdbd -D"
+        )
+        _await(
+            lambda: self.run("sacctmgr", "-n", "show", "cluster", check=False).returncode == 0,
+            "slurmdbd",
+        )
 
     def stop_accounting(self) -> None:
         self.accountant.kill()
@@ -182,14 +211,24 @@ class Slurm:
     def start_node(self, node: int) -> None:
         """slurmd on a node; one that was recreated comes back by this."""
         group = f"{self.nodes.folder.name}-{node}"
-        words = {"shared": self.nodes.shared, "folder": self.folder, "name": f"node{node}", "group": group}
+        words = {
+            "shared": self.nodes.shared,
+            "folder": self.folder,
+            "name": f"node{node}",
+            "group": group,
+        }
         self.nodes.show(node, "slurm/munge")  # its socket
         self.nodes.run(node, "sh", "-c", SLURMD.format(**words))
 
     def await_idle(self, count: int | None = None) -> None:
         wanted = str(count or self.nodes.count)
         _await(
-            lambda: self.run("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D", check=False).stdout.strip() == wanted,
+            lambda: (
+                self.run(
+                    "sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D", check=False
+                ).stdout.strip()
+                == wanted
+            ),
             "slurmd",
         )
 
@@ -204,7 +243,11 @@ class Slurm:
 
     def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
         log = open(self.folder / f"{words[0]}.out", "ab")  # noqa: SIM115 - it is the daemon's
-        self.daemons.append(subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent))
+        self.daemons.append(
+            subprocess.Popen(
+                words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
+            )
+        )
         return self.daemons[-1]
 
 
@@ -218,7 +261,9 @@ def _await(done: object, what: str, seconds: float = 30) -> None:
 
 
 @contextmanager
-def cluster(nodes: Lab, accounting: bool = False, patience: int = 10, age: int = 300) -> Iterator[Slurm]:
+def cluster(
+    nodes: Lab, accounting: bool = False, patience: int = 10, age: int = 300
+) -> Iterator[Slurm]:
     """A Slurm whose nodes are all idle. `patience`: seconds until a silent node counts as failed; `age`: that a job is remembered."""
     for program in ("slurmctld", "slurmd", "sbatch", "munged"):
         need_program(program, "apt-get install slurm-wlm munge")

@@ -36,7 +36,12 @@ def twin(name: str, source: str, metal: dict[str, Any] | None = None) -> dict[st
     fleet = config["fleet"]
     there = fleet | (metal or {}) | {"aws": {**fleet["aws"], **(metal or {}).get("aws", {})}}
     config["fleet"] = (there if metal else {"backend": "local"}) | {"nodes": min(2, fleet["nodes"])}
-    config["data"] |= {"name": "text", "sources": [source], "vocabulary_size": 340, "validation_fraction": 0.1}
+    config["data"] |= {
+        "name": "text",
+        "sources": [source],
+        "vocabulary_size": 340,
+        "validation_fraction": 0.1,
+    }
     config["model"] |= TINY
     config["train"] |= SHORT
     config["checkpoint"]["every"] = 10
@@ -44,8 +49,12 @@ def twin(name: str, source: str, metal: dict[str, Any] | None = None) -> dict[st
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name, family", [("roberta-large-p3dn-ec2", "roberta"), ("trn1-single-node", "bert")])
-def test_a_recipe_makes_its_machines_trains_and_cleans(tmp_path: Path, name: str, family: str) -> None:
+@pytest.mark.parametrize(
+    "name, family", [("roberta-large-p3dn-ec2", "roberta"), ("trn1-single-node", "bert")]
+)
+def test_a_recipe_makes_its_machines_trains_and_cleans(
+    tmp_path: Path, name: str, family: str
+) -> None:
     with lab(2) as nodes, account_on(nodes) as (account, _, address):
         text, before = write_text(nodes.shared / "text"), dict(account.things)
         config = twin(name, "/fsx/text", on_metal(nodes) | {"python": sys.executable})
@@ -58,7 +67,11 @@ def test_a_recipe_makes_its_machines_trains_and_cleans(tmp_path: Path, name: str
         assert f"{count} of {count} hosts ready" in place.type("setup")
         assert len(running(account)) == count
         planned = place.type("plan")
-        assert family in planned and f"node {count - 1} of {count}" in planned and f"{count} data-parallel" in planned
+        assert (
+            family in planned
+            and f"node {count - 1} of {count}" in planned
+            and f"{count} data-parallel" in planned
+        )
         place.type("train")
         enter(here, "train")
 
@@ -71,12 +84,20 @@ def test_a_recipe_makes_its_machines_trains_and_cleans(tmp_path: Path, name: str
         assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
         results = run.read_results()
         assert (results["status"], results["model"]["family"]) == ("finished", family)
-        assert (results["nodes"], results["backend"]) == (count, "ec2") and results["last_checkpoint"].endswith("step-00000020")
+        assert (results["nodes"], results["backend"]) == (count, "ec2") and results[
+            "last_checkpoint"
+        ].endswith("step-00000020")
 
-        for profiled, root in ((enter(here, "profile"), here), (place.type("profile"), nodes.shared / "trainfleet")):
+        for profiled, root in (
+            (enter(here, "profile"), here),
+            (place.type("profile"), nodes.shared / "trainfleet"),
+        ):
             assert "steps 4 to 6 of rank 0" in profiled and "backward" in profiled
             (trace,) = root.glob(f"runs/{name}-profile-*/profile/trace.json.gz")
-            assert b"traceEvents" in gzip.decompress(trace.read_bytes()) and not (trace.parents[1] / "checkpoints").exists()
+            assert (
+                b"traceEvents" in gzip.decompress(trace.read_bytes())
+                and not (trace.parents[1] / "checkpoints").exists()
+            )
         assert len(running(account)) == count, "it was measured on the machines that were there"
 
         assert f"nothing of {name} is left" in place.type("clean", "PURGE=1", "YES=1")

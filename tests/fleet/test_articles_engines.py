@@ -38,7 +38,11 @@ CLUSTER = "bert-large-trn1-parallelcluster"
 
 def typed(folder: Path, environment: dict[str, str], verb: str, *words: str) -> str:
     """What a verb says, typed where AWS is the pretended account."""
-    there = os.environ | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{ROOT / 'tests'}", "NO_COLOR": "1", elsewhere.SPEED: str(SPEED)}
+    there = os.environ | {
+        "PYTHONPATH": f"{PACKAGES}{os.pathsep}{ROOT / 'tests'}",
+        "NO_COLOR": "1",
+        elsewhere.SPEED: str(SPEED),
+    }
     process = subprocess.Popen([sys.executable, "-m", "aws.elsewhere", verb, *words], cwd=folder, env=there | environment, text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     return finish(process)
@@ -47,7 +51,12 @@ def typed(folder: Path, environment: dict[str, str], verb: str, *words: str) -> 
 def unallowed(account: Account, since: int, plan: Path) -> set[str]:
     """What was asked of the account and is not in the policy of a plan."""
     files = list(plan.glob("policy*.json"))
-    allowed = {name for file in files for one in json.loads(file.read_text())["Statement"] for name in one["Action"]}
+    allowed = {
+        name
+        for file in files
+        for one in json.loads(file.read_text())["Statement"]
+        for name in one["Action"]
+    }
     asked = {f"{service}:{operation}" for service, operation, _ in account.calls[since:]}
     assert files and len(asked) > 20
     return {name for one in asked - NOT_NEEDED for name in ACTIONS.get(one, [one])} - allowed
@@ -58,9 +67,13 @@ def compared(run: Path, here: Path, local: dict[str, Any]) -> None:
     here.mkdir()
     (here / "config.yaml").write_text(yaml.safe_dump(local))
     enter(here, "train")
-    lines, same = (list(read_lines(Run(folder).metrics)) for folder in (run, here / "runs" / local["name"]))
+    lines, same = (
+        list(read_lines(Run(folder).metrics)) for folder in (run, here / "runs" / local["name"])
+    )
     assert [line["step"] for line in lines] == list(range(1, 21))
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in same], rel=1e-4)
+    assert [line["loss"] for line in lines] == pytest.approx(
+        [line["loss"] for line in same], rel=1e-4
+    )
 
 
 def on_engine(name: str) -> dict[str, Any]:
@@ -189,24 +202,40 @@ def on_cluster(nodes: Lab) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(tmp_path: Path) -> None:
     with lab(2) as nodes, cluster(nodes) as slurm, account_on(nodes) as (account, _, address):
-        text, before, since = write_text(nodes.shared / "text"), dict(account.things), len(account.calls)
+        text, before, since = (
+            write_text(nodes.shared / "text"),
+            dict(account.things),
+            len(account.calls),
+        )
         for node in range(2):
-            (nodes.root(node) / "etc/profile.d/slurm.sh").write_text(f"export SLURM_CONF={slurm.folder}/slurm.conf\n")
+            (nodes.root(node) / "etc/profile.d/slurm.sh").write_text(
+                f"export SLURM_CONF={slurm.folder}/slurm.conf\n"
+            )
         programs = tmp_path / "bin"  # of a laptop that has pcluster, and no Slurm
         programs.mkdir()
         for name in ("sh", "bash", "env", "ssh"):
             (programs / name).symlink_to(str(shutil.which(name)))
-        (programs / "pcluster").write_text(PCLUSTER.format(python=sys.executable, head=address_of(1)))
+        (programs / "pcluster").write_text(
+            PCLUSTER.format(python=sys.executable, head=address_of(1))
+        )
         (programs / "pcluster").chmod(0o755)
-        bare = {elsewhere.VARIABLE: address, "SLURM_CONF": "/nowhere/slurm.conf", "PATH": str(programs)}
-        public = subprocess.run(["ssh-keygen", "-y", "-f", nodes.key], capture_output=True, text=True, check=True).stdout
+        bare = {
+            elsewhere.VARIABLE: address,
+            "SLURM_CONF": "/nowhere/slurm.conf",
+            "PATH": str(programs),
+        }
+        public = subprocess.run(
+            ["ssh-keygen", "-y", "-f", nodes.key], capture_output=True, text=True, check=True
+        ).stdout
         Path(f"{nodes.key}.pub").write_text(public)
         desk = tmp_path / "desk"
         desk.mkdir()
         (desk / "config.yaml").write_text(yaml.safe_dump(on_cluster(nodes)))
 
         planned = typed(desk, bare, "plan", "OUT=plan")
-        assert "account: nothing stands against it" in planned and (desk / "plan/policy.json").exists()
+        assert (
+            "account: nothing stands against it" in planned and (desk / "plan/policy.json").exists()
+        )
         assert "its nodes start when a job needs them" in typed(desk, bare, "setup")
         typed(desk, bare, "train")
         run = Run(nodes.shared / "trainfleet/runs" / CLUSTER)

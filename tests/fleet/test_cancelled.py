@@ -35,7 +35,9 @@ def until(done: Callable[[], object], seconds: float = 60) -> None:
 
 
 @pytest.mark.timeout(280)
-def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(pair: Lab, tmp_path: Path) -> None:
+def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
+    pair: Lab, tmp_path: Path
+) -> None:
     write_text(pair.shared / "text")
     here, elsewhere = desk(tmp_path / "here", pair), desk(tmp_path / "elsewhere", pair)
     enter(here, "setup")
@@ -69,4 +71,7 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(pair: L
     killed.kill()
     killed.communicate()
     said = enter(here, "train")
-    assert "this launch takes the place of make train, typed by root" in said and "its process has ended" in said
+    assert (
+        "this launch takes the place of make train, typed by root" in said
+        and "its process has ended" in said
+    )

@@ -85,14 +85,18 @@ def account_on(nodes: Lab) -> Iterator[tuple[Account, Metal, str]]:
 
 def running(account: Account) -> list[str]:
     """The ids of our instances that run, in the order of their slots."""
-    found = [thing for thing in account.of("instance") if thing.made_by and thing.state == "running"]
+    found = [
+        thing for thing in account.of("instance") if thing.made_by and thing.state == "running"
+    ]
     return [thing.id for thing in sorted(found, key=lambda thing: thing.since)]
 
 
 def until(what: str, run: Run, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not any(event["event"] == what for event in run.read_events()):
-        assert time.monotonic() < deadline, f"no {what}: {[event['event'] for event in run.read_events()]}"
+        assert time.monotonic() < deadline, (
+            f"no {what}: {[event['event'] for event in run.read_events()]}"
+        )
         time.sleep(0.2)
 
 
@@ -108,21 +112,33 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         four = running(account)
         assert len(four) == 4
         known = (place.folder / ".fleet/trainfleet-cloudy/known_hosts").read_text()
-        assert all(nodes.host_key(node) in known for node in range(4)), "learnt from the console, and from nowhere else"
+        assert all(nodes.host_key(node) in known for node in range(4)), (
+            "learnt from the console, and from nowhere else"
+        )
 
         said = place.type("train", "NODES=4")
         run = Run(nodes.shared / "trainfleet/runs/cloudy")
         results = run.read_results()
-        assert (results["status"], results["nodes"], results["backend"]) == ("finished", 4, "ec2"), said
+        assert (results["status"], results["nodes"], results["backend"]) == (
+            "finished",
+            4,
+            "ec2",
+        ), said
         assert len(losses(run.folder)) == 8 and f"launched on {four[0]}" in said
 
         guest = "SET=name=guest fleet.aws.name=cloudy train.steps=4 train.schedule_steps=4"
         assert "machines are those of the config cloudy" in place.type("plan", "NODES=4", guest)
-        assert "those of the config cloudy, which alone sets them up" in place.type("setup", "NODES=4", guest, code=1)
+        assert "those of the config cloudy, which alone sets them up" in place.type(
+            "setup", "NODES=4", guest, code=1
+        )
         place.type("train", "NODES=4", guest)
         assert Run(nodes.shared / "trainfleet/runs/guest").read_results()["status"] == "finished"
         assert "the machines stay" in place.type("clean", "PURGE=1", "YES=1", guest)
-        assert running(account) == four and not (nodes.shared / "trainfleet/runs/guest").exists() and run.config.exists()
+        assert (
+            running(account) == four
+            and not (nodes.shared / "trainfleet/runs/guest").exists()
+            and run.config.exists()
+        )
 
         said = place.type("setup", "NODES=2")
         assert running(account) == four[:2], "the others were left alone"
@@ -152,10 +168,16 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         stopped = run.read_results()
         assert stopped["status"] == "stopped" and stopped["nodes"] == 1 and stopped["steps"] > 12
 
-        config = load(Settings(other.folder / "config.yaml", "", {"NODES": ("fleet.nodes", "1")}), terms_of)[0]
-        idle = Budget(run, config, backend_of(config).bill())  # the nodes were paid for since the stop, too
+        config = load(
+            Settings(other.folder / "config.yaml", "", {"NODES": ("fleet.nodes", "1")}), terms_of
+        )[0]
+        idle = Budget(
+            run, config, backend_of(config).bill()
+        )  # the nodes were paid for since the stop, too
         limit = max(idle.spent(time.time()) + idle.reserve, idle.bill.whole(1, 0.0)) + 0.05
-        said = other.type("train", "NODES=1", f"SET=train.steps=100000 budget.max_usd={limit:.4f}", code=130)
+        said = other.type(
+            "train", "NODES=1", f"SET=train.steps=100000 budget.max_usd={limit:.4f}", code=130
+        )
         assert "of its budget.max_usd" in said
         assert run.read_results()["status"] == "stopped"
 
@@ -164,4 +186,6 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         said = other.type("clean", "PURGE=1", "YES=1")
         assert "nothing of cloudy is left in us-east-1" in said
         left = {thing.id: thing.kind for thing in account.living() if thing.id not in before}
-        assert left == {} and all(account.things[id].state == thing.state for id, thing in before.items())
+        assert left == {} and all(
+            account.things[id].state == thing.state for id, thing in before.items()
+        )

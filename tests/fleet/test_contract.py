@@ -56,9 +56,14 @@ def test_the_files_of_a_plan_are_what_ran_byte_for_byte(pair: Lab, tmp_path: Pat
         (tmp_path / f"planned/train-node-{node}.sh").read_text() for node in range(2)
     ]
 
-    while len(read_links(run.folder, fence.current(run.folder).number)) < 2 and time.monotonic() < deadline:
+    while (
+        len(read_links(run.folder, fence.current(run.folder).number)) < 2
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
-    links = read_links(run.folder, fence.current(run.folder).number)  # as each node's kernel knows them
+    links = read_links(
+        run.folder, fence.current(run.folder).number
+    )  # as each node's kernel knows them
     assert links[0].addresses == (address_of(0),) and links[1].peers[address_of(0)].sent > 20, links
 
     first.kill()  # and the lab ends the rest

@@ -20,7 +20,9 @@ from verbs import begin, enter, finish, write_text
 def until(run: Path, holds: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
-        logs = "".join(f"== {log.name}\n{log.read_text()}" for log in sorted((run / "logs").glob("*.log")))
+        logs = "".join(
+            f"== {log.name}\n{log.read_text()}" for log in sorted((run / "logs").glob("*.log"))
+        )
         assert time.monotonic() < deadline, f"{newest_holder(run)}\n{logs}"
         time.sleep(0.05)
 
@@ -38,7 +40,10 @@ def freeze_workers(nodes: Lab, frozen: set[int]) -> set[int]:
         for pid in nodes.pids(node):
             with suppress(OSError):
                 entry = Path(f"/proc/{pid}")
-                if b"TRAINFLEET_JOB=" in (entry / "environ").read_bytes() and b"--detach" not in (entry / "cmdline").read_bytes():
+                if (
+                    b"TRAINFLEET_JOB=" in (entry / "environ").read_bytes()
+                    and b"--detach" not in (entry / "cmdline").read_bytes()
+                ):
                     os.kill(pid, signal.SIGSTOP)
                     frozen.add(pid)
                     found.add(node)
@@ -79,7 +84,11 @@ def test_a_frozen_launcher_is_succeeded_and_its_successor_too(tmp_path: Path) ->
         said = finish(looker, timeout=120)
         assert said.count("this host takes over") == 2, said
         assert leads().code == 0 and leads().host in ("node2", "node3")
-        until(run, lambda: not [pid for node in range(4) for pid in nodes.processes(node, "trainfleet")], 30)
+        until(
+            run,
+            lambda: not [pid for node in range(4) for pid in nodes.processes(node, "trainfleet")],
+            30,
+        )
         assert (nodes.shared / "trainfleet/data/text/manifest.json").exists()
 
 
@@ -89,7 +98,9 @@ def test_a_dataset_is_finished_by_whoever_takes_over(fault: str, tmp_path: Path)
     """Without the launcher its job goes on; without its host, whose lock lives on, the dataset is taken over too."""
     with lab(3) as nodes:
         write_text(nodes.shared / "text")
-        (nodes.shared / "text/long.txt").write_text("\n".join(f"{n} has the square {n * n}" for n in range(300_000)))
+        (nodes.shared / "text/long.txt").write_text(
+            "\n".join(f"{n} has the square {n * n}" for n in range(300_000))
+        )
         record = {
             "name": "heads",
             "fleet": nodes.fleet(nodes=2),
@@ -97,10 +108,21 @@ def test_a_dataset_is_finished_by_whoever_takes_over(fault: str, tmp_path: Path)
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(record))
         enter(tmp_path, "setup")
-        run, dataset, work = nodes.shared / "trainfleet/runs/heads", nodes.shared / "trainfleet/data/text", set[int]()
+        run, dataset, work = (
+            nodes.shared / "trainfleet/runs/heads",
+            nodes.shared / "trainfleet/data/text",
+            set[int](),
+        )
         looker = begin(tmp_path, "tokenize")
         until(run, (dataset / "head.json").exists)
-        until(run, lambda: 0 in freeze_workers(nodes, work) and (holder := newest_holder(run)) and holder.standby)
+        until(
+            run,
+            lambda: (
+                0 in freeze_workers(nodes, work)
+                and (holder := newest_holder(run))
+                and holder.standby
+            ),
+        )
         assert not (dataset / "manifest.json").exists(), "it is frozen at its work"
         if fault == "killed":
             (launcher,) = launchers(nodes.processes(0, "trainfleet tokenize"))
@@ -122,4 +144,6 @@ def test_a_dataset_is_finished_by_whoever_takes_over(fault: str, tmp_path: Path)
             nodes.signal_all(0, signal.SIGCONT)
         said = finish(looker, timeout=120)
         assert "this host takes over" in said and "another" not in said, said
-        assert ("runs on, as the launcher before this one left it" in said) == (fault == "killed"), said
+        assert ("runs on, as the launcher before this one left it" in said) == (
+            fault == "killed"
+        ), said

@@ -12,7 +12,13 @@ from aws.account import Thing
 from fleet.lab import lab
 from fleet.test_cloud import Place, account_on, running
 
-PRIVATE = ("root/.ssh/authorized_keys", "root/.netrc", "root/.trainfleet", "home/trainer/.history", "etc/ssh/ssh_host_rsa_key")
+PRIVATE = (
+    "root/.ssh/authorized_keys",
+    "root/.netrc",
+    "root/.trainfleet",
+    "home/trainer/.history",
+    "etc/ssh/ssh_host_rsa_key",
+)
 OPEN = ("root/notes", "etc/security/limits.d/90-trainfleet.conf")
 
 
@@ -36,12 +42,18 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
                 (root / name).write_text("secret\n")
         (root / "root/notes").write_text("mine\n")
 
-        work = subprocess.Popen([*nodes.enter(1), "env", "TRAINFLEET_JOB=/fsx/trainfleet:cloudy", "sleep", "1000"])
+        work = subprocess.Popen(
+            [*nodes.enter(1), "env", "TRAINFLEET_JOB=/fsx/trainfleet:cloudy", "sleep", "1000"]
+        )
         try:
             while not nodes.processes(1, "sleep"):
                 time.sleep(0.05)
             said = place.type("image", code=1)
-            assert "an image is made of a node at rest" in said and "/fsx/trainfleet:cloudy is at work" in said and not seen
+            assert (
+                "an image is made of a node at rest" in said
+                and "/fsx/trainfleet:cloudy is at work" in said
+                and not seen
+            )
         finally:
             work.kill()
             work.wait()
@@ -49,7 +61,12 @@ def test_an_image_has_no_keys_and_its_node_is_reached_again(tmp_path: Path) -> N
             subprocess.run(["kill", "-9", str(pid)], check=True)
 
         said = place.type("image")
-        assert seen == {two[1]: set(OPEN)} and not booted and f"{two[1]}" in said and "GiB snapshot: $" in said
+        assert (
+            seen == {two[1]: set(OPEN)}
+            and not booted
+            and f"{two[1]}" in said
+            and "GiB snapshot: $" in said
+        )
         assert all((root / name).exists() for name in PRIVATE)
         assert "2 of 2 hosts ready, 0 changed" in place.type("setup", "NODES=2")
         (image,) = (thing for thing in account.things.values() if thing.kind == "ami")

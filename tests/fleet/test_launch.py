@@ -43,11 +43,17 @@ def seen_in_processes() -> list[str]:
 
 
 def holds_canary(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and CANARY.encode() in path.read_bytes()
+    ]
 
 
 @pytest.mark.timeout(280)
-def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: Lab, tmp_path: Path) -> None:
+def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(
+    pair: Lab, tmp_path: Path
+) -> None:
     text = write_text(pair.shared / "text")
     there, here = tmp_path / "there", tmp_path / "here"
     for folder, backend, source in (
@@ -67,9 +73,14 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
         time.sleep(0.05)
     outputs += [finish(process), finish(start(there, "status")), finish(start(there, "train"))]
     assert "nothing is left to do" in outputs[-1]
-    outputs += [finish(start(there, "scaling", "NODES=1 2", "STEPS=3")), finish(start(there, "profile"))]
+    outputs += [
+        finish(start(there, "scaling", "NODES=1 2", "STEPS=3")),
+        finish(start(there, "profile")),
+    ]
     assert "scaling.png" in outputs[-2] and "trace" in outputs[-1]
-    assert "continues to step" not in outputs[-2] + outputs[-1]  # what only measures is not summed up as a run
+    assert (
+        "continues to step" not in outputs[-2] + outputs[-1]
+    )  # what only measures is not summed up as a run
 
     finish(start(here, "train"))
     assert (
@@ -80,12 +91,15 @@ def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(pair: La
     assert not seen and not any(CANARY in output for output in outputs)
     assert not holds_canary(there) and not holds_canary(pair.shared)
     for node in range(2):
-        assert not holds_canary(pair.root(node) / "root") and not holds_canary(pair.root(node) / "tmp" / "trainfleet")
+        assert not holds_canary(pair.root(node) / "root") and not holds_canary(
+            pair.root(node) / "tmp" / "trainfleet"
+        )
 
     run, data = pair.shared / "trainfleet/runs/launch", pair.shared / "trainfleet/data/text"
     kept = finish(start(there, "clean"))
-    assert "nothing of launch runs on the fleet's 2 hosts" in kept and f"kept {run.relative_to(pair.shared)}" in kept.replace(
-        "/fsx/", ""
+    assert (
+        "nothing of launch runs on the fleet's 2 hosts" in kept
+        and f"kept {run.relative_to(pair.shared)}" in kept.replace("/fsx/", "")
     )
     assert run.is_dir() and data.is_dir()
     finish(start(there, "clean", "PURGE=1", "YES=1"))

@@ -21,38 +21,62 @@ def test_the_remedy_for_a_reinstalled_host_works(pair: Lab, run: Run) -> None:
     assert "another host key" in failed and command in failed
     pair.run(0, "true")
     known = pair.known_hosts.read_text().splitlines()
-    pair.known_hosts.write_text("\n".join(line for line in known if address_of(1) not in line) + "\n")
+    pair.known_hosts.write_text(
+        "\n".join(line for line in known if address_of(1) not in line) + "\n"
+    )
     assert "its host key SHA256:" in lines(run(pair, "setup").stdout)["node1"]
 
 
 def test_a_jump_host_that_nobody_knows_is_named_once(pair: Lab, tmp_path: Path) -> None:
     known = tmp_path / "known"
-    known.write_text("\n".join(line for line in pair.known_hosts.read_text().splitlines() if address_of(1) in line) + "\n")
+    known.write_text(
+        "\n".join(
+            line for line in pair.known_hosts.read_text().splitlines() if address_of(1) in line
+        )
+        + "\n"
+    )
     with transport(pair, jump=f"root@{address_of(0)}", known_hosts=str(known)) as fleet:
         failed = fleet.run("true", timeout=10, hosts=fleet.hosts[1:]).failed[fleet.hosts[1]]
-        assert failed.kind == "unknown-key" and failed.message.startswith(f"the jump host {address_of(0)}, on the way to it: ")
+        assert failed.kind == "unknown-key" and failed.message.startswith(
+            f"the jump host {address_of(0)}, on the way to it: "
+        )
 
 
-def test_a_key_with_a_passphrase_is_named(pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_a_passphrase_is_named(
+    pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import subprocess
 
     (tmp_path / ".ssh").mkdir()
     mine = tmp_path / ".ssh/id_ed25519"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(mine)], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "a passphrase", "-f", str(mine)], check=True
+    )
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     with transport(pair, key=None) as fleet:
         failure = fleet.run("true", timeout=10).failed[fleet.hosts[0]]
-    assert failure.kind == "auth" and "~/.ssh/id_ed25519) has a passphrase" in str(failure) and "None" not in str(failure)
+    assert (
+        failure.kind == "auth"
+        and "~/.ssh/id_ed25519) has a passphrase" in str(failure)
+        and "None" not in str(failure)
+    )
     with transport(pair, key=str(mine)) as fleet:
-        assert f"the key {mine} has a passphrase" in str(fleet.run("true", timeout=10).failed[fleet.hosts[0]])
+        assert f"the key {mine} has a passphrase" in str(
+            fleet.run("true", timeout=10).failed[fleet.hosts[0]]
+        )
 
 
 def test_setup_is_not_green_where_a_job_could_not_run(pair: Lab, tmp_path: Path) -> None:
     fleet = pair.fleet(nodes=2)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "lab", "fleet": fleet | {"python": "/opt/none/bin/python"}}))
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"name": "lab", "fleet": fleet | {"python": "/opt/none/bin/python"}})
+    )
     failed = enter(tmp_path, "setup", code=1)
-    assert "/opt/none/bin/python (fleet.python) is not there" in failed and "0 of 2 hosts ready" in failed
+    assert (
+        "/opt/none/bin/python (fleet.python) is not there" in failed
+        and "0 of 2 hosts ready" in failed
+    )
     pair.run(1, "mount", "-o", "remount,ro,bind", "/fsx")
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "lab", "fleet": fleet}))
     failed = enter(tmp_path, "setup", code=1)

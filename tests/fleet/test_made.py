@@ -18,7 +18,9 @@ GREETING = 'echo Welcome to this node; echo "Have a nice day" >&2\n'
 def test_what_a_run_on_hosts_has_made_is_had_from_here(pair: Lab, tmp_path: Path) -> None:
     write_text(pair.shared / "text")
     for node in range(2):
-        (pair.root(node) / "root/.bashrc").write_text(GREETING)  # bash reads it for every command over SSH
+        (pair.root(node) / "root/.bashrc").write_text(
+            GREETING
+        )  # bash reads it for every command over SSH
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({
         "name": "made",
         "fleet": pair.fleet(nodes=2),

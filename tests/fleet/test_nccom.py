@@ -36,7 +36,11 @@ def config(pair: Lab, tmp_path: Path) -> Config:
 def tried(pair: Lab, config: Config) -> tuple[list[str], list[str]]:
     """What make doctor says of the trials, and what is wrong."""
     with transport(pair) as fleet:
-        known = {host: found for host, found in facts.read(fleet, config).items() if isinstance(found, Facts)}
+        known = {
+            host: found
+            for host, found in facts.read(fleet, config).items()
+            if isinstance(found, Facts)
+        }
         assert len(known) == 2
         said, wrong = collectives(fleet, config, known)
     return said, [str(finding) for finding in wrong]
@@ -50,9 +54,19 @@ def told(pair: Lab, node: int) -> list[str]:
 def let_in(pair: Lab) -> None:
     """The first node may log in on both, as MPI needs."""
     key = "/root/.ssh/id_ed25519"
-    pair.run(0, "sh", "-c", f"mkdir -p /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f {key} && cp {key}.pub /fsx/key.pub")
+    pair.run(
+        0,
+        "sh",
+        "-c",
+        f"mkdir -p /root/.ssh && ssh-keygen -q -t ed25519 -N '' -f {key} && cp {key}.pub /fsx/key.pub",
+    )
     for node in (0, 1):
-        pair.run(node, "sh", "-c", "mkdir -p /root/.ssh && cat /fsx/key.pub >> /root/.ssh/authorized_keys")
+        pair.run(
+            node,
+            "sh",
+            "-c",
+            "mkdir -p /root/.ssh && cat /fsx/key.pub >> /root/.ssh/authorized_keys",
+        )
 
 
 def test_each_node_is_tried_and_then_all_of_them_over_efa(pair: Lab, config: Config) -> None:
@@ -61,21 +75,39 @@ def test_each_node_is_tried_and_then_all_of_them_over_efa(pair: Lab, config: Con
     size = "--minbytes 256MB --maxbytes 256MB --datatype fp32 --check --non-interactive"
     assert told(pair, 1) == [f" allr --nworkers 32 {size}"]
     addresses = f"{address_of(0)} {address_of(1)}"
-    assert told(pair, 0)[1] == f"{address_of(0)}:29400 allr --nworkers 64 {size} --nnodes 2 --hosts {addresses}"
-    assert said[0] == "node0: an all-reduce of 256 MiB over 32 cores takes 6,144 us, 43.7 GB/s on the bus"
-    assert said[2].startswith("all 2 nodes: an all-reduce of 256 MiB over 64 cores takes 6,144 us, 4.5 GB/s")
+    assert (
+        told(pair, 0)[1]
+        == f"{address_of(0)}:29400 allr --nworkers 64 {size} --nnodes 2 --hosts {addresses}"
+    )
+    assert (
+        said[0]
+        == "node0: an all-reduce of 256 MiB over 32 cores takes 6,144 us, 43.7 GB/s on the bus"
+    )
+    assert said[2].startswith(
+        "all 2 nodes: an all-reduce of 256 MiB over 64 cores takes 6,144 us, 4.5 GB/s"
+    )
     assert len(wrong) == 1 and "moves 4.5 GB/s, not" in wrong[0] and said[3].startswith("fleet: ")
 
 
-def test_without_a_login_between_the_nodes_that_is_said_and_nobody_is_blamed(pair: Lab, config: Config) -> None:
+def test_without_a_login_between_the_nodes_that_is_said_and_nobody_is_blamed(
+    pair: Lab, config: Config
+) -> None:
     said, wrong = tried(pair, config)
-    assert not wrong and "can node0 log in on the others?" in said[2] and "mpirun: unable to reach" in said[2]
+    assert (
+        not wrong
+        and "can node0 log in on the others?" in said[2]
+        and "mpirun: unable to reach" in said[2]
+    )
 
 
 def test_a_node_whose_cores_do_not_answer_is_named(pair: Lab, config: Config) -> None:
     pair.run(1, "touch", "/run/nccom-broken")
     said, wrong = tried(pair, config)
-    assert len(wrong) == 1 and "NRT_EXEC_HW_ERR_COLLECTIVES" in wrong[0] and any(line.startswith("node1: ") for line in said)
+    assert (
+        len(wrong) == 1
+        and "NRT_EXEC_HW_ERR_COLLECTIVES" in wrong[0]
+        and any(line.startswith("node1: ") for line in said)
+    )
     assert len(told(pair, 0)) == 1  # all together are not tried then
 
 

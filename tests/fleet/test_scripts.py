@@ -13,6 +13,10 @@ BATS = Path(__file__).parents[1] / "scripts" / "scripts.bats"
 def test_the_scripts_do_what_they_say() -> None:
     need_program("fi_info", "apt-get install libfabric-bin")
     done = subprocess.run(
-        [need_program("bats", "apt-get install bats"), str(BATS)], capture_output=True, text=True, check=False, timeout=200
+        [need_program("bats", "apt-get install bats"), str(BATS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr

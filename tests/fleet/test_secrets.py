@@ -20,11 +20,15 @@ def test_a_run_on_hosts_that_fails_with_a_secret_keeps_it(pair: Lab, tmp_path: P
     sabotage.lay(pair.shared / "sabotage")
     python = pair.shared / "bin/python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:/fsx/sabotage" exec {sys.executable} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:/fsx/sabotage" exec {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     desk = tmp_path / "desk"
     desk.mkdir()
-    (desk / "config.yaml").write_text(config(pair.fleet(secrets=list(sabotage.SECRETS), python="/fsx/bin/python"), "/fsx/text"))
+    (desk / "config.yaml").write_text(
+        config(pair.fleet(secrets=list(sabotage.SECRETS), python="/fsx/bin/python"), "/fsx/text")
+    )
 
     said = [verbs.enter(desk, "setup", variables=sabotage.SECRETS)]
     process, seen = verbs.begin(desk, "train", variables=sabotage.SECRETS), []
@@ -41,9 +45,16 @@ def test_a_run_on_hosts_that_fails_with_a_secret_keeps_it(pair: Lab, tmp_path: P
     said += [verbs.enter(desk, verb, variables=sabotage.SECRETS) for verb in ("status", "logs")]
 
     run = pair.shared / "trainfleet/runs/launch"
-    assert "401 for ***" in "".join(path.read_text() for path in run.rglob("*.jsonl")), "the failure itself is not recorded"
-    assert "***" in (run / "logs/node-1.log").read_text() and (desk / "runs/launch/results.json").exists()
-    assert not [text for text in said for part in sabotage.NEVER if part.decode() in text] and not seen
+    assert "401 for ***" in "".join(path.read_text() for path in run.rglob("*.jsonl")), (
+        "the failure itself is not recorded"
+    )
+    assert (
+        "***" in (run / "logs/node-1.log").read_text()
+        and (desk / "runs/launch/results.json").exists()
+    )
+    assert (
+        not [text for text in said for part in sabotage.NEVER if part.decode() in text] and not seen
+    )
     assert sabotage.leaks(desk) == [] and sabotage.leaks(pair.shared) == []
     for node in range(2):
         for folder in ("root/.trainfleet", "root/.ssh", "tmp/trainfleet", "var/log"):

@@ -21,15 +21,25 @@ from trainfleet.nodes.install_steps import InstallStep, Wanted
 from trainfleet.nodes.stack import load_stack
 
 
-def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(pair: Lab, run: Run, tmp_path: Path) -> None:
+def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(
+    pair: Lab, run: Run, tmp_path: Path
+) -> None:
     planned = run(pair, "plan", "trainer", OUT="out")
     script = (tmp_path / "out/setup-node1.sh").read_text()
-    assert "sudo -n scripts/limits.sh apply 65536 && sudo -n scripts/limits.sh verify 65536\n" in script, planned.stderr
-    assert not (pair.root(1) / "etc/security/limits.d/90-trainfleet.conf").exists()  # planning writes nothing
+    assert (
+        "sudo -n scripts/limits.sh apply 65536 && sudo -n scripts/limits.sh verify 65536\n"
+        in script
+    ), planned.stderr
+    assert not (
+        pair.root(1) / "etc/security/limits.d/90-trainfleet.conf"
+    ).exists()  # planning writes nothing
 
     first = run(pair, "setup", "trainer")
     assert first.returncode == 0, first.stdout + first.stderr
-    assert all(" changed " in line for line in lines(first.stdout).values()) and len(lines(first.stdout)) == 2
+    assert (
+        all(" changed " in line for line in lines(first.stdout).values())
+        and len(lines(first.stdout)) == 2
+    )
     written = [pair.root(node) / path for node in (0, 1) for path in ("etc/security/limits.d/90-trainfleet.conf",
                "etc/ssh/sshd_config.d/10-trainfleet.conf", "home/trainer/.ssh/authorized_keys")]  # fmt: skip
     stamps = [path.stat().st_mtime_ns for path in written]
@@ -37,7 +47,14 @@ def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(pair: Lab, run: 
     second = run(pair, "setup", "trainer")
     assert second.returncode == 0 and "2 of 2 hosts ready, 0 changed" in second.stdout
     assert [path.stat().st_mtime_ns for path in written] == stamps
-    key = ["-i", "/home/trainer/.ssh/id_trainfleet", "-o", "StrictHostKeyChecking=accept-new", "-o", "BatchMode=yes"]
+    key = [
+        "-i",
+        "/home/trainer/.ssh/id_trainfleet",
+        "-o",
+        "StrictHostKeyChecking=accept-new",
+        "-o",
+        "BatchMode=yes",
+    ]
     hop = pair.run(0, "su", "trainer", "-c", f"cd && ssh {' '.join(key)} {address_of(1)} hostname")
     assert hop.stdout == "node1\n"  # the head reaches the other without a password
     assert not (pair.root(1) / "home/trainer/.ssh/id_trainfleet").exists()
@@ -61,10 +78,15 @@ def test_every_unfit_host_is_named_in_one_table_and_not_touched(run: Run) -> Non
             "node1": "", "node2": "another host key", "node3": "refuses nobody-here", "node4": "may not sudo",
             "node5": "GB free", "node6": "/fsx/trainfleet is on overlay at /", "node7": "host name node8", "node8": "host name node8"}  # fmt: skip
         for name, words in expected.items():
-            assert "FAILED" in table[name] and words in table[name] and "next: " in table[name], table[name]
+            assert "FAILED" in table[name] and words in table[name] and "next: " in table[name], (
+                table[name]
+            )
         assert " changed " in table["node0"]
         assert done.returncode == 1 and "1 of 9 hosts ready, 1 changed" in done.stdout
-        untouched = [nodes.root(node) / "etc/ssh/sshd_config.d/10-trainfleet.conf" for node in (2, 3, 4, 5, 6, 7, 8)]
+        untouched = [
+            nodes.root(node) / "etc/ssh/sshd_config.d/10-trainfleet.conf"
+            for node in (2, 3, 4, 5, 6, 7, 8)
+        ]
         assert not any(path.exists() for path in untouched)
 
 
@@ -112,9 +134,17 @@ def test_what_counts_after_a_boot_is_done_after_one_and_never_on_two_hosts_at_on
     monkeypatch.setattr(host_setup.Application, "send_scripts", lambda *hosts: "/")
     with transport(pair) as fleet:
         config = replace_fleet()
-        config = replace(config, fleet=replace(config.fleet, shared_folder="/tmp"))  # which hosts have
-        facts = {host: fact for host, fact in reading.read(fleet, config).items() if isinstance(fact, Facts)}
-        found = host_setup.Survey(facts, dict.fromkeys(facts, (InstallStep("driver.sh", (), "there is none"),)), ())
+        config = replace(
+            config, fleet=replace(config.fleet, shared_folder="/tmp")
+        )  # which hosts have
+        facts = {
+            host: fact
+            for host, fact in reading.read(fleet, config).items()
+            if isinstance(fact, Facts)
+        }
+        found = host_setup.Survey(
+            facts, dict.fromkeys(facts, (InstallStep("driver.sh", (), "there is none"),)), ()
+        )
         board = Board(fleet.hosts)
         host_setup.Application(fleet, config, Wanted(config, load_stack("cpu")), found, board).run()
     assert [board.rows[host] for host in fleet.hosts] == [("changed", "booted; driver: loaded")] * 2

@@ -27,7 +27,9 @@ def config(nodes: Lab, user: str, folder: str, steps: int, **fleet: object) -> s
 def keys(nodes: Lab, node: int, user: str) -> list[str]:
     """The comments of the keys that may log in as this user."""
     path = nodes.root(node) / f"home/{user}/.ssh/authorized_keys"
-    return [line.split(None, 2)[2] for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [line.split(None, 2)[2] for line in path.read_text().splitlines()] if path.exists() else []
+    )
 
 
 def public(nodes: Lab, user: str) -> str:
@@ -46,10 +48,16 @@ def test_two_users_share_a_fleet_and_nothing_else(pair: Lab, tmp_path: Path) -> 
         (folder / "config.yaml").write_text(config(pair, user, shared, steps))
     enter(first, "setup")
     refused = enter(second, "setup", code=1)
-    assert "/fsx/trainfleet is trainer's" in refused and "fleet.shared_folder: /fsx/trainfleet-colleague" in refused
+    assert (
+        "/fsx/trainfleet is trainer's" in refused
+        and "fleet.shared_folder: /fsx/trainfleet-colleague" in refused
+    )
     for words in (("train",), ("train", "NODES=1")):
         refused = enter(second, *words, code=1)
-        assert "/fsx/trainfleet is trainer's" in refused and "fleet.shared_folder: /fsx/trainfleet-colleague" in refused
+        assert (
+            "/fsx/trainfleet is trainer's" in refused
+            and "fleet.shared_folder: /fsx/trainfleet-colleague" in refused
+        )
         assert "left out" not in refused and "Traceback" not in refused, refused
     assert (pair.shared / "trainfleet").stat().st_uid == 4001
     assert not keys(pair, 0, "colleague") and not keys(pair, 1, "colleague")
@@ -63,15 +71,22 @@ def test_two_users_share_a_fleet_and_nothing_else(pair: Lab, tmp_path: Path) -> 
     (second / "config.yaml").write_text(config(pair, "colleague", "/fsx/trainfleet-colleague", 12))
     enter(second, "setup")
     refused = enter(second, "train", code=1)
-    assert "another run is at work on these hosts" in refused and "/fsx/trainfleet:lm (of trainer)" in refused
+    assert (
+        "another run is at work on these hosts" in refused
+        and "/fsx/trainfleet:lm (of trainer)" in refused
+    )
 
-    (second / "config.yaml").write_text(config(pair, "colleague", "/fsx/trainfleet-colleague", 12, exclusive=False))
+    (second / "config.yaml").write_text(
+        config(pair, "colleague", "/fsx/trainfleet-colleague", 12, exclusive=False)
+    )
     finish(begin(second, "train"))
     assert "stopped" in enter(first, "stop")
     assert running.wait(30) == 130
 
     assert {path.stat().st_uid for path in (pair.shared / "trainfleet").rglob("*")} == {4001}
-    assert {path.stat().st_uid for path in (pair.shared / "trainfleet-colleague").rglob("*")} == {4003}
+    assert {path.stat().st_uid for path in (pair.shared / "trainfleet-colleague").rglob("*")} == {
+        4003
+    }
     assert public(pair, "trainer") != public(pair, "colleague")
     for user, other in (("trainer", "colleague"), ("colleague", "trainer")):
         for node in range(2):

@@ -35,8 +35,16 @@ class Process:
     """A process on a node, which evaluates expressions; the answer of a failed call is its errno's name."""
 
     def __init__(self, nodes: Lab, node: int) -> None:
-        command = [*nodes.enter(node), f"PYTHONPATH={ROOT / 'python'}", sys.executable, "-c", READER]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            *nodes.enter(node),
+            f"PYTHONPATH={ROOT / 'python'}",
+            sys.executable,
+            "-c",
+            READER,
+        ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __call__(self, expression: str) -> Any:
         assert self.process.stdin and self.process.stdout
@@ -85,7 +93,9 @@ def test_each_node_has_a_mount_for_itself(nodes: Lab, pair: list[Process]) -> No
     assert devices[0] != devices[1]
 
 
-def test_what_another_node_has_written_is_seen_late_and_by_an_open_at_once(pair: list[Process]) -> None:
+def test_what_another_node_has_written_is_seen_late_and_by_an_open_at_once(
+    pair: list[Process],
+) -> None:
     here, there = pair
     here(write("late", "one"))
     assert there("os.stat('late').st_size") == 3 and there("open('late').read()") == "one"
@@ -94,12 +104,18 @@ def test_what_another_node_has_written_is_seen_late_and_by_an_open_at_once(pair:
     here(write("absent", "now it is there"))
     assert there("os.stat('late').st_size") == 3, "attributes are cached"
     assert there("os.path.exists('absent')") is False, "names that were absent are cached"
-    assert there("open('late').read()") == "one and two", "whoever opens a file sees what was written before"
-    assert "absent" in there("os.listdir('.')") and there("os.path.exists('absent')") is True, "as does whoever lists the folder"
+    assert there("open('late').read()") == "one and two", (
+        "whoever opens a file sees what was written before"
+    )
+    assert "absent" in there("os.listdir('.')") and there("os.path.exists('absent')") is True, (
+        "as does whoever lists the folder"
+    )
     assert there("os.path.exists('taken')") is there("os.path.exists('later')") is False
     here(write("taken", "x"))
     here(write("later", "x"))
-    assert there("os.open('taken', os.O_CREAT | os.O_EXCL | os.O_WRONLY)") == "EEXIST", "the server decides who creates it"
+    assert there("os.open('taken', os.O_CREAT | os.O_EXCL | os.O_WRONLY)") == "EEXIST", (
+        "the server decides who creates it"
+    )
     assert until(lambda: there("os.path.exists('later')"), CACHE + 20) > CACHE - 1
 
 
@@ -111,7 +127,9 @@ def test_a_dataset_that_another_node_has_made_is_found_at_once(pair: list[Proces
     assert there("os.path.exists('data/text/manifest.json')") is False, "as the gate looks"
     here("os.makedirs('data/text')")
     here(write("data/text/manifest.json", "{}"))
-    assert there("os.path.exists('data/text/manifest.json')") is False, "the name of its folder is still remembered"
+    assert there("os.path.exists('data/text/manifest.json')") is False, (
+        "the name of its folder is still remembered"
+    )
     assert there("read('manifest.json').decode()") == "{}"
     assert there("read('absent.json')") is None
     assert there("os.path.exists('data/text/train')") is False
@@ -131,18 +149,24 @@ def test_a_file_that_was_replaced_is_seen_late_and_by_an_open_at_once(pair: list
     assert there("open('state').read()") == "another" and there("os.stat('state').st_ino") != before
     here(write("part", "a third"))
     here("os.rename('part', 'state')")
-    assert there("[entry.stat().st_size for entry in os.scandir('.') if entry.name == 'state']") == [7], "a listing is fresh"
+    assert there(
+        "[entry.stat().st_size for entry in os.scandir('.') if entry.name == 'state']"
+    ) == [7], "a listing is fresh"
 
 
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
-def test_locks_hold_between_nodes_and_outlive_a_node_without_power(nodes: Lab, pair: list[Process], kind: str) -> None:
+def test_locks_hold_between_nodes_and_outlive_a_node_without_power(
+    nodes: Lab, pair: list[Process], kind: str
+) -> None:
     here, there = pair
     take = f"fcntl.{kind}(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"
     for process in pair:
         process(f"globals().update(file=open('{kind}', 'w'))")
     assert here(take) is None and there(take) == "EAGAIN"
     here.end()
-    assert until(lambda: there(take) is None, 20) < LEASE, "a process that died on a living node has no locks"
+    assert until(lambda: there(take) is None, 20) < LEASE, (
+        "a process that died on a living node has no locks"
+    )
     there(f"fcntl.{kind}(file, fcntl.LOCK_UN)")
     again = Process(nodes, 0)
     again(f"globals().update(file=open('/fsx/folder/{kind}', 'w'))")
@@ -156,12 +180,17 @@ def test_locks_hold_between_nodes_and_outlive_a_node_without_power(nodes: Lab, p
 
 
 @pytest.mark.parametrize("which", ["all", "one"])
-def test_every_operation_waits_while_the_folder_stalls(nodes: Lab, pair: list[Process], which: str) -> None:
+def test_every_operation_waits_while_the_folder_stalls(
+    nodes: Lab, pair: list[Process], which: str
+) -> None:
     node = [] if which == "all" else [0]
     nodes.server.hold(*node)
     try:
         with ThreadPoolExecutor() as pool:
-            asked = [pool.submit(process, write(f"stalled-{number}", "x")) for number, process in enumerate(pair)]
+            asked = [
+                pool.submit(process, write(f"stalled-{number}", "x"))
+                for number, process in enumerate(pair)
+            ]
             for number, answer in enumerate(asked):
                 with suppress(NotYet):
                     assert answer.result(timeout=0.7) == 1 and which == "one" and number == 1
@@ -171,7 +200,9 @@ def test_every_operation_waits_while_the_folder_stalls(nodes: Lab, pair: list[Pr
         nodes.server.go(*node)
 
 
-def test_what_is_cut_off_for_longer_than_a_lease_has_lost_its_locks(nodes: Lab, pair: list[Process]) -> None:
+def test_what_is_cut_off_for_longer_than_a_lease_has_lost_its_locks(
+    nodes: Lab, pair: list[Process]
+) -> None:
     take = "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"
     for process in pair:
         process("globals().update(file=open('cut', 'w'))")
@@ -183,7 +214,9 @@ def test_what_is_cut_off_for_longer_than_a_lease_has_lost_its_locks(nodes: Lab, 
         nodes.server.go(0)
 
 
-def test_a_node_that_shuts_down_while_the_folder_stalls_can_be_ended(nodes: Lab, pair: list[Process]) -> None:
+def test_a_node_that_shuts_down_while_the_folder_stalls_can_be_ended(
+    nodes: Lab, pair: list[Process]
+) -> None:
     nodes.server.hold()
     try:
         with ThreadPoolExecutor() as pool, suppress(ValueError):
@@ -196,14 +229,18 @@ def test_a_node_that_shuts_down_while_the_folder_stalls_can_be_ended(nodes: Lab,
         nodes.recreate(0)
 
 
-def test_what_is_open_is_stale_after_a_remount_and_is_found_by_its_name(nodes: Lab, pair: list[Process]) -> None:
+def test_what_is_open_is_stale_after_a_remount_and_is_found_by_its_name(
+    nodes: Lab, pair: list[Process]
+) -> None:
     here, there = pair
     here(write("stale", "text"))
     for process in pair:
         process("globals().update(file=os.open('/fsx/folder/stale', os.O_RDONLY))")
     nodes.server.make_stale(0)
     assert here("os.pread(file, 4, 0).decode()") == here("os.listdir('.')") == "ESTALE"
-    assert here("open('/fsx/folder/stale').read()") == "text" and "stale" in here("os.listdir('/fsx/folder')")
+    assert here("open('/fsx/folder/stale').read()") == "text" and "stale" in here(
+        "os.listdir('/fsx/folder')"
+    )
     assert there("os.pread(file, 4, 0).decode()") == "text"
 
 
@@ -220,11 +257,15 @@ def test_a_run_finds_its_folder_again_after_a_remount(nodes: Lab, pair: list[Pro
     assert here("os.path.exists('.')") is True
 
 
-def test_appends_of_two_nodes_overwrite_each_other_where_that_is_asked_for(nodes: Lab, pair: list[Process]) -> None:
+def test_appends_of_two_nodes_overwrite_each_other_where_that_is_asked_for(
+    nodes: Lab, pair: list[Process]
+) -> None:
     for race, left in ((False, "ab"), (True, "b")):
         nodes.server.race_appends(race)
         for process in pair:
-            process(f"globals().update(file=os.open('appended-{race}', os.O_WRONLY | os.O_CREAT | os.O_APPEND))")
+            process(
+                f"globals().update(file=os.open('appended-{race}', os.O_WRONLY | os.O_CREAT | os.O_APPEND))"
+            )
         for process, letter in zip(pair, "ab", strict=True):
             assert process(f"os.write(file, {letter.encode()!r})") == 1
         assert pair[0](f"open('appended-{race}').read()") == left
@@ -253,7 +294,14 @@ def test_files_are_their_makers(nodes: Lab) -> None:
         "umask 027; cd /fsx/mine; echo x > file; mkdir folder; ln -s file link; ln file second; mv second third",
     )
     told = nodes.run(
-        1, "stat", "-c", "%n %U %a %h", "/fsx/mine/file", "/fsx/mine/folder", "/fsx/mine/link", "/fsx/mine/third"
+        1,
+        "stat",
+        "-c",
+        "%n %U %a %h",
+        "/fsx/mine/file",
+        "/fsx/mine/folder",
+        "/fsx/mine/link",
+        "/fsx/mine/third",
     ).stdout
     assert [line.split("/")[-1] for line in told.splitlines()] == ["file trainer 640 2", "folder trainer 2750 2",
                                                                   "link trainer 777 1", "third trainer 640 2"]  # fmt: skip
@@ -279,7 +327,9 @@ def test_an_attempt_begins_behind_all_that_other_nodes_have_logged(pair: list[Pr
     assert here(START) == []  # what takes long, the imports, is done
     there(write("node-0.log", "begins"))
     here("os.listdir('.')")
-    assert here("os.stat('node-0.log').st_size") == 6 and here("os.path.exists('node-1.log')") is False
+    assert (
+        here("os.stat('node-0.log').st_size") == 6 and here("os.path.exists('node-1.log')") is False
+    )
     there(write("node-0.log", ", and fails", "a"))
     there(write("node-1.log", "fails too"))
     assert here(START) == [17, 9]

@@ -19,7 +19,9 @@ def test_a_host_that_has_lost_the_shared_folder_takes_no_other_attempt(
     pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("config.yaml").write_text(yaml.safe_dump({"name": "surveyed", "fleet": pair.fleet(nodes=2)}))
+    Path("config.yaml").write_text(
+        yaml.safe_dump({"name": "surveyed", "fleet": pair.fleet(nodes=2)})
+    )
     backend = Ssh(load(Settings(Path("config.yaml")), terms_of)[0])
     (pair.shared / "trainfleet").mkdir()
     with backend.head().transport as transport:
@@ -28,6 +30,8 @@ def test_a_host_that_has_lost_the_shared_folder_takes_no_other_attempt(
         pair.server.fail(1, number)
         sound, unsound = backend.head().survey(transport.hosts, again=True)
         assert [host.name for host in sound] == ["node0"], unsound
-        assert [host.name for host in unsound] == ["node1"] and "/fsx/trainfleet" in str(unsound), unsound
+        assert [host.name for host in unsound] == ["node1"] and "/fsx/trainfleet" in str(unsound), (
+            unsound
+        )
         pair.server.fail(1, 0)
         assert len(backend.head().survey(transport.hosts, again=True)[0]) == 2

@@ -31,19 +31,28 @@ def transport(nodes: Lab, **changes: Any) -> Transport:
 
 def test_every_host_answers_for_itself_over_one_kept_connection(pair: Lab) -> None:
     with transport(pair) as fleet:
-        assert [answer.stdout for answer in fleet.run("hostname", timeout=10).ok.values()] == ["node0\n", "node1\n"]
+        assert [answer.stdout for answer in fleet.run("hostname", timeout=10).ok.values()] == [
+            "node0\n",
+            "node1\n",
+        ]
         ports = "echo $SSH_CONNECTION"
         assert fleet.run(ports, timeout=10).keys() == set(fleet.hosts)
         first, again = fleet.run(ports, timeout=10), fleet.run(ports, timeout=10)
         assert [a.stdout for a in first.ok.values()] == [a.stdout for a in again.ok.values()]
-        mixed = fleet.run(lambda host: "exit 3" if host.name == "node1" else "cat", stdin="secret", timeout=10)
-        assert [host.name for host in mixed.ok] == ["node0"] and mixed.ok[fleet.hosts[0]].stdout == "secret"
+        mixed = fleet.run(
+            lambda host: "exit 3" if host.name == "node1" else "cat", stdin="secret", timeout=10
+        )
+        assert [host.name for host in mixed.ok] == ["node0"] and mixed.ok[
+            fleet.hosts[0]
+        ].stdout == "secret"
         assert str(mixed.failed[fleet.hosts[1]]) == "exit code 3: it said nothing"
 
 
 def test_much_output_on_both_streams_and_much_input_come_through(pair: Lab) -> None:
     with transport(pair) as fleet:
-        answer = fleet.run("cat; seq 1 300000 >&2", stdin=b"x" * 3_000_000, timeout=20, hosts=fleet.hosts[:1])[fleet.hosts[0]]
+        answer = fleet.run(
+            "cat; seq 1 300000 >&2", stdin=b"x" * 3_000_000, timeout=20, hosts=fleet.hosts[:1]
+        )[fleet.hosts[0]]
     assert isinstance(answer, Result)
     assert len(answer.stdout) == 3_000_000 and answer.stderr.endswith("300000\n")
 
@@ -84,7 +93,9 @@ def test_each_way_to_be_unreachable_has_its_own_words(pair: Lab) -> None:
     assert all(failure.next for failure in failed.values())
 
 
-def test_an_unknown_key_is_refused_until_its_fingerprint_is_in_the_config(pair: Lab, tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_until_its_fingerprint_is_in_the_config(
+    pair: Lab, tmp_path: Path
+) -> None:
     empty = str(tmp_path / "known")
     with transport(pair, known_hosts=empty) as fleet:
         failed = fleet.run("true", timeout=10).failed
@@ -92,7 +103,12 @@ def test_an_unknown_key_is_refused_until_its_fingerprint_is_in_the_config(pair: 
         prints = tuple(failure.message.split()[3] for failure in failed.values())
         assert not (tmp_path / "known").exists()
     pair.root(0)
-    shown = subprocess.run(["ssh-keygen", "-l", "-f", str(pair.known_hosts)], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["ssh-keygen", "-l", "-f", str(pair.known_hosts)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert all(fingerprint in shown for fingerprint in prints)
     with transport(pair, known_hosts=empty, fingerprints=prints[:1]) as fleet:
         assert [host.name for host in fleet.run("true", timeout=10).ok] == ["node0"]
@@ -102,7 +118,9 @@ def test_an_unknown_key_is_refused_until_its_fingerprint_is_in_the_config(pair: 
 
 def test_through_a_jump_host_a_dead_node_is_noticed_as_fast(pair: Lab) -> None:
     with transport(pair, jump=f"root@{address_of(0)}") as fleet:
-        came_from = fleet.run("echo $SSH_CONNECTION", timeout=10).ok[fleet.hosts[1]].stdout.split()[0]
+        came_from = (
+            fleet.run("echo $SSH_CONNECTION", timeout=10).ok[fleet.hosts[1]].stdout.split()[0]
+        )
         assert came_from == address_of(0)
         threading.Timer(0.5, pair.cut, [1]).start()
         began = time.monotonic()
@@ -132,7 +150,9 @@ def test_a_way_that_ends_while_a_sign_of_life_is_sent_leaves_no_traceback() -> N
 
 def test_an_agent_serves_as_well_as_a_key_file(pair: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
-    words = dict(part.split("=", 1) for part in agent.replace(";", "\n").splitlines() if "=" in part)
+    words = dict(
+        part.split("=", 1) for part in agent.replace(";", "\n").splitlines() if "=" in part
+    )
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", words["SSH_AUTH_SOCK"])
         subprocess.run(["ssh-add", "-q", str(pair.key)], check=True)
@@ -147,12 +167,19 @@ def test_files_arrive_whole_and_once(pair: Lab) -> None:
     with transport(pair) as fleet:
         assert not fleet.put(files, "/opt/x").failed
         assert fleet.run("/opt/x/a/run.sh", timeout=10).ok[fleet.hosts[0]].stdout == "ran\n"
-        for folder in ("/fsx/code/1", "/opt/code/1"):  # one that all see, and one of each node's own
+        for folder in (
+            "/fsx/code/1",
+            "/opt/code/1",
+        ):  # one that all see, and one of each node's own
             assert not fleet.put_once(files, folder).failed
             before = fleet.run(f"stat -c %Y.%i {folder}/b.txt", timeout=10)
             assert not fleet.put_once(files, folder).failed
-            after = fleet.run(f"stat -c %Y.%i {folder}/b.txt; ls /fsx/code /opt/code | grep -v :", timeout=10)
-            assert [a.stdout.split()[0] for a in after.ok.values()] == [b.stdout.strip() for b in before.ok.values()]
+            after = fleet.run(
+                f"stat -c %Y.%i {folder}/b.txt; ls /fsx/code /opt/code | grep -v :", timeout=10
+            )
+            assert [a.stdout.split()[0] for a in after.ok.values()] == [
+                b.stdout.strip() for b in before.ok.values()
+            ]
         assert all(answer.stdout.split()[1:] == ["1", "1"] for answer in after.ok.values())
 
 
@@ -160,7 +187,11 @@ def test_the_code_has_one_name_for_one_content() -> None:
     files = code_files("")
     assert "python/trainfleet/nodes/transport.py" in files and "schema/config.schema.json" in files
     assert not any("__pycache__" in name for name in files)
-    assert content_hash(files) == content_hash(dict(reversed(files.items()))) != content_hash(files | {"x": b""})
+    assert (
+        content_hash(files)
+        == content_hash(dict(reversed(files.items())))
+        != content_hash(files | {"x": b""})
+    )
 
 
 def test_nothing_of_the_lab_outlives_it(pair: Lab) -> None:
@@ -187,10 +218,19 @@ while True:
 """
 
 
-def test_ssh_through_a_session_of_ssm(pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ssh_through_a_session_of_ssm(
+    pair: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A program in place of the AWS CLI takes its documented words, and carries the bytes to the instance's sshd."""
     ids = {"i-0123456789abcdef0": 0, "i-0123456789abcdef1": 1}
-    rest = ["--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=22", "--region", "us-east-1"]
+    rest = [
+        "--document-name",
+        "AWS-StartSSHSession",
+        "--parameters",
+        "portNumber=22",
+        "--region",
+        "us-east-1",
+    ]
     program = tmp_path / "aws"
     addresses = {id: address_of(node) for id, node in ids.items()}
     program.write_text(SSM.format(python=sys.executable, rest=rest, addresses=addresses))
@@ -199,13 +239,26 @@ def test_ssh_through_a_session_of_ssm(pair: Lab, tmp_path: Path, monkeypatch: py
     known = tmp_path / "known_hosts"
     known.write_text("".join(f"{id} {pair.host_key(node)}\n" for id, node in ids.items()))
     ssh = replace(SSH, **(pair.ssh("root") | {"known_hosts": str(known)}))
-    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=through_agent("us-east-1")) as fleet:
-        assert [answer.stdout for answer in fleet.run("hostname", timeout=20).ok.values()] == ["node0\n", "node1\n"]
+    with Transport(
+        parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=through_agent("us-east-1")
+    ) as fleet:
+        assert [answer.stdout for answer in fleet.run("hostname", timeout=20).ok.values()] == [
+            "node0\n",
+            "node1\n",
+        ]
         first, again = (fleet.run("echo $SSH_CONNECTION", timeout=20) for _ in range(2))
-        assert [one.stdout for one in first.ok.values()] == [one.stdout for one in again.ok.values()], "one kept session"
+        assert [one.stdout for one in first.ok.values()] == [
+            one.stdout for one in again.ok.values()
+        ], "one kept session"
     known.write_text("".join(f"{id} {pair.host_key(1 - node)}\n" for id, node in ids.items()))
-    with Transport(parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=through_agent("us-east-1")) as fleet:
-        assert {failure.kind for failure in fleet.run("true", timeout=20).failed.values()} == {"host-key"}
+    with Transport(
+        parse_hosts([f"{id}={id}" for id in ids]), ssh, proxy=through_agent("us-east-1")
+    ) as fleet:
+        assert {failure.kind for failure in fleet.run("true", timeout=20).failed.values()} == {
+            "host-key"
+        }
     with Transport(parse_hosts(["i-0f=i-0f"]), ssh, proxy=through_agent("us-east-1")) as fleet:
         (failure,) = fleet.run("true", timeout=20).failed.values()
-        assert failure.next.startswith("aws ssm start-session --target i-0f --document-name AWS-StartSSHSession"), failure
+        assert failure.next.startswith(
+            "aws ssm start-session --target i-0f --document-name AWS-StartSSHSession"
+        ), failure

@@ -60,7 +60,11 @@ def judge(case: Case, folder: Path) -> str | None:
     One that was too slow is tried again: a core that others share does less in a second of CPU.
     """
     fault = judge_once(case, folder)
-    return judge_once(case, folder.with_name(f"{folder.name}-again")) if fault == too_slow(case) else fault
+    return (
+        judge_once(case, folder.with_name(f"{folder.name}-again"))
+        if fault == too_slow(case)
+        else fault
+    )
 
 
 def too_slow(case: Case) -> str:
@@ -73,7 +77,11 @@ def judge_once(case: Case, folder: Path) -> str | None:
     folder.mkdir(parents=True)
     os.chdir(folder)
     try:
-        with watched(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            watched(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             case.run(folder)
     except TooSlow:
         return too_slow(case)
@@ -110,6 +118,10 @@ def judge_all(cases: list[Case], folder: Path) -> list[str]:
     gc.collect()
     gc.freeze()
     try:
-        return [fault for number, case in enumerate(cases) if (fault := judge(case, folder / str(number)))]
+        return [
+            fault
+            for number, case in enumerate(cases)
+            if (fault := judge(case, folder / str(number)))
+        ]
     finally:
         gc.unfreeze()

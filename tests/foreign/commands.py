@@ -55,7 +55,16 @@ def sets() -> Iterator[Case]:
     """SET, typed and checked like the file; what is wrong with it is told of SET, and never of a line of the file."""
     for text in SETS:
         yield Case("SET", repr(text[:60]), _blaming(text, "SET"))
-    for text in ("nmae=x", "name=", "x", "name='a", "train={steps: 1, steps: 2}", "naem=b", "NAME=b", "nam.e=b"):
+    for text in (
+        "nmae=x",
+        "name=",
+        "x",
+        "name='a",
+        "train={steps: 1, steps: 2}",
+        "naem=b",
+        "NAME=b",
+        "nam.e=b",
+    ):
         yield Case("SET at a look", repr(text), _look(text))
     for text in (
         "0",
@@ -118,16 +127,26 @@ def variables() -> Iterator[Case]:
             "\x1b[31m=1",
             "CONFIG=\udcff",
         ):
-            yield Case("variable", f"{verb} {word!r}", lambda folder, v=verb, a=allowed, w=word: read_variables(v, a, [w], {}))
+            yield Case(
+                "variable",
+                f"{verb} {word!r}",
+                lambda folder, v=verb, a=allowed, w=word: read_variables(v, a, [w], {}),
+            )
     for name in ("SAMPLE", "STEPS"):
         for text in NUMBERS:
-            yield Case("number", f"{name}={text!r}", lambda folder, n=name, t=text: number({n: t}, n, 20, least=1))
+            yield Case(
+                "number",
+                f"{name}={text!r}",
+                lambda folder, n=name, t=text: number({n: t}, n, 20, least=1),
+            )
     for name in ("YES", "PURGE", "FOLLOW", "VERIFY", "WEAK"):
         for text in FLAGS:
             yield Case("flag", f"{name}={text!r}", lambda folder, n=name, t=text: flag({n: t}, n))
     for text in (*NUMBERS, "0", "3", "٢ ٤"):
         yield Case("sizes", f"NODES={text!r}", lambda folder, t=text: counts_of(t, 4))
-        yield Case("step", f"STEP={text!r}", lambda folder, t=text: chosen({"STEP": t}, _Steps(), "a"))  # type: ignore[arg-type]
+        yield Case(
+            "step", f"STEP={text!r}", lambda folder, t=text: chosen({"STEP": t}, _Steps(), "a")
+        )  # type: ignore[arg-type]
     for text in ("", "x", "../x", "/etc/passwd", "first-run.yaml", "FIRST", "\0", "a" * 9999):
         yield Case("recipe", repr(text[:30]), lambda folder, t=text: recipe_named(t))
 

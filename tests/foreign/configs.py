@@ -17,8 +17,34 @@ from .cases import Case
 
 NOT_FINITE = (".nan", ".inf", "-.inf", ".NaN", "+.INF", "1e400", "-1e999", "!!float .nan")
 TINY = ("5e-324", "-1e-320", "1e-39", "1e-400", "0.0001e-999")  # 32 bits make 0 of them
-NO_NUMBER = ("abc", "'4'", "0x10", "0b11", "1_000", "1:30:00", "2024-01-01", "12 %", "1,000", "٤", "1e", "--1", "4GB", "٣.٥", "½")
-ODD_NUMBERS = ("9" * 5000, "-" + "9" * 40, str(2**63), str(-(2**63) - 1), "1e300", "-1e300", "010", "-007", "!!int '0o17'")
+NO_NUMBER = (
+    "abc",
+    "'4'",
+    "0x10",
+    "0b11",
+    "1_000",
+    "1:30:00",
+    "2024-01-01",
+    "12 %",
+    "1,000",
+    "٤",
+    "1e",
+    "--1",
+    "4GB",
+    "٣.٥",
+    "½",
+)
+ODD_NUMBERS = (
+    "9" * 5000,
+    "-" + "9" * 40,
+    str(2**63),
+    str(-(2**63) - 1),
+    "1e300",
+    "-1e300",
+    "010",
+    "-007",
+    "!!int '0o17'",
+)
 NO_SCALAR = ("[]", "[[]]", "{}", "{a: b}", "[1]", "{1: 2}")
 TAGGED = ("!!python/object/apply:os.system ['true']", "!!python/name:os.system x", "!!binary aGk=", "!!set {a}", "!!omap [a: 1]",
           "!!timestamp 2001-01-01", "!mine x", "!!int x", "!!float x", "!!bool x", "!!map x", "!!seq x", "!!str [a]")  # fmt: skip
@@ -53,15 +79,40 @@ def values() -> Iterator[Case]:
             nothing = () if "null" in part["type"] else ("null",)
             wrong: tuple[str, ...] = ("3", "x", "[a]", "true", ".nan", *nothing, *TAGGED[:3])
         else:
-            wrong = (*NOT_FINITE, *TINY, *TAGGED[:8], *UNPRINTABLE, *_mistyped(part), *_out_of_range(part))
+            wrong = (
+                *NOT_FINITE,
+                *TINY,
+                *TAGGED[:8],
+                *UNPRINTABLE,
+                *_mistyped(part),
+                *_out_of_range(part),
+            )
         for value in wrong:
-            yield Case("value", f"{dotted(key)}: {value[:40]!r}", config(written(key, value)), key=dotted(key))
+            yield Case(
+                "value",
+                f"{dotted(key)}: {value[:40]!r}",
+                config(written(key, value)),
+                key=dotted(key),
+            )
 
 
 def _mistyped(part: Schema) -> Iterator[str]:
     types = part["type"] if isinstance(part["type"], list) else [part["type"]]
     if "array" in types:
-        yield from ("3", "x", "{a: b}", "[.nan]", "[[a]]", "[null]", "[3]", '["a\\0"]', "[true]", "[2024]", "null", "['']")
+        yield from (
+            "3",
+            "x",
+            "{a: b}",
+            "[.nan]",
+            "[[a]]",
+            "[null]",
+            "[3]",
+            '["a\\0"]',
+            "[true]",
+            "[2024]",
+            "null",
+            "['']",
+        )
         return
     yield from NO_SCALAR
     if "boolean" not in types:
@@ -79,7 +130,12 @@ def _mistyped(part: Schema) -> Iterator[str]:
 
 
 def _out_of_range(part: Schema) -> Iterator[str]:
-    for name, beyond in (("minimum", -1), ("exclusiveMinimum", 0), ("maximum", 1), ("exclusiveMaximum", 0)):
+    for name, beyond in (
+        ("minimum", -1),
+        ("exclusiveMinimum", 0),
+        ("maximum", 1),
+        ("exclusiveMaximum", 0),
+    ):
         if name in part:
             yield str(part[name] + beyond)
     if "integer" in part["type"] and "number" not in part["type"]:
@@ -91,7 +147,10 @@ def _out_of_range(part: Schema) -> Iterator[str]:
 def texts() -> Iterator[Case]:
     """Texts that are no config, however they are written."""
     good = "name: a\ntrain:\n  steps: 5\n"
-    encoded = {name: good.encode(name) for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp037", "utf-7")}
+    encoded = {
+        name: good.encode(name)
+        for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp037", "utf-7")
+    }
     encoded |= {
         "latin-1": "name: é\n".encode("latin-1"),
         "cp1252": "name: “a”\n".encode("cp1252"),
@@ -134,13 +193,22 @@ def duplicates() -> Iterator[Case]:
         text = written(key, value) + f"{'  ' * (len(key) - 1)}{key[-1]}: {value}\n"
         yield Case("twice", dotted(key), config(text), key=dotted(key))
         flow = f"{{{key[-1]}: {value}, {key[-1]!r}: {value}}}"
-        yield Case("twice in flow style", dotted(key), config(written(key[:-1], flow) if key[:-1] else flow), key=dotted(key))
+        yield Case(
+            "twice in flow style",
+            dotted(key),
+            config(written(key[:-1], flow) if key[:-1] else flow),
+            key=dotted(key),
+        )
     odd = ("4", "null", "true", "1.5", "[a]", "{a: b}", "''", "' '", "'a b'", '"\\0"', '"\\e[1m"', "<<", "naмe", "tràin", "name ​", "2024-01-01",
            "!!int x", "'train.steps'", "? [a]\n", '"\\u202e"', "-", "..", "__proto__", "__class__", "constructor", "$ref")  # fmt: skip
     for group in ((), ("train",), ("fleet", "ssh"), ("data",), ("train", "layout")):
         for name in odd:
             text = written((*group, "x"), "1").replace("x: 1", f"{name}: 1")
-            yield Case("odd key", f"{dotted(group)}: {name!r}", config(text if group else f"name: a\n{name}: 1\n"))
+            yield Case(
+                "odd key",
+                f"{dotted(group)}: {name!r}",
+                config(text if group else f"name: a\n{name}: 1\n"),
+            )
 
 
 def contradictions() -> Iterator[Case]:
@@ -150,7 +218,13 @@ def contradictions() -> Iterator[Case]:
 
 
 def _hosts(*words: str) -> list[tuple[str, str]]:
-    return [(f"fleet: {{backend: ssh, shared_folder: /fsx/t, nodes: 1, hosts: [{word}]}}", "fleet.hosts") for word in words]
+    return [
+        (
+            f"fleet: {{backend: ssh, shared_folder: /fsx/t, nodes: 1, hosts: [{word}]}}",
+            "fleet.hosts",
+        )
+        for word in words
+    ]
 
 
 SSH = "backend: ssh, shared_folder: /fsx/t, nodes: 1"
@@ -236,7 +310,10 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
     """Good configs with some bytes changed, cut, doubled or swapped: most are bad, none may crash."""
     draw = random.Random(seed)
     recipes = [
-        path.read_bytes() for path in sorted((Path(__file__).parents[2] / "python" / "trainfleet" / "recipes").glob("*.yaml"))
+        path.read_bytes()
+        for path in sorted(
+            (Path(__file__).parents[2] / "python" / "trainfleet" / "recipes").glob("*.yaml")
+        )
     ]
     scraps = [
         b"\0",
@@ -275,5 +352,7 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
                 case 3:
                     text[at : at + 1] = bytes([draw.randrange(256)])
                 case _:
-                    text[at:at] = bytes(draw.choices(b"[]{}:,&*!|>'\"%@`#-?\n\t 0123456789.eE", k=size))
+                    text[at:at] = bytes(
+                        draw.choices(b"[]{}:,&*!|>'\"%@`#-?\n\t 0123456789.eE", k=size)
+                    )
         yield Case("drawn", f"seed {seed}, {number}", config(bytes(text)), refused=False)

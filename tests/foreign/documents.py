@@ -28,7 +28,9 @@ from .cases import Case
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
 TEXTS = [f'{number} ab é日😀\n\t",;\\' for number in range(40)]
-LINES = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(TEXTS)).encode()
+LINES = "".join(
+    json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(TEXTS)
+).encode()
 HUGE = b"9" * 5000  # a number that Python does not read
 RECORDS = {  # what a line or an entry of JSON may be
     "half a pair": b'{"text": "a\\ud800b"}', "a number of 5,000 digits": b'{"text": "a", "id": %s}' % HUGE, "no object": b"[1, 2]", "a string": b'"text"', "a number": b"4", "a huge number": HUGE, "null": b"null", "no text": b'{"id": 4}',
@@ -43,7 +45,9 @@ def read(name: str, content: bytes) -> Callable[[Path], object]:
     def run(folder: Path) -> int:
         (folder / name).write_bytes(content)
         data = replace(DATA, sources=(str(folder / name),))
-        return sum(document.size for unit in plan_units(data).units for document in read_unit(unit, "text"))
+        return sum(
+            document.size for unit in plan_units(data).units for document in read_unit(unit, "text")
+        )
 
     return run
 
@@ -54,10 +58,30 @@ def records() -> Iterator[Case]:
     for label, record in RECORDS.items():
         lines = good + b"\n" + record + b"\n"
         yield Case("record", f"line: {label}", read("a.jsonl", lines), refused=label != "null text")
-        yield Case("record", f"line, gzip: {label}", read("a.jsonl.gz", gzip.compress(lines, 1)), refused=label != "null text")
-        yield Case("record", f"line, zstd: {label}", read("a.jsonl.zst", zstandard.compress(lines)), refused=label != "null text")
-        yield Case("record", f"line of a .json: {label}", read("a.json", lines), refused=label != "null text")
-        yield Case("record", f"entry: {label}", read("a.json", b"[" + good + b", " + record + b"]"), refused=label != "null text")
+        yield Case(
+            "record",
+            f"line, gzip: {label}",
+            read("a.jsonl.gz", gzip.compress(lines, 1)),
+            refused=label != "null text",
+        )
+        yield Case(
+            "record",
+            f"line, zstd: {label}",
+            read("a.jsonl.zst", zstandard.compress(lines)),
+            refused=label != "null text",
+        )
+        yield Case(
+            "record",
+            f"line of a .json: {label}",
+            read("a.json", lines),
+            refused=label != "null text",
+        )
+        yield Case(
+            "record",
+            f"entry: {label}",
+            read("a.json", b"[" + good + b", " + record + b"]"),
+            refused=label != "null text",
+        )
         yield Case(
             "record",
             f"member: {label}",
@@ -80,7 +104,9 @@ def tables() -> Iterator[Case]:
 
 
 def _twice() -> pyarrow.Table:
-    return pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    return pyarrow.Table.from_arrays(
+        [pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"]
+    )
 
 
 def _column(kind: pyarrow.DataType, value: object) -> Callable[[], pyarrow.Table]:
@@ -88,7 +114,9 @@ def _column(kind: pyarrow.DataType, value: object) -> Callable[[], pyarrow.Table
 
 
 def _no_utf8() -> pyarrow.Table:
-    return pyarrow.table({"id": [1], "text": pyarrow.array([b"a\xff\xfe"], pyarrow.binary()).view(pyarrow.utf8())})
+    return pyarrow.table(
+        {"id": [1], "text": pyarrow.array([b"a\xff\xfe"], pyarrow.binary()).view(pyarrow.utf8())}
+    )
 
 
 COLUMNS: dict[str, Callable[[], pyarrow.Table]] = {
@@ -163,14 +191,18 @@ def tars() -> Iterator[Case]:
     good = tar({"a.txt": b"text", "b.json": b'{"text": "b"}'})
     for label, pack in {"bz2": bz2.compress, "xz": lzma.compress, "gzip": gzip.compress}.items():
         yield Case("tar", f"{label}, cut", read("a.tar", pack(good)[:-9]), refused=False)
-        yield Case("tar", f"{label}, broken", read("a.tar", pack(good)[:20] + b"x" * 400), refused=False)
+        yield Case(
+            "tar", f"{label}, broken", read("a.tar", pack(good)[:20] + b"x" * 400), refused=False
+        )
     for label, size in {"negative": -512, "very negative": -(2**62), "huge": 2**62}.items():
         member = tarfile.TarInfo("a.txt")
         member.size = 0
         head = bytearray(member.tobuf(tarfile.GNU_FORMAT))
         head[124:136] = bytes([0xFF if size < 0 else 0x80]) + (size % 2**88).to_bytes(11, "big")
         head[148:156] = b"%06o\0 " % (sum(head[:148]) + 8 * 32 + sum(head[156:]))
-        yield Case("tar", f"{label} size", read("a.tar", bytes(head) + b"text" * 512), refused=False)
+        yield Case(
+            "tar", f"{label} size", read("a.tar", bytes(head) + b"text" * 512), refused=False
+        )
     for label, name in {
         "half a pair": "a\udcff.json",
         "escape": "\x1b[31m.json",
@@ -183,10 +215,20 @@ def tars() -> Iterator[Case]:
         "size": {"size": "x"},
         "huge size": {"size": "9" * 5000},
         "negative size": {"size": "-4"},
-        "sparse": {"GNU.sparse.size": "-1", "GNU.sparse.map": "x", "GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        "sparse": {
+            "GNU.sparse.size": "-1",
+            "GNU.sparse.map": "x",
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+        },
         "odd": {"hdrcharset": "x", "path": "\0"},
     }.items():
-        yield Case("tar", f"PAX {label}", read("a.tar", tar({"a.txt": b"text"}, pax_headers=value)), refused=False)
+        yield Case(
+            "tar",
+            f"PAX {label}",
+            read("a.tar", tar({"a.txt": b"text"}, pax_headers=value)),
+            refused=False,
+        )
 
 
 @cache
@@ -194,7 +236,10 @@ def whole() -> dict[str, bytes]:
     """A good file of each kind."""
     table = pyarrow.table({"id": range(len(TEXTS)), "text": TEXTS})
     packed = "".join(TEXTS).encode()
-    archive = tar({f"{number}.txt": text.encode() for number, text in enumerate(TEXTS)} | {"a.json": b'{"text": "a"}'})
+    archive = tar(
+        {f"{number}.txt": text.encode() for number, text in enumerate(TEXTS)}
+        | {"a.json": b'{"text": "a"}'}
+    )
     return {
         "a.jsonl": LINES, "a.json": b"[" + LINES.replace(b"\n", b",")[:-1] + b"]", "a.jsonl.gz": gzip.compress(LINES), "a.jsonl.zst": zstandard.compress(LINES), "a.txt": packed, "a.txt.gz": gzip.compress(packed),
         "a.txt.zst": zstandard.compress(packed), "a.parquet": parquet(table), "a.arrow": arrow(table), "b.arrow": stream(table), "a.csv": b"id,text\n" + b"".join(b'%d,"t%d"\n' % (i, i) for i in range(40)), "a.tar": archive, "a.tar.gz": gzip.compress(archive),
@@ -220,8 +265,15 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
                     text[at : at + 1] = bytes([draw.randrange(256)])
                 case 3:
                     text[at : at + 8] = draw.choice(
-                        (b"\0" * 8, b"\xff" * 8, (2**31).to_bytes(8, "little"), (2**62).to_bytes(8, "big"))
+                        (
+                            b"\0" * 8,
+                            b"\xff" * 8,
+                            (2**31).to_bytes(8, "little"),
+                            (2**62).to_bytes(8, "big"),
+                        )
                     )
                 case _:
                     text[at:at] = text[at : at + size]
-        yield Case("damaged", f"{name}, seed {seed}, {number}", read(name, bytes(text)), refused=False)
+        yield Case(
+            "damaged", f"{name}, seed {seed}, {number}", read(name, bytes(text)), refused=False
+        )

@@ -34,7 +34,14 @@ from .cases import Case
 
 NAME = "first-run"
 CONFIG = f"name: {NAME}\ndata: {{name: small, sources: [text], vocabulary_size: 300, validation_fraction: 0.3}}\ntrain: {{steps: 20, sequence_length: 16, global_batch: 4}}\n"
-LOOKS = ("status", "logs", "checkpoints", "verify", "stop", "clean")  # report draws, which takes half a second
+LOOKS = (
+    "status",
+    "logs",
+    "checkpoints",
+    "verify",
+    "stop",
+    "clean",
+)  # report draws, which takes half a second
 VALUES: tuple[Any, ...] = (
     None,
     True,
@@ -84,7 +91,8 @@ def template() -> Path:
         (root / "text").mkdir()
         for number in range(60):
             (root / "text" / f"{number}.txt").write_text(
-                f"Document {number} says: " + " ".join(f"word{(number * i) % 31}" for i in range(40))
+                f"Document {number} says: "
+                + " ".join(f"word{(number * i) % 31}" for i in range(40))
             )
         (root / "config.yaml").write_text(CONFIG)
         config, derived = config_of(Settings(Path("config.yaml")))
@@ -95,7 +103,9 @@ def template() -> Path:
         (run.folder / "profile" / "summary.json").write_text(json.dumps(SUMMARY))
         (run.folder / "logs").mkdir(exist_ok=True)
         (run.folder / "logs" / "node-0.log").write_text("0 1.0 | hello\n" * 3)
-        (run.folder / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n")
+        (run.folder / "events.jsonl").write_text(
+            json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n"
+        )
         write_checkpoint(run)
         with mock.patch.dict(os.environ, {"NODE_RANK": "0", "NODES": "1", "WORKERS": "1"}):
             tokenizing.main([str(run.config)])
@@ -140,12 +150,18 @@ def _changed(name: str, change: Callable[[Path], object], *verbs: str) -> Callab
 
     def run(folder: Path) -> None:
         shutil.copytree(template() / "runs", folder / "runs")
-        shutil.copytree(template() / "data" / "small", folder / "data" / "small", ignore=shutil.ignore_patterns("*.bin", "*.idx"))
+        shutil.copytree(
+            template() / "data" / "small",
+            folder / "data" / "small",
+            ignore=shutil.ignore_patterns("*.bin", "*.idx"),
+        )
         shutil.copy(template() / "config.yaml", folder / "config.yaml")
         path = folder / "runs" / NAME / name if not name.startswith("data/") else folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         change(path)
-        with mock.patch("trainfleet.cli.verify.run_module", return_value=0):  # that part loads torch, in a process of its own
+        with mock.patch(
+            "trainfleet.cli.verify.run_module", return_value=0
+        ):  # that part loads torch, in a process of its own
             for verb in verbs:
                 main([verb, "CONFIG=config.yaml"])
 
@@ -195,7 +211,10 @@ def files(*verbs: str) -> Iterator[Case]:
     for name in FILES:
         for number, content in enumerate(CONTENTS):
             yield Case(
-                "run", f"{name}, content {number} {content[:20]!r}", _changed(name, replaced(content), *verbs), refused=False
+                "run",
+                f"{name}, content {number} {content[:20]!r}",
+                _changed(name, replaced(content), *verbs),
+                refused=False,
             )
         for label, change in KINDS.items():
             yield Case("run", f"{name} is {label}", _changed(name, change, *verbs), refused=False)
@@ -208,7 +227,9 @@ def files(*verbs: str) -> Iterator[Case]:
             "checkpoints/x",
             "events/\x1b[31m.jsonl",
         ):
-            yield Case("run", f"{name!r} is there", _changed(name, replaced(b"x\n"), *verbs), refused=False)
+            yield Case(
+                "run", f"{name!r} is there", _changed(name, replaced(b"x\n"), *verbs), refused=False
+            )
 
 
 def values(*verbs: str) -> Iterator[Case]:
@@ -315,7 +336,11 @@ def configs() -> Iterator[Case]:
 def manifests() -> Iterator[Case]:
     """A dataset's manifest, plan and units with each value of another kind, and as no JSON."""
     data = template() / "data" / "small"
-    names = {"manifest.json": read_manifest, "plan.json": read_preparation, "units/00000.json": _read_unit}
+    names = {
+        "manifest.json": read_manifest,
+        "plan.json": read_preparation,
+        "units/00000.json": _read_unit,
+    }
     for name, read in names.items():
         content = json.loads((data / name).read_text())
         whole = [(f"content {number}", raw) for number, raw in enumerate(CONTENTS)]
@@ -329,10 +354,25 @@ def manifests() -> Iterator[Case]:
         for label, raw in (*whole, *changed, *shards):
             yield Case("dataset", f"{name} {label}", _dataset(name, raw, read), refused=False)
         for label, change in KINDS.items():
-            yield Case("dataset", f"{name} is {label}", _changed(f"data/small/{name}", change, "plan"), refused=False)
-    for raw in (*CONTENTS, b'{"bytes": "x"}', b'{"bytes": 1e999}', b'{"bytes": NaN, "documents": 1}'):
+            yield Case(
+                "dataset",
+                f"{name} is {label}",
+                _changed(f"data/small/{name}", change, "plan"),
+                refused=False,
+            )
+    for raw in (
+        *CONTENTS,
+        b'{"bytes": "x"}',
+        b'{"bytes": 1e999}',
+        b'{"bytes": NaN, "documents": 1}',
+    ):
         yield Case("dataset", f"progress {raw[:20]!r}", _progress("0-0.json", raw), refused=False)
-        yield Case("dataset", f"progress of nobody {raw[:20]!r}", _progress("x-\u0664.json", raw), refused=False)
+        yield Case(
+            "dataset",
+            f"progress of nobody {raw[:20]!r}",
+            _progress("x-\u0664.json", raw),
+            refused=False,
+        )
 
 
 def _read_unit(store: FolderDataset) -> object:
@@ -341,7 +381,9 @@ def _read_unit(store: FolderDataset) -> object:
     return read_records(store, [0], preparation)
 
 
-def _dataset(name: str, raw: bytes, read: Callable[[FolderDataset], object]) -> Callable[[Path], object]:
+def _dataset(
+    name: str, raw: bytes, read: Callable[[FolderDataset], object]
+) -> Callable[[Path], object]:
     def run(folder: Path) -> None:
         shutil.copytree(template() / "data", folder / "data")
         shutil.copy(template() / "runs" / NAME / "config.yaml", folder / "resolved.yaml")
@@ -383,7 +425,13 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
     root = template() / "runs" / NAME
     for number in range(count):
         name = draw.choice(
-            ("results.json", "metrics.jsonl", "events.jsonl", "config.yaml", "checkpoints/step-00000010/committed.json")
+            (
+                "results.json",
+                "metrics.jsonl",
+                "events.jsonl",
+                "config.yaml",
+                "checkpoints/step-00000010/committed.json",
+            )
         )
         content = bytearray((root / name).read_bytes())
         for _ in range(draw.randint(1, 5)):
@@ -391,7 +439,9 @@ def drawn(seed: int, count: int) -> Iterator[Case]:
             if draw.random() < 0.5:
                 content[at] = draw.randrange(256)
             else:
-                content[at:at] = draw.choice((b"[", b"{", b'"', b"9" * 30, b"-", b"null", b"1e999", b"\n", b"\0", b"\\ud800"))
+                content[at:at] = draw.choice(
+                    (b"[", b"{", b'"', b"9" * 30, b"-", b"null", b"1e999", b"\n", b"\0", b"\\ud800")
+                )
         yield Case(
             "run",
             f"{name}, seed {seed}, {number}",

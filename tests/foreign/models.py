@@ -36,7 +36,12 @@ GPT2 = {
 }
 BERT = {"model_type": "bert", "vocab_size": 30522, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 512, "layer_norm_eps": 1e-12,
         "hidden_dropout_prob": 0.1, "hidden_act": "gelu", "type_vocab_size": 2}  # fmt: skip
-ROBERTA = BERT | {"model_type": "roberta", "type_vocab_size": 1, "max_position_embeddings": 514, "pad_token_id": 1}
+ROBERTA = BERT | {
+    "model_type": "roberta",
+    "type_vocab_size": 1,
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+}
 SHAPES = (LLAMA, GPT2, BERT, ROBERTA)
 TOKENIZER = {"version": "1.0", "added_tokens": [{"id": 300, "content": "<|endoftext|>", "special": True}],
              "model": {"type": "BPE", "vocab": {chr(0x4e00 + i): i for i in range(300)}, "merges": []}}  # fmt: skip
@@ -49,7 +54,25 @@ UNIGRAM = {
         "vocab": [["<unk>", 0.0], ["</s>", -1.0], *[[f"t{i}", -2.0 - i] for i in range(300)]],
     },
 }
-WRONG: tuple[Any, ...] = (None, True, "x", "", -1, 0, 1.5, 2**31, 2**70, 1e300, [], {}, [1], {"a": 1}, "64", [[]], "\ud800")
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    "x",
+    "",
+    -1,
+    0,
+    1.5,
+    2**31,
+    2**70,
+    1e300,
+    [],
+    {},
+    [1],
+    {"a": 1},
+    "64",
+    [[]],
+    "\ud800",
+)
 RAW = (
     "NaN",
     "Infinity",
@@ -100,7 +123,13 @@ def shapes() -> Iterator[Case]:
     """config.json with every key of every other type, out of range, missing, or no JSON at all."""
 
     def case(label: str, text: str | bytes, refused: bool = True) -> Case:
-        return Case("model", label, _with("model.preset", folder_of(config__json=text)), refused, key="model.preset")
+        return Case(
+            "model",
+            label,
+            _with("model.preset", folder_of(config__json=text)),
+            refused,
+            key="model.preset",
+        )
 
     for shape in SHAPES:
         kind = shape["model_type"]
@@ -113,7 +142,11 @@ def shapes() -> Iterator[Case]:
                 )
                 plausible = (
                     plausible
-                    or (key.endswith(("pdrop", "dropout_prob")) and type(value) is int and value == 0)
+                    or (
+                        key.endswith(("pdrop", "dropout_prob"))
+                        and type(value) is int
+                        and value == 0
+                    )
                     or (key == "rope_theta" and value == 1.5)
                 )
                 free = (
@@ -121,9 +154,14 @@ def shapes() -> Iterator[Case]:
                     or (value is None and key in ("rope_theta", "num_key_value_heads"))
                     or plausible
                 )
-                yield case(f"{kind} {key}: {value!r}"[:80], json.dumps(shape | {key: value}), not free)
+                yield case(
+                    f"{kind} {key}: {value!r}"[:80], json.dumps(shape | {key: value}), not free
+                )
             for value in RAW:
-                yield case(f"{kind} {key}: {value[:20]}", json.dumps(shape | {key: "@"}).replace('"@"', value))
+                yield case(
+                    f"{kind} {key}: {value[:20]}",
+                    json.dumps(shape | {key: "@"}).replace('"@"', value),
+                )
             if key not in (
                 "rope_theta",
                 "tie_word_embeddings",
@@ -134,7 +172,10 @@ def shapes() -> Iterator[Case]:
                 "type_vocab_size",
                 "pad_token_id",
             ):
-                yield case(f"{kind} lacks {key}", json.dumps({name: value for name, value in shape.items() if name != key}))
+                yield case(
+                    f"{kind} lacks {key}",
+                    json.dumps({name: value for name, value in shape.items() if name != key}),
+                )
     for key, value in (("rope_scaling", 3), ("rope_scaling", {"type": "yarn"}), ("rope_scaling", {"rope_type": "llama3"}), ("rope_scaling", {"rope_type": "llama3", "factor": "x"}), ("rope_parameters", [1]), ("rope_parameters", {"rope_theta": "x"}),
                        ("rope_parameters", {"rope_theta": []}), ("rope_parameters", {"rope_type": []}), ("head_dim", 7), ("head_dim", "x"), ("head_dim", []), ("head_dim", -16), ("mlp_bias", True), ("attention_bias", True), ("hidden_act", "relu")):  # fmt: skip
         yield case(f"{key}: {value}", json.dumps(LLAMA | {key: value}))
@@ -147,7 +188,13 @@ def shapes() -> Iterator[Case]:
     for label, make in SPECIAL.items():
         if label not in ("empty", "nothing"):
             yield Case("model folder", label, _with("model.preset", make))
-            yield Case("model file", label, _with("model.preset", lambda folder, make=make: _named(folder, make, "config.json")))
+            yield Case(
+                "model file",
+                label,
+                _with(
+                    "model.preset", lambda folder, make=make: _named(folder, make, "config.json")
+                ),
+            )
 
 
 def _named(folder: Path, make: Callable[[Path], Path], name: str) -> Path:
@@ -162,27 +209,49 @@ def tokenizers() -> Iterator[Case]:
     """Tokenizers of every kind with every part of another kind."""
 
     def case(label: str, refused: bool = True, **files: str | bytes) -> Case:
-        return Case("tokenizer", label[:80], _with("data.tokenizer", folder_of(**files)), refused, key="data.tokenizer")
+        return Case(
+            "tokenizer",
+            label[:80],
+            _with("data.tokenizer", folder_of(**files)),
+            refused,
+            key="data.tokenizer",
+        )
 
     for name, good in (("bpe", TOKENIZER), ("unigram", UNIGRAM)):
         for path in (("model",), ("model", "vocab"), ("model", "type"), ("added_tokens",)):
             for value in WRONG:
-                fine = (path, value) in ((("added_tokens",), []), (("model", "vocab"), {"a": 1})) and not (
-                    name == "unigram" and value
+                fine = (path, value) in (
+                    (("added_tokens",), []),
+                    (("model", "vocab"), {"a": 1}),
+                ) and not (name == "unigram" and value)
+                yield case(
+                    f"{name} {path}: {value!r}",
+                    not fine,
+                    tokenizer__json=json.dumps(_put(good, path, value)),
                 )
-                yield case(f"{name} {path}: {value!r}", not fine, tokenizer__json=json.dumps(_put(good, path, value)))
             for value in RAW:
                 yield case(
-                    f"{name} {path}: {value[:20]}", tokenizer__json=json.dumps(_put(good, path, "@")).replace('"@"', value)
+                    f"{name} {path}: {value[:20]}",
+                    tokenizer__json=json.dumps(_put(good, path, "@")).replace('"@"', value),
                 )
-    for value in (*[value for value in WRONG if value not in (0, True) or value is True], 2_000_001, 1.0):
+    for value in (
+        *[value for value in WRONG if value not in (0, True) or value is True],
+        2_000_001,
+        1.0,
+    ):
         yield case(
             f"an id {value!r}",
             type(value) is not int or not 0 <= value < 2_000_000,
             tokenizer__json=json.dumps(_put(TOKENIZER, ("model", "vocab", "x"), value)),
         )
-        yield case(f"an added token {value!r}", tokenizer__json=json.dumps(TOKENIZER | {"added_tokens": [value]}))
-        yield case(f"a pair {value!r}", tokenizer__json=json.dumps(_put(UNIGRAM, ("model", "vocab"), [value])))
+        yield case(
+            f"an added token {value!r}",
+            tokenizer__json=json.dumps(TOKENIZER | {"added_tokens": [value]}),
+        )
+        yield case(
+            f"a pair {value!r}",
+            tokenizer__json=json.dumps(_put(UNIGRAM, ("model", "vocab"), [value])),
+        )
         yield case(
             f"eos_token {value!r}",
             not (value is None or value in ("x", "", "64")),
@@ -210,7 +279,12 @@ def tokenizers() -> Iterator[Case]:
         yield case(label, tokenizer__json=text)
         yield case(f"settings {label}", tokenizer__json=good, tokenizer_config__json=text)
     for encoding in ("utf-16", "latin-1"):
-        yield case(encoding, tokenizer__json=(good if encoding == "utf-16" else good[:-1] + ', "é": 1}').encode(encoding))
+        yield case(
+            encoding,
+            tokenizer__json=(good if encoding == "utf-16" else good[:-1] + ', "é": 1}').encode(
+                encoding
+            ),
+        )
         yield case(f"words {encoding}", vocab__txt="[PAD]\né\n".encode(encoding))
     yield case("no file")
     yield case("no words", vocab__txt="")
@@ -222,21 +296,36 @@ def tokenizers() -> Iterator[Case]:
         yield Case("tokenizer", label, _with("data.tokenizer", make))
         if label not in ("empty", "nothing", "NUL"):
             yield Case(
-                "tokenizer file", label, _with("data.tokenizer", lambda folder, make=make: _named(folder, make, "tokenizer.json"))
+                "tokenizer file",
+                label,
+                _with(
+                    "data.tokenizer",
+                    lambda folder, make=make: _named(folder, make, "tokenizer.json"),
+                ),
             )
 
 
 def encoders(seed: int, count: int) -> Iterator[Case]:
     """A tokenizer.json with one part of another kind: `make plan` refuses it, or it encodes and decodes whatever text comes."""
-    good, draw = json.loads(Path(folders.template(), "data", "small", "tokenizer.json").read_text()), random.Random(seed)
+    good, draw = (
+        json.loads(Path(folders.template(), "data", "small", "tokenizer.json").read_text()),
+        random.Random(seed),
+    )
     places = list(_places(good))
     for number in range(count):
         place, value = (
             draw.choice(places),
-            draw.choice((*WRONG[:-1], "(a+)+$", "(((", {"type": "Evil"}, {"Regex": "["}, 2**40, "\0")),
+            draw.choice(
+                (*WRONG[:-1], "(a+)+$", "(((", {"type": "Evil"}, {"Regex": "["}, 2**40, "\0")
+            ),
         )
         text = json.dumps(_put(good, place, copy.deepcopy(value)))
-        yield Case("encoder", f"{number}: {place} = {value!r}"[:90], _used(tokenizer__json=text), refused=False)
+        yield Case(
+            "encoder",
+            f"{number}: {place} = {value!r}"[:90],
+            _used(tokenizer__json=text),
+            refused=False,
+        )
     for name, text in {
         "no unknown token": "[PAD]\n[SEP]\na\n",
         "blank words": "[PAD]\n[SEP]\n\n\n",
@@ -248,7 +337,13 @@ def encoders(seed: int, count: int) -> Iterator[Case]:
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if place:
         yield place
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:3])
+        if isinstance(value, list)
+        else ()
+    ):
         yield from _places(inner, (*place, key)) if place != ("model", "vocab") or inner < 5 else ()
 
 

@@ -17,7 +17,9 @@ from trainfleet.trust.errors import ConfigError
 
 from .configs import written
 
-Meant = tuple[tuple[str, ...], str, tuple[str, ...]]  # where it stands, what is written there, the key that was meant
+Meant = tuple[
+    tuple[str, ...], str, tuple[str, ...]
+]  # where it stands, what is written there, the key that was meant
 # Words of other trainers' configs, as people who come from there would write them; the places are theirs too.
 SYNONYMS = {
     "max_steps": "train.steps", "num_train_epochs": "train.steps", "train_iters": "train.steps", "total_steps": "train.steps", "max_iters": "train.steps",
@@ -177,16 +179,22 @@ def missed_others(folder: Path) -> tuple[int, list[str]]:
     """As `missed`, of OTHERS."""
     found = [(word, meant, told_of((), word, folder)) for _, word, meant in others()]
     return len(found), [
-        f"{word}: {told}" for word, meant, told in found if not any(f"did you mean {key}?" in told for key in meant)
+        f"{word}: {told}"
+        for word, meant, told in found
+        if not any(f"did you mean {key}?" in told for key in meant)
     ]
 
 
 def told_of(place: tuple[str, ...], word: str, folder: Path) -> str:
     """What is said of an unknown key."""
-    (folder / "config.yaml").write_text(written((*place, word), "1") if place else f"name: a\n{word}: 1\n")
+    (folder / "config.yaml").write_text(
+        written((*place, word), "1") if place else f"name: a\n{word}: 1\n"
+    )
     with pytest.raises(ConfigError) as caught:
         config_of(Settings(folder / "config.yaml"))
-    return next(str(problem) for problem in caught.value.problems if "unknown key" in problem.message)
+    return next(
+        str(problem) for problem in caught.value.problems if "unknown key" in problem.message
+    )
 
 
 def missed(meant: Iterator[Meant], folder: Path) -> tuple[int, list[str]]:

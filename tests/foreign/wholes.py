@@ -37,7 +37,9 @@ CHECKPOINT = f"runs/{NAME}/checkpoints/step-{STEP:08d}"
 MODEL = "model: {layers: 1, hidden_size: 16, heads: 2, kv_heads: 1, intermediate_size: 16, max_sequence_length: 32}\n"
 VERBS = {"sample": ("PROMPT=Document 1", ), "eval": (), "export": ("OUT=out",), "inspect": ("VERIFY=1",), "verify": (), "checkpoints": (), "report": (), "status": (), "logs": ()}  # fmt: skip
 RUN, DATA = f"runs/{NAME}/", "data/small/"
-READ = [f"{CHECKPOINT}/{name}" for name in (MARKER, "index.json", "rank-00000.safetensors")]  # of a checkpoint, by who loads it
+READ = [
+    f"{CHECKPOINT}/{name}" for name in (MARKER, "index.json", "rank-00000.safetensors")
+]  # of a checkpoint, by who loads it
 TOKENS = [f"{DATA}{name}" for name in ("manifest.json", "tokenizer.json")]
 # file → the verbs that can do nothing sensible without it; others pass, or say what they lack
 NEEDED = {
@@ -56,7 +58,10 @@ def template() -> Path:
     """A finished run with a checkpoint that loads, and its dataset."""
     root, here = Path(mkdtemp()), Path.cwd()
     torch.set_num_threads(1)  # those that wait for work would use up a case's seconds
-    with mock.patch.object(folders, "CONFIG", folders.CONFIG + MODEL), mock.patch.object(folders, "write_checkpoint"):
+    with (
+        mock.patch.object(folders, "CONFIG", folders.CONFIG + MODEL),
+        mock.patch.object(folders, "write_checkpoint"),
+    ):
         shutil.copytree(folders.template.__wrapped__(), root, dirs_exist_ok=True)
     os.chdir(root)
     try:
@@ -72,14 +77,33 @@ def write_checkpoint(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     store = FolderStore(Path(RUN) / "checkpoints")
     store.begin(STEP)
     torch.manual_seed(1)
-    weights = {name: change(tensor) for name, tensor in models.build(config.model).state_dict().items()}
+    weights = {
+        name: change(tensor) for name, tensor in models.build(config.model).state_dict().items()
+    }
     peers: Any = SimpleNamespace(
-        rank=0, first=True, gather=lambda plan: [plan], tell=lambda failure: failure, scatter=lambda shares: shares[0]
+        rank=0,
+        first=True,
+        gather=lambda plan: [plan],
+        tell=lambda failure: failure,
+        scatter=lambda shares: shares[0],
     )
     snapshot = Snapshot(peers, {"model": weights})
     snapshot.take({"model": weights}, Cpu())
     files = snapshot.write_index(store, STEP, [snapshot.write(store, STEP)])
-    commit = Commit(STEP, 40, 640, 1.0, 2.5, 1.0, 1, {"dp": 1}, "0" * 64, changes.flatten(config), {"trainfleet": "0"}, {})
+    commit = Commit(
+        STEP,
+        40,
+        640,
+        1.0,
+        2.5,
+        1.0,
+        1,
+        {"dp": 1},
+        "0" * 64,
+        changes.flatten(config),
+        {"trainfleet": "0"},
+        {},
+    )
     store.commit(STEP, render(replace(commit, files=files)))
 
 
@@ -93,7 +117,11 @@ def typed(verb: str, *words: str) -> tuple[int, str]:
 
     with contextlib.ExitStack() as stack:
         for name in ("cli.sample", "cli.eval", "cli.inspect", "cli.verify", "launch.run_location"):
-            stack.enter_context(mock.patch.object(importlib.import_module(f"trainfleet.{name}"), "run_module", in_process))
+            stack.enter_context(
+                mock.patch.object(
+                    importlib.import_module(f"trainfleet.{name}"), "run_module", in_process
+                )
+            )
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(said))
         stack.enter_context(mock.patch.object(sys, "argv", ["trainfleet"]))
@@ -105,9 +133,15 @@ def files() -> Iterator[Case]:
     """Each file that is read, with other contents, as no file, and not there; and each verb after that."""
     for name, needed in NEEDED.items():
         contents = {f"is {content[:20]!r}": folders.replaced(content) for content in WRONG}
-        kinds = {f"is {label}": change for label, change in folders.KINDS.items() if needed or label != "gone"}
+        kinds = {
+            f"is {label}": change
+            for label, change in folders.KINDS.items()
+            if needed or label != "gone"
+        }
         for label, change in (contents | kinds).items():
-            lacks = name.endswith("results.json") and label.removeprefix("is ") in ABSENT  # a run that has just begun
+            lacks = (
+                name.endswith("results.json") and label.removeprefix("is ") in ABSENT
+            )  # a run that has just begun
             yield from looks("whole", f"{name} {label}", name, change, () if lacks else needed)
 
 
@@ -121,10 +155,17 @@ def looks(
 ) -> Iterator[Case]:
     """Each verb after a change of one file of the template."""
     for verb in verbs:
-        yield Case(group, f"make {verb} where {label}", _looked_at(verb, name, change, verb in needed), refused=False)
+        yield Case(
+            group,
+            f"make {verb} where {label}",
+            _looked_at(verb, name, change, verb in needed),
+            refused=False,
+        )
 
 
-def _looked_at(verb: str, name: str, change: Callable[[Path], object], must: bool) -> Callable[[Path], object]:
+def _looked_at(
+    verb: str, name: str, change: Callable[[Path], object], must: bool
+) -> Callable[[Path], object]:
     def run(folder: Path) -> None:
         shutil.copytree(template(), folder, dirs_exist_ok=True)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +174,11 @@ def _looked_at(verb: str, name: str, change: Callable[[Path], object], must: boo
         assert "Traceback" not in said and "the program has a bug" not in said, said[-300:]
         assert code or not must, f"it ended well: {said[-300:]}"
         if code and "error: " in said:
-            places = {Path(name).name, Path(name).parent.name, NAME if name.startswith(CHECKPOINT) else ""} - {""}
+            places = {
+                Path(name).name,
+                Path(name).parent.name,
+                NAME if name.startswith(CHECKPOINT) else "",
+            } - {""}
             assert any(place in said for place in places), f"it does not name {name}: {said[-300:]}"
         assert not any(ord(letter) < 32 and letter not in "\n\t" for letter in said), (
             f"it says a control character: {said!r:.300}"
@@ -152,7 +197,11 @@ def weights() -> Iterator[Case]:
         "tiny": lambda tensor: tensor * 1e-44, "but for one numbers": lambda tensor: tensor.clone().index_put_((torch.tensor([0]),), torch.tensor(float("nan"))),
     }.items():  # fmt: skip
         yield from looks(
-            "weights", f"weights are {label}", CHECKPOINT, _weighed(change), verbs=("sample", "eval", "export", "verify")
+            "weights",
+            f"weights are {label}",
+            CHECKPOINT,
+            _weighed(change),
+            verbs=("sample", "eval", "export", "verify"),
         )
 
 

@@ -37,7 +37,19 @@ from trainfleet.trust.errors import TrainfleetError
 from trainfleet.trust.validation import fit
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
-KINDS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".csv", ".parquet", ".arrow", ".tar", ".tar.gz", ".txt.gz")
+KINDS = (
+    ".txt",
+    ".jsonl",
+    ".jsonl.gz",
+    ".jsonl.zst",
+    ".json",
+    ".csv",
+    ".parquet",
+    ".arrow",
+    ".tar",
+    ".tar.gz",
+    ".txt.gz",
+)
 RECORDS = (records.Results, records.Event, records.Profile)
 FILES = {index.file_of(0): FileSum(400, 1)}
 FACTS = (
@@ -46,7 +58,9 @@ FACTS = (
     "neuron_ecc=neuron3/total 2\nefa=EFA installer version: 1.51\nfi_info=1\nmount=/fsx lustre x\nmtu=ens5 9001\naddress=ens5 172.31.4.7\n"
     "resolves=172.31.4.7 n1\n== end\n"
 )  # fmt: skip
-SQUEUE = "7|RUNNING|None|0|n[1-2]|(null)|trainfleet|\n8|PENDING|Priority|1||afterok:7(unfulfilled)|x|\n"
+SQUEUE = (
+    "7|RUNNING|None|0|n[1-2]|(null)|trainfleet|\n8|PENDING|Priority|1||afterok:7(unfulfilled)|x|\n"
+)
 SINFO = "n1|drained|disk a|b\nn2|down*|Not responding\n"
 PARTITIONS = "PartitionName=a Default=YES MaxTime=1-00:30:00 State=UP TotalNodes=4\n"
 CONFIG = (
@@ -60,7 +74,9 @@ CONFIG = (
 def scratch() -> Path:
     """A folder for this process's inputs, in memory where there is such a file system."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="trainfleet-fuzz-", dir=memory if memory.is_dir() else None))
+    return Path(
+        tempfile.mkdtemp(prefix="trainfleet-fuzz-", dir=memory if memory.is_dir() else None)
+    )
 
 
 @contextlib.contextmanager
@@ -108,7 +124,10 @@ def answers_of_nodes(content: bytes) -> None:
         for name in ("hostname", "user", "boot_id", "memlock"):
             value = getattr(found, name)
             assert not value or re.fullmatch(facts.FORMS[name], value)
-        assert all(re.fullmatch(facts.FORMS["card"], card) for card in (*found.mtu, *found.addresses.values()))
+        assert all(
+            re.fullmatch(facts.FORMS["card"], card)
+            for card in (*found.mtu, *found.addresses.values())
+        )
         assert abs(found.clock_offset) < 1e12
     with refused(host_results.Implausible):
         host_results.number(host_results.parse_json(text), 0, 10)
@@ -210,7 +229,9 @@ def _sources() -> list[bytes]:
             archive.addfile(entry, io.BytesIO(lines))
     of_kind = {".csv": b"id,text\n1,a\n", ".jsonl.gz": gzip.compress(lines), ".tar": packed.getvalue(),
                ".tar.gz": gzip.compress(packed.getvalue()), ".txt.gz": gzip.compress(b"text")}  # fmt: skip
-    return [bytes([number]) + of_kind.get(kind, lines) for number, kind in enumerate(KINDS)] + _tables()
+    return [
+        bytes([number]) + of_kind.get(kind, lines) for number, kind in enumerate(KINDS)
+    ] + _tables()
 
 
 def _tables() -> list[bytes]:
@@ -221,16 +242,23 @@ def _tables() -> list[bytes]:
     table, parquet, arrow = pyarrow.table({"text": ["a", "b"]}), io.BytesIO(), io.BytesIO()
     pyarrow.parquet.write_table(table, parquet)
     pyarrow.feather.write_feather(table, arrow, compression="uncompressed")
-    return [bytes([KINDS.index(".parquet")]) + parquet.getvalue(), bytes([KINDS.index(".arrow")]) + arrow.getvalue()]
+    return [
+        bytes([KINDS.index(".parquet")]) + parquet.getvalue(),
+        bytes([KINDS.index(".arrow")]) + arrow.getvalue(),
+    ]
 
 
 def _indexes() -> list[bytes]:
-    pieces = tuple(index.TensorPiece(index.file_of(0), 100 * row, (row, 0), (1, 3)) for row in (0, 1))
+    pieces = tuple(
+        index.TensorPiece(index.file_of(0), 100 * row, (row, 0), (1, 3)) for row in (0, 1)
+    )
     return [index.render({"a.weight": index.IndexedTensor("F32", (2, 3), pieces)})]
 
 
 def _weights() -> list[bytes]:
-    header = json.dumps({"a.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    header = json.dumps(
+        {"a.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    ).encode()
     return [struct.pack("<Q", len(header)) + header + b"\0\0\0\0"]
 
 

@@ -42,7 +42,9 @@ def device() -> Device:
     """The GPU."""
     found = devices.nearest()
     if found.kind == "cpu" and os.environ.get("GPU_TESTS_ON") != "cpu":
-        pytest.skip(f"torch {torch.__version__} sees no GPU here; GPU_TESTS_ON=cpu tries the tests themselves on the CPU")
+        pytest.skip(
+            f"torch {torch.__version__} sees no GPU here; GPU_TESTS_ON=cpu tries the tests themselves on the CPU"
+        )
     return found
 
 

@@ -36,23 +36,44 @@ LOSSES = json.loads(STORED.read_text()) if STORED.exists() else {}
 
 
 def model_of(family: str = "llama", layers: int = 2) -> Network:
-    shape = Model("test", family, layers, 128, 4, FAMILIES[family], 256, 320, LENGTH, 10_000.0, 1e-5, family == "gpt2")
+    shape = Model(
+        "test",
+        family,
+        layers,
+        128,
+        4,
+        FAMILIES[family],
+        256,
+        320,
+        LENGTH,
+        10_000.0,
+        1e-5,
+        family == "gpt2",
+    )
     model = models.build(shape)
     model.initialize(0)
     return model
 
 
 def tokens_on(device: torch.device) -> Tensor:
-    return torch.randint(0, 320, (3, LENGTH + 1), generator=torch.Generator().manual_seed(1)).to(device)
+    return torch.randint(0, 320, (3, LENGTH + 1), generator=torch.Generator().manual_seed(1)).to(
+        device
+    )
 
 
 def gradients(model: Network, documents: bool = False) -> tuple[float, Tensor]:
     """The loss of a batch, and all gradients in a row on the host."""
     tokens = tokens_on(next(model.parameters()).device)
-    places = {"documents": (torch.arange(LENGTH, device=tokens.device) // 40).int().expand(3, -1)} if documents else {}
+    places = (
+        {"documents": (torch.arange(LENGTH, device=tokens.device) // 40).int().expand(3, -1)}
+        if documents
+        else {}
+    )
     loss = model(tokens[:, :-1], targets=tokens[:, 1:], **places)
     loss.backward()
-    return loss.item(), torch.cat([parameter.grad.flatten().float().cpu() for parameter in model.parameters()])  # type: ignore[union-attr]
+    return loss.item(), torch.cat(
+        [parameter.grad.flatten().float().cpu() for parameter in model.parameters()]
+    )  # type: ignore[union-attr]
 
 
 def off(ours: Tensor, theirs: Tensor) -> float:
@@ -61,28 +82,50 @@ def off(ours: Tensor, theirs: Tensor) -> float:
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_and_gradients_are_the_cpus(device: Device, exact: None, family: str, documents: bool) -> None:
+def test_loss_and_gradients_are_the_cpus(
+    device: Device, exact: None, family: str, documents: bool
+) -> None:
     model = model_of(family)
-    theirs, ours = gradients(copy.deepcopy(model), documents), gradients(model.to(device.torch_device), documents)
+    theirs, ours = (
+        gradients(copy.deepcopy(model), documents),
+        gradients(model.to(device.torch_device), documents),
+    )
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5) and off(ours[1], theirs[1]) < 1e-4
 
 
 def ten_losses(family: str, device: Device) -> list[float]:
     """Of ten steps of fp32 AdamW from the CPU's weights, each on another batch."""
     heads = {"bert": 4} | FAMILIES
-    shape = Model("test", family, 2, 128, 4, heads[family], 256, 320, LENGTH, 10_000.0, 1e-5, family != "llama")
+    shape = Model(
+        "test",
+        family,
+        2,
+        128,
+        4,
+        heads[family],
+        256,
+        320,
+        LENGTH,
+        10_000.0,
+        1e-5,
+        family != "llama",
+    )
     model = models.build(shape)
     model.initialize(0)
     model.to(device.torch_device)
     update = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(10):
-        tokens = torch.randint(0, 320, (4, LENGTH + 1), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            0, 320, (4, LENGTH + 1), generator=torch.Generator().manual_seed(step)
+        )
         targets = tokens[:, 1:]
         if family == "bert":  # it guesses some, and whether the second text follows the first
             targets = torch.where(torch.arange(LENGTH) % 7 == 0, targets, IGNORED)
             targets[:, 0] = tokens[:, 0] % 2
-        loss = model(tokens[:, :-1].to(device.torch_device), targets=targets.to(device.torch_device))
+        loss = model(
+            tokens[:, :-1].to(device.torch_device), targets=targets.to(device.torch_device)
+        )
         loss.backward()
         update.step()
         update.zero_grad()
@@ -98,7 +141,10 @@ def test_ten_steps_have_the_losses_that_a_cpu_had(device: Device, exact: None, f
 
 def test_in_bf16_they_are_near(device: Device) -> None:
     model = model_of()
-    theirs, ours = gradients(copy.deepcopy(model)), gradients(model.to(device.torch_device, torch.bfloat16))
+    theirs, ours = (
+        gradients(copy.deepcopy(model)),
+        gradients(model.to(device.torch_device, torch.bfloat16)),
+    )
     assert ours[0] == pytest.approx(theirs[0], rel=5e-3) and off(ours[1], theirs[1]) < 5e-2
 
 
@@ -106,16 +152,23 @@ def test_fp8_is_near_bf16_and_not_the_same(device: Device) -> None:
     if not device.native_fp8:
         pytest.skip(f"{device.name} has no fp8 instructions")
     need("torchao", "pip install torchao==0.18.0")
-    exact, model = model_of().to(device.torch_device, torch.bfloat16), model_of().to(device.torch_device, torch.bfloat16)
+    exact, model = (
+        model_of().to(device.torch_device, torch.bfloat16),
+        model_of().to(device.torch_device, torch.bfloat16),
+    )
     fp8.convert(model.get_submodule(model.plan.blocks).children(), device)
     theirs, ours = gradients(exact), gradients(model)
     assert ours[0] == pytest.approx(theirs[0], rel=5e-3) and 1e-4 < off(ours[1], theirs[1]) < 0.15
 
 
 @pytest.mark.parametrize(
-    ("how", "compiled"), [(how, compiled) for how in ("none", "full", "selective") for compiled in (False, True)] + [(0.5, True)]
+    ("how", "compiled"),
+    [(how, compiled) for how in ("none", "full", "selective") for compiled in (False, True)]
+    + [(0.5, True)],
 )
-def test_economies_of_blocks_change_no_gradient(device: Device, exact: None, how: Any, compiled: bool) -> None:
+def test_economies_of_blocks_change_no_gradient(
+    device: Device, exact: None, how: Any, compiled: bool
+) -> None:
     torch._dynamo.reset()
     theirs = gradients(model_of().to(device.torch_device))
     model = model_of().to(device.torch_device)
@@ -140,7 +193,9 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("format", [torch.float32, torch.bfloat16])
-def test_selective_recomputation_keeps_attention_and_products(device: Device, format: torch.dtype) -> None:
+def test_selective_recomputation_keeps_attention_and_products(
+    device: Device, format: torch.dtype
+) -> None:
     """Whatever kernel the device takes for attention, it runs once a block: what is costly is not computed again."""
 
     def counted(how: str) -> Counter[str]:
@@ -151,7 +206,11 @@ def test_selective_recomputation_keeps_attention_and_products(device: Device, fo
         return seen.calls
 
     plain, kept, again = (counted(how) for how in ("none", "selective", "full"))
-    costly = [name for name in plain if ".mm." in name or ("scaled_dot_product" in name and "backward" not in name)]
+    costly = [
+        name
+        for name in plain
+        if ".mm." in name or ("scaled_dot_product" in name and "backward" not in name)
+    ]
     assert any("scaled_dot_product" in name for name in costly), plain
     assert {name: kept[name] for name in costly} == {name: plain[name] for name in costly}
     assert all(again[name] > plain[name] for name in costly)
@@ -174,11 +233,17 @@ def test_recomputation_takes_less_memory(device: Device) -> None:
     assert full < selective < none
 
 
-def updated(device: Device, kind: str, compiled: bool = False, out: int | None = None) -> dict[str, Tensor]:
+def updated(
+    device: Device, kind: str, compiled: bool = False, out: int | None = None
+) -> dict[str, Tensor]:
     """A model's weights after three steps on gradients that are the same on every device; step `out` is left out."""
     weights = "bf16" if kind == "rounded" else "fp32"
-    train = replace(TRAIN, optimizer="adamw" if kind == "rounded" else kind, weights=weights, compile=compiled)
-    model = model_of().to(device.torch_device, torch.bfloat16 if weights == "bf16" else torch.float32)
+    train = replace(
+        TRAIN, optimizer="adamw" if kind == "rounded" else kind, weights=weights, compile=compiled
+    )
+    model = model_of().to(
+        device.torch_device, torch.bfloat16 if weights == "bf16" else torch.float32
+    )
     update = optimizer.build(model, train, device)
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -192,7 +257,9 @@ def updated(device: Device, kind: str, compiled: bool = False, out: int | None =
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "muon"])
 def test_an_optimizer_steps_as_on_the_cpu(device: Device, exact: None, kind: str) -> None:
     theirs, ours = updated(Cpu(), kind, out=1), updated(device, kind, out=1)
-    assert {name: change for name in theirs if (change := off(ours[name], theirs[name])) > 1e-5} == {}
+    assert {
+        name: change for name in theirs if (change := off(ours[name], theirs[name])) > 1e-5
+    } == {}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -237,4 +304,7 @@ def test_ranks_agree_on_the_host_and_on_the_device(world: World) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    STORED.write_text(json.dumps({family: ten_losses(family, Cpu()) for family in ("llama", "gpt2", "bert")}) + "\n")
+    STORED.write_text(
+        json.dumps({family: ten_losses(family, Cpu()) for family in ("llama", "gpt2", "bert")})
+        + "\n"
+    )

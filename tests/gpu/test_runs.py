@@ -38,7 +38,10 @@ FORMATS: dict[str, tuple[dict[str, object], float]] = {
     "bf16": ({"train.precision": "bf16"}, 5e-3),
     "bf16-compiled": ({"train.precision": "bf16", "train.compile": "true"}, 5e-3),
     "bf16-selective": ({"train.precision": "bf16", "train.recompute": "selective"}, 5e-3),
-    "bf16-budget": ({"train.precision": "bf16", "train.compile": "true", "train.recompute": 0.5}, 5e-3),
+    "bf16-budget": (
+        {"train.precision": "bf16", "train.compile": "true", "train.recompute": 0.5},
+        5e-3,
+    ),
     "fp16": ({"train.precision": "fp16"}, 5e-3),
     "fp16-compiled": ({"train.precision": "fp16", "train.compile": "true"}, 5e-3),
     "bf16-weights": (HALF, 1e-2),
@@ -57,7 +60,11 @@ RESUMED: dict[str, dict[str, object]] = {
     "dropout": {"model.family": "gpt2", **LEARNT, "model.dropout": 0.1, "train.precision": "bf16"},
     "muon": {"train.optimizer": "muon", "train.precision": "bf16"},
     "lamb": {"train.optimizer": "lamb"},
-    "long": {"train.precision": "bf16", "train.sequence_length": 1024, "model.max_sequence_length": 1024},
+    "long": {
+        "train.precision": "bf16",
+        "train.sequence_length": 1024,
+        "model.max_sequence_length": 1024,
+    },
 }
 STEPS = 16
 LAYOUTS: dict[str, tuple[int, dict[str, object]]] = {
@@ -99,7 +106,9 @@ def assert_near(run: Path, other: Path, near: float, norm: float) -> None:
 @pytest.fixture(scope="module")
 def pairs(bench: Bench) -> dict[str, tuple[Path, Path]]:
     """Of each kind a run of 8 steps on the CPU, and one that went on on the device after step 4, with fp32 products as such."""
-    begun = [bench.prepare(name, 1, **{"train.steps": 4} | values) for name, values in KINDS.items()]
+    begun = [
+        bench.prepare(name, 1, **{"train.steps": 4} | values) for name, values in KINDS.items()
+    ]
     on_the_cpu(bench, begun)
     moved = [run.with_name(f"{run.name}-moved") for run in begun]
     for run, copy in zip(begun, moved, strict=True):
@@ -115,20 +124,31 @@ def pairs(bench: Bench) -> dict[str, tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_checkpoint_of_the_cpu_goes_on_on_the_device(pairs: dict[str, tuple[Path, Path]], device: Device, name: str) -> None:
+def test_a_checkpoint_of_the_cpu_goes_on_on_the_device(
+    pairs: dict[str, tuple[Path, Path]], device: Device, name: str
+) -> None:
     moved, stayed = pairs[name]
-    assert ranks.results(moved)["device"] == device.kind and ranks.results(stayed)["device"] == "cpu"
-    assert [event["step"] for event in ranks.events(moved, "resumed")] == [4] and len(ranks.metrics(moved)) == 8
+    assert (
+        ranks.results(moved)["device"] == device.kind and ranks.results(stayed)["device"] == "cpu"
+    )
+    assert [event["step"] for event in ranks.events(moved, "resumed")] == [4] and len(
+        ranks.metrics(moved)
+    ) == 8
     assert_near(moved, stayed, 1e-4, 2e-3)
 
 
-def test_a_checkpoint_of_the_device_goes_on_on_the_cpu(bench: Bench, pairs: dict[str, tuple[Path, Path]]) -> None:
+def test_a_checkpoint_of_the_device_goes_on_on_the_cpu(
+    bench: Bench, pairs: dict[str, tuple[Path, Path]]
+) -> None:
     run = pairs["llama"][0]
     shutil.copytree(run, back := run.with_name("back"))
     bench.prepare(back.name, 1, **{"train.steps": 10})
     on_the_cpu(bench, [back])
     assert ranks.results(back)["status"] == "finished" and ranks.results(back)["device"] == "cpu"
-    assert len(ranks.metrics(back)) == 10 and ranks.metrics(back)[-1]["loss"] < ranks.metrics(back)[0]["loss"]
+    assert (
+        len(ranks.metrics(back)) == 10
+        and ranks.metrics(back)[-1]["loss"] < ranks.metrics(back)[0]["loss"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +170,9 @@ def formats(bench: Bench) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_trains_nearly_as_fp32_does(bench: Bench, formats: dict[str, Path], device: Device, name: str) -> None:
+def test_every_format_trains_nearly_as_fp32_does(
+    bench: Bench, formats: dict[str, Path], device: Device, name: str
+) -> None:
     if "fp8" in name:
         need("torchao", "pip install torchao==0.18.0")
         if not device.native_fp8:
@@ -164,7 +186,11 @@ def test_every_format_trains_nearly_as_fp32_does(bench: Bench, formats: dict[str
 @pytest.fixture(scope="module")
 def resumed(bench: Bench, request: pytest.FixtureRequest) -> Iterator[Witness]:
     """Two runs of each case that is judged: one whole, one killed at a random moment and trained again."""
-    chosen = {item.callspec.params.get("case") for item in request.session.items if hasattr(item, "callspec")}
+    chosen = {
+        item.callspec.params.get("case")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    }
     common = {"train.steps": STEPS, "checkpoint.every": 2, "train.micro_batch": 2}
     plan = [
         (1, bench.prepare(f"{case}.{kind}", 1, **common | values), kind, "")
@@ -184,25 +210,45 @@ def test_killed_it_goes_on_bit_for_bit(bench: Bench, resumed: Witness, case: str
     assert ranks.results(killed)["status"] == "finished"
     assert ranks.metrics(killed) == ranks.metrics(whole), told
     assert sequences(killed) == sequences(whole)
-    ours, theirs = (ranks.state_of(run / "checkpoints" / f"step-{STEPS:08d}") for run in (killed, whole))
+    ours, theirs = (
+        ranks.state_of(run / "checkpoints" / f"step-{STEPS:08d}") for run in (killed, whole)
+    )
     assert any("random" in key for key in ours) and ranks.different(ours, theirs) == [], told
 
 
 def test_a_profile_tells_the_devices_kernels_apart(bench: Bench, device: Device) -> None:
     run = bench.train("profiled", 1, train__profile_steps="3-4", train__precision="bf16")
     told = ranks.json.loads((run / "profile" / "summary.json").read_text())
-    assert told["parts"].keys() >= {"forward", "backward", "optimizer"} and told["top"] and 0 < told["seconds"] < 60
+    assert (
+        told["parts"].keys() >= {"forward", "backward", "optimizer"}
+        and told["top"]
+        and 0 < told["seconds"] < 60
+    )
     line = ranks.json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    parts = {key: line[key] for key in line if key.endswith("_seconds") and key != "tokens_per_second"}
-    assert parts.keys() >= {"forward_seconds", "backward_seconds", "optimizer_seconds"} and min(parts.values()) >= 0
+    parts = {
+        key: line[key] for key in line if key.endswith("_seconds") and key != "tokens_per_second"
+    }
+    assert (
+        parts.keys() >= {"forward_seconds", "backward_seconds", "optimizer_seconds"}
+        and min(parts.values()) >= 0
+    )
     assert line["memory_bytes"] > 2**20
 
 
-def test_a_finished_run_is_sampled_and_judged_on_the_device(bench: Bench, pairs: dict[str, tuple[Path, Path]]) -> None:
+def test_a_finished_run_is_sampled_and_judged_on_the_device(
+    bench: Bench, pairs: dict[str, tuple[Path, Path]]
+) -> None:
     run = str(pairs["llama"][0])
     for program in (("generate", run, "def ", "--tokens", "20", "--seed", "1"), ("evaluate", run)):
         command = [sys.executable, "-m", f"trainfleet.engine.{program[0]}", *program[1:]]
-        done = subprocess.run(command, cwd=bench.folder, env=ranks.environment(), text=True, capture_output=True, timeout=300)
+        done = subprocess.run(
+            command,
+            cwd=bench.folder,
+            env=ranks.environment(),
+            text=True,
+            capture_output=True,
+            timeout=300,
+        )
         assert done.returncode == 0 and done.stdout, done.stderr
 
 
@@ -213,16 +259,27 @@ def alone(bench: Bench) -> Path:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_several_ranks_train_as_one_does(bench: Bench, alone: Path, device: Device, name: str) -> None:
+def test_several_ranks_train_as_one_does(
+    bench: Bench, alone: Path, device: Device, name: str
+) -> None:
     count, values = LAYOUTS[name]
     if device.kind == "cuda" and torch.cuda.device_count() < count:
-        pytest.skip(f"takes {count} GPUs, here {'is' if torch.cuda.device_count() == 1 else 'are'} {torch.cuda.device_count()}")
+        pytest.skip(
+            f"takes {count} GPUs, here {'is' if torch.cuda.device_count() == 1 else 'are'} {torch.cuda.device_count()}"
+        )
     common = {"model.layers": 4, "train.epsilon": 1e-3, "train.micro_batch": 2}
     run = bench.prepare(f"layout-{name}", count, **common | values)
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--master-addr=127.0.0.1",
                 f"--master-port={ranks.free_port()}", "-m", "trainfleet.engine", str(run)]  # fmt: skip
     with environment(NVIDIA_TF32_OVERRIDE="0"):
-        done = subprocess.run(torchrun, cwd=bench.folder, env=ranks.environment(), text=True, capture_output=True, timeout=300)
+        done = subprocess.run(
+            torchrun,
+            cwd=bench.folder,
+            env=ranks.environment(),
+            text=True,
+            capture_output=True,
+            timeout=300,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     half = "bf16" in name
     assert_near(run, alone, 5e-3 if half else 1e-4, 5e-2 if half else 2e-3)

@@ -17,7 +17,9 @@ Tell = Callable[[str], None]
 
 
 def buildah(outside: dict[str, str], *words: str) -> str:
-    return subprocess.run(["buildah", *words], env=outside, check=True, capture_output=True, text=True, timeout=600).stdout
+    return subprocess.run(
+        ["buildah", *words], env=outside, check=True, capture_output=True, text=True, timeout=600
+    ).stdout
 
 
 class Checkout:
@@ -47,5 +49,7 @@ def reference_in(said: str) -> str:
 
 def layers(outside: dict[str, str], reference: str) -> list[tuple[str, int]]:
     """The digest and bytes of each layer."""
-    manifest = json.loads(json.loads(buildah(outside, "inspect", "--type=image", reference))["Manifest"])
+    manifest = json.loads(
+        json.loads(buildah(outside, "inspect", "--type=image", reference))["Manifest"]
+    )
     return [(layer["digest"], layer["size"]) for layer in manifest["layers"]]

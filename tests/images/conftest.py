@@ -34,23 +34,33 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     need_program("buildah", "apt-get install buildah")
     folder = Path(os.environ.get("IMAGES") or tmp_path_factory.mktemp("images"))
     folder.mkdir(exist_ok=True)
-    text = f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
+    text = (
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
+    )
     (folder / "storage.conf").write_text(text)
     yield folder
     if "IMAGES" in os.environ:
         return
     own = {**os.environ, "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
     subprocess.run(["buildah", "rm", "--all"], env=own, check=False, capture_output=True)
-    subprocess.run(["umount", "--lazy", folder / "graph" / "overlay"], check=False, capture_output=True)
+    subprocess.run(
+        ["umount", "--lazy", folder / "graph" / "overlay"], check=False, capture_output=True
+    )
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def outside(store: Path) -> Iterator[dict[str, str]]:
     """The environment of a user who builds: pip's configuration with a password in it, and a secret of a run's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CERT"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PIP_") or name == "PIP_CERT"
+    }
     script = [sys.executable, str(ROOT / "scripts" / "pip_sources.py"), "show"]
-    settings = json.loads(subprocess.run(script, check=True, capture_output=True, text=True).stdout)["values"]
+    settings = json.loads(
+        subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    )["values"]
     files = [part for part in ("find-links", "extra-index-url", "index-url") if part in settings]
     served = store / "served"
     served.mkdir(exist_ok=True)
@@ -58,10 +68,17 @@ def outside(store: Path) -> Iterator[dict[str, str]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://me:{CANARY}-pip@127.0.0.1:{server.server_port}"
-        lines = [f"{part} = {' '.join(reached(word, served, address) for word in settings[part].split())}" for part in files]
+        lines = [
+            f"{part} = {' '.join(reached(word, served, address) for word in settings[part].split())}"
+            for part in files
+        ]
         lines += ["retries = 1", "timeout = 60", f"trusted-host = 127.0.0.1:{server.server_port}"]
-        lines += [] if "extra-index-url" in settings else [f"extra-index-url = {address}/none/"]  # one with a password
-        lines += [f"constraint = {store}/none.txt"]  # as companies have them: the container has no such file
+        lines += (
+            [] if "extra-index-url" in settings else [f"extra-index-url = {address}/none/"]
+        )  # one with a password
+        lines += [
+            f"constraint = {store}/none.txt"
+        ]  # as companies have them: the container has no such file
         (store / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
         yield kept | {
             "PIP_CONFIG_FILE": str(store / "pip.conf"), "PYTHONPATH": str(ROOT / "python"), "HF_TOKEN": f"{CANARY}-run",
@@ -92,7 +109,13 @@ def base(outside: dict[str, str], store: Path) -> str:
     if BASE in buildah(outside, "images", "--format={{.Name}}:{{.Tag}}").split():
         return BASE
     root = store / "root"
-    words = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates", "--dpkgopt=force-unsafe-io"]
+    words = [
+        "mmdebstrap",
+        "--quiet",
+        "--variant=minbase",
+        "--include=ca-certificates",
+        "--dpkgopt=force-unsafe-io",
+    ]
     done = subprocess.run([*words, "bookworm", root], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     container = buildah(outside, "from", "scratch").strip()

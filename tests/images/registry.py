@@ -47,7 +47,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
             return self.say(401, **{"WWW-Authenticate": 'Basic realm="here"'})
         for (method, path), (status, code, message) in self.server.refuses.items():
             if method == self.command and re.search(path, self.path):
-                return self.say(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode())
+                return self.say(
+                    status, json.dumps({"errors": [{"code": code, "message": message}]}).encode()
+                )
         self.answer(urlsplit(self.path).path, body)
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_GET

@@ -32,7 +32,9 @@ BASE = "localhost/small:1"
 def own_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment in which buildah keeps images in `folder`; also that of this process."""
     need_program("buildah", "apt-get install buildah")
-    settings = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
+    settings = (
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
+    )
     (folder / "storage.conf").write_text(settings)
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(folder / "storage.conf"))
     monkeypatch.setenv("BUILDAH_ISOLATION", "chroot")
@@ -50,18 +52,32 @@ def make_image(outside: dict[str, str], name: str, *words: str) -> None:
 
 def refused_build(folder: Path, outside: dict[str, str], base: str) -> str:
     """What `make build` says of a base with which it fails. No image has a name of ours then."""
-    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "x", "fleet": {"base_image": base}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"name": "x", "fleet": {"base_image": base}})
+    )
     words = [sys.executable, "-m", "trainfleet", "build"]
-    done = subprocess.run(words, cwd=folder, env=outside, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and done.stderr.startswith("error: "), done.stderr
-    assert "buildah: the image could not be built\n  why: " in done.stderr and "\n  next: " in done.stderr
+    done = subprocess.run(
+        words, cwd=folder, env=outside, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (
+        done.returncode == 1
+        and "Traceback" not in done.stderr
+        and done.stderr.startswith("error: ")
+    ), done.stderr
+    assert (
+        "buildah: the image could not be built\n  why: " in done.stderr
+        and "\n  next: " in done.stderr
+    )
     assert "localhost/trainfleet" not in buildah(outside, "images")
     return done.stderr
 
 
 def test_a_base_that_can_t_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused_build(tmp_path, own_store(tmp_path, monkeypatch), "localhost:1/none:1")
-    assert "why: the base image localhost:1/none:1 can't be pulled" in said and "connection refused" in said
+    assert (
+        "why: the base image localhost:1/none:1 can't be pulled" in said
+        and "connection refused" in said
+    )
     assert "next: fleet.base_image names a mirror's, or a local one" in said
 
 
@@ -74,7 +90,9 @@ def test_a_base_for_another_processor(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=False, capture_output=True
+    ).returncode:
         missing("a small disk can't be mounted here; be root")
     try:
         outside = own_store(disk, monkeypatch)
@@ -82,13 +100,18 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with open(disk / "all", "wb") as file:
             file.write(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize - 20_000))
         said = refused_build(tmp_path, outside, BASE)
-        assert "why: the disk is full" in said and "next: df -h; old images go with: buildah image prune" in said
+        assert (
+            "why: the disk is full" in said
+            and "next: df -h; old images go with: buildah image prune" in said
+        )
     finally:
         subprocess.run(["umount", "--lazy", disk], check=False)
 
 
 @pytest.fixture
-def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Registry, ImageRecipe]]:
+def pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Registry, ImageRecipe]]:
     """A registry, and the recipe of an image that is here under its name; ECR's requests are answered of that registry."""
     recipe = recipe_of(load_stack("cpu"), "", code_files(""))
     outside = own_store(tmp_path, monkeypatch)
@@ -100,7 +123,9 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
 
-        def send(region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        def send(
+            region: str, service: str, operation: str, request: dict[str, Any]
+        ) -> dict[str, Any]:
             found = registry.manifests.get(f"mine.{recipe.tag}", b"").decode()
             token = base64.b64encode(f"{USER}:{TOKEN}".encode()).decode()
             return {
@@ -108,7 +133,9 @@ def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Re
                 "DescribeImages": {"imageDetails": [{"imageTags": list(registry.manifests)}]},
                 "BatchGetImage": {"images": [{"imageManifest": found}] if found else []},
                 "GetAuthorizationToken": {"authorizationData": [{"authorizationToken": token}]},
-                "GetDownloadUrlForLayer": {"downloadUrl": f"http://{registry.host}/signed/{request.get('layerDigest')}"},
+                "GetDownloadUrlForLayer": {
+                    "downloadUrl": f"http://{registry.host}/signed/{request.get('layerDigest')}"
+                },
             }[operation]
 
         monkeypatch.setattr(calls, "send", send)
@@ -121,15 +148,23 @@ def push(registry: Registry, recipe: ImageRecipe, said: list[str]) -> str:
     return theirs.push(recipe, Builder("buildah"), said.append, {}, "mine")
 
 
-def test_a_push_sends_the_image_once(pushed: tuple[Registry, ImageRecipe], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_push_sends_the_image_once(
+    pushed: tuple[Registry, ImageRecipe], capfd: pytest.CaptureFixture[str]
+) -> None:
     registry, recipe = pushed
     said: list[str] = []
     assert push(registry, recipe, said) == f"{registry.host}/trainfleet:mine.{recipe.tag}"
     manifest = json.loads(registry.manifests[f"mine.{recipe.tag}"])
-    assert {layer["digest"] for layer in [*manifest["layers"], manifest["config"]]} == registry.blobs.keys()
+    assert {
+        layer["digest"] for layer in [*manifest["layers"], manifest["config"]]
+    } == registry.blobs.keys()
     held = dict(registry.blobs)
     push(registry, recipe, said)
-    assert said[0].startswith(f"pushed {registry.host}") and "is there" in said[1] and registry.blobs == held
+    assert (
+        said[0].startswith(f"pushed {registry.host}")
+        and "is there" in said[1]
+        and registry.blobs == held
+    )
     out, err = capfd.readouterr()
     assert TOKEN not in out + err
 
@@ -138,22 +173,35 @@ def test_a_push_sends_the_image_once(pushed: tuple[Registry, ImageRecipe], capfd
     ("refused", "why"),
     [
         (("POST", "/uploads/", 403, "DENIED", DENIED), "the registry refuses this push"),
-        (("PUT", "/manifests/", 400, "TAG_INVALID", TAKEN), "the tag is there with other content, and tags are immutable"),
+        (
+            ("PUT", "/manifests/", 400, "TAG_INVALID", TAKEN),
+            "the tag is there with other content, and tags are immutable",
+        ),
     ],
 )
-def test_a_push_that_is_refused(pushed: tuple[Registry, ImageRecipe], refused: tuple[str, str, int, str, str], why: str) -> None:
+def test_a_push_that_is_refused(
+    pushed: tuple[Registry, ImageRecipe], refused: tuple[str, str, int, str, str], why: str
+) -> None:
     registry, recipe = pushed
     method, path, status, code, message = refused
     registry.refuses[method, path] = (status, code, message)
     with pytest.raises(ImageError, match="could not be pushed") as caught:
         push(registry, recipe, [])
-    assert caught.value.why.startswith(why) and message.split(" on ")[0] in caught.value.why and caught.value.next
+    assert (
+        caught.value.why.startswith(why)
+        and message.split(" on ")[0] in caught.value.why
+        and caught.value.next
+    )
     assert not registry.manifests, "nothing has its tag"
 
 
 def test_a_login_that_is_refused(pushed: tuple[Registry, ImageRecipe]) -> None:
     registry, recipe = pushed
-    registry.refuses["GET", "/v2/"] = (403, "DENIED", "Your authorization token has expired. Reauthenticate and try again.")
+    registry.refuses["GET", "/v2/"] = (
+        403,
+        "DENIED",
+        "Your authorization token has expired. Reauthenticate and try again.",
+    )
     with pytest.raises(ImageError, match="the registry takes no login") as caught:
         push(registry, recipe, [])
     assert "Reauthenticate" in caught.value.why or "403" in caught.value.why

@@ -15,7 +15,12 @@ import torch.distributed as dist
 
 counts: Counter[str] = Counter()
 groups_made: dict[tuple[int, ...], Any] = {}
-KINDS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "mul": dist.ReduceOp.PRODUCT}
+KINDS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "mul": dist.ReduceOp.PRODUCT,
+}
 
 
 def rank() -> int:
@@ -42,10 +47,14 @@ def base_store() -> Any:
 
 def fetched(tensor: torch.Tensor) -> torch.Tensor:
     found = tensor.detach().cpu()
-    return found.float().contiguous() if found.dtype == torch.bfloat16 else found.contiguous().clone()
+    return (
+        found.float().contiguous() if found.dtype == torch.bfloat16 else found.contiguous().clone()
+    )
 
 
-def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True) -> Any:
+def all_reduce(
+    reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = None, pin_layout: bool = True
+) -> Any:
     counts["all_reduce"] += 1
     group, _ = group_of(groups)
     single = isinstance(inputs, torch.Tensor)
@@ -56,7 +65,9 @@ def all_reduce(reduce_type: str, inputs: Any, scale: float = 1.0, groups: Any = 
         options.reduceOp = KINDS[reduce_type]
         group.allreduce([host], options).wait()
         answers.append(
-            (host * scale).to(tensor.dtype).to(tensor.device) if scale != 1 else host.to(tensor.dtype).to(tensor.device)
+            (host * scale).to(tensor.dtype).to(tensor.device)
+            if scale != 1
+            else host.to(tensor.dtype).to(tensor.device)
         )
     if single:
         return answers[0]
@@ -82,7 +93,13 @@ def reduce_scatter(reduce_type: str, input: Any, scale: float, scatter_dim: int,
                    pin_layout: bool = True, channel_id: Any = None, use_global_device_ids: Any = None) -> Any:  # fmt: skip
     counts["reduce_scatter"] += 1
     if isinstance(input, list):
-        return put([reduce_scatter(reduce_type, tensor, scale, scatter_dim, shard_count, groups) for tensor in input], output)
+        return put(
+            [
+                reduce_scatter(reduce_type, tensor, scale, scatter_dim, shard_count, groups)
+                for tensor in input
+            ],
+            output,
+        )
     _, row = group_of(groups)
     total = all_reduce(reduce_type, input, scale, groups)
     counts["all_reduce"] -= 1
@@ -92,20 +109,29 @@ def reduce_scatter(reduce_type: str, input: Any, scale: float, scatter_dim: int,
 def put(answer: Any, output: Any) -> Any:
     if output is None:
         return answer
-    for target, value in zip(output, answer, strict=True) if isinstance(output, list) else [(output, answer)]:
+    for target, value in (
+        zip(output, answer, strict=True) if isinstance(output, list) else [(output, answer)]
+    ):
         target.copy_(value)
     return output
 
 
 def gather_bucketized(
-    input_list: Any, dim: int = 0, groups: Any = None, output: Any = None, pin_layout: bool = False, bucket_cap_mb: int = 160
+    input_list: Any,
+    dim: int = 0,
+    groups: Any = None,
+    output: Any = None,
+    pin_layout: bool = False,
+    bucket_cap_mb: int = 160,
 ) -> Any:
     return all_gather(list(input_list), dim, groups, output, pin_layout)
 
 
 def scatter_bucketized(reduce_type: str, input_list: Any, scale: float, scatter_dim: int, shard_count: int, groups: Any = None, output: Any = None,
                        pin_layout: bool = False, bucket_cap_mb: int = 160) -> Any:  # fmt: skip
-    return reduce_scatter(reduce_type, list(input_list), scale, scatter_dim, shard_count, groups, output, pin_layout)
+    return reduce_scatter(
+        reduce_type, list(input_list), scale, scatter_dim, shard_count, groups, output, pin_layout
+    )
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Any = None) -> list[bytes]:
@@ -127,6 +153,4 @@ def install() -> None:
     for name, answer in (("world_size", size), ("global_device_count", size), ("global_ordinal", rank), ("local_ordinal", rank),
                          ("local_process_count", size), ("process_count", size), ("process_index", rank)):  # fmt: skip
         setattr(xr, name, answer)
-    names.HOST_WORLD_SIZE = (
-        "LOCAL_WORLD_SIZE"  # NxD asks for it wherever PJRT_DEVICE is not NEURON, and torch_xla 2.9 has it no more
-    )
+    names.HOST_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # NxD asks for it wherever PJRT_DEVICE is not NEURON, and torch_xla 2.9 has it no more

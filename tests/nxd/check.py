@@ -40,7 +40,10 @@ LAYOUTS = {
     "tp4-copied-heads": (4, {"train.layout.tensor": 4}),  # Llama has two key-value heads here, each on two ranks; BERT four
 }  # fmt: skip
 NEAR = 1e-4
-PATIENCE, AFTER_ONE = 1200.0, 30.0  # seconds: of the ranks of one start, and of the others once one of them has failed
+PATIENCE, AFTER_ONE = (
+    1200.0,
+    30.0,
+)  # seconds: of the ranks of one start, and of the others once one of them has failed
 PIECE = "40000"  # bytes of logits at once: those of 26 tokens of the bench's vocabulary, where a micro-batch has 128
 # Models as NxD's own checkpoints have them: the keys that differ from the bench's, tensor ranks, stages (by the converter alone).
 FORMATS: dict[str, tuple[dict[str, Any], int, int]] = {
@@ -58,11 +61,18 @@ class Failed(Exception):
 class Check:
     def __init__(self, source: str, folder: Path, patience: float = PATIENCE) -> None:
         """`patience`: seconds that the ranks of one start may take."""
-        self.source, self.bench, self.failed, self.patience = source, ranks.Bench(folder), False, patience
+        self.source, self.bench, self.failed, self.patience = (
+            source,
+            ranks.Bench(folder),
+            False,
+            patience,
+        )
 
     def start(self, run: Path, size: int, xla: bool, program: str = "rank.py") -> Ranks:
         words = [str(HERE / program)] if xla else ["-m", "trainfleet.engine"]
-        return Ranks([sys.executable, *words, str(run)], size, self.bench.folder, {"NXD_SOURCE": self.source})
+        return Ranks(
+            [sys.executable, *words, str(run)], size, self.bench.folder, {"NXD_SOURCE": self.source}
+        )
 
     def finish(self, name: str, started: Ranks, code: int | None = 0) -> list[str]:
         """What each rank printed, once all have ended: with this exit code, or any (None)."""
@@ -89,9 +99,20 @@ class Check:
             key: max(abs(a[key] / b[key] - 1) for a, b in lines if key in a and key in b)
             for key in ("loss", "grad_norm", "valid_loss")
         }
-        self.say(name, all(value < NEAR for value in far.values()), f"{len(lines)} steps, farthest: {far}")
+        self.say(
+            name,
+            all(value < NEAR for value in far.values()),
+            f"{len(lines)} steps, farthest: {far}",
+        )
 
-    def beside(self, name: str, size: int, layout: Mapping[str, object], values: Mapping[str, object], limit: str) -> None:
+    def beside(
+        self,
+        name: str,
+        size: int,
+        layout: Mapping[str, object],
+        values: Mapping[str, object],
+        limit: str,
+    ) -> None:
         """Compares with one process that has no such limit to its logits (rank.py)."""
         alone = self.train(f"{name}-alone", 1, False, values)
         os.environ["LOGITS_BYTES"] = limit
@@ -109,10 +130,19 @@ class Check:
 
         Where the model is first, what is left is that bf16 has of the fp32 copies, which NxD does not save by default.
         """
-        outputs = self.finish("upstream", self.start(self.bench.folder / "upstream", 2, True, "upstream.py"))
+        outputs = self.finish(
+            "upstream", self.start(self.bench.folder / "upstream", 2, True, "upstream.py")
+        )
         found = last_object("upstream", outputs[0])
-        shows = abs(found["resumed"] - found["whole"]) > 1e-2 and abs(found["model first"] - found["whole"]) < 1e-3
-        self.say("NxD's own resume goes wrong, and not where the model is loaded first", shows, str(found))
+        shows = (
+            abs(found["resumed"] - found["whole"]) > 1e-2
+            and abs(found["model first"] - found["whole"]) < 1e-3
+        )
+        self.say(
+            "NxD's own resume goes wrong, and not where the model is loaded first",
+            shows,
+            str(found),
+        )
 
     def world(self) -> None:
         """Without collectives each of torchrun's ranks is alone to torch_xla; ours ends then, and does not train."""
@@ -123,9 +153,18 @@ class Check:
             outputs = self.finish("strangers", processes, code=None)
         finally:
             del os.environ["APART"]
-        told = [line for output in outputs for line in output.splitlines() if "PyTorch/XLA takes it for rank" in line]
+        told = [
+            line
+            for output in outputs
+            for line in output.splitlines()
+            if "PyTorch/XLA takes it for rank" in line
+        ]
         ended = all(processes.codes) and not (run / "metrics.jsonl").exists()
-        self.say("ranks that are strangers to each other end", ended and bool(told), told[0] if told else outputs[0][-2000:])
+        self.say(
+            "ranks that are strangers to each other end",
+            ended and bool(told),
+            told[0] if told else outputs[0][-2000:],
+        )
 
     def kill(self, family: str, values: Mapping[str, object]) -> None:
         """A run that is killed goes on to the very state of one that was not."""
@@ -142,7 +181,11 @@ class Check:
         last = "checkpoints/step-00000020"
         different = ranks.different(ranks.state_of(run / last), ranks.state_of(whole / last))
         resumed = [line["step"] for line in ranks.events(run, "resumed")]
-        self.say(f"{family} kill -9", bool(resumed) and not different, f"resumed at {resumed}, different: {different}")
+        self.say(
+            f"{family} kill -9",
+            bool(resumed) and not different,
+            f"resumed at {resumed}, different: {different}",
+        )
 
     def cross(self, family: str, values: Mapping[str, object]) -> None:
         """A checkpoint of NxD's layout is one of torch's: the CPU goes on with it, and evaluates to what NxD did."""
@@ -150,7 +193,11 @@ class Check:
         more = self.train(f"{family}-cpu-from-nxd", 1, False, {**values, "train.init_from": f"{whole}", "train.steps": 1,
                                                               "train.learning_rate": 1e-12, "train.validate_every": 1})  # fmt: skip
         ours, theirs = ranks.metrics(more)[-1]["valid_loss"], ranks.metrics(whole)[-1]["valid_loss"]
-        self.say(f"{family} NxD -> torch", abs(ours / theirs - 1) < NEAR, f"validation {ours:.6f}, NxD's {theirs:.6f}")
+        self.say(
+            f"{family} NxD -> torch",
+            abs(ours / theirs - 1) < NEAR,
+            f"validation {ours:.6f}, NxD's {theirs:.6f}",
+        )
 
     def formats(self, name: str) -> None:
         """Our checkpoint → NxD's → ours and Hugging Face's: the same bytes, and NxD makes of it what transformers does."""
@@ -163,19 +210,31 @@ class Check:
         from trainfleet_nxd.weights import Degrees
 
         keys, tensor, stages = FORMATS[name]
-        shape = replace(load_resolved(self.bench.prepare(f"{name}-shape", 1) / "config.yaml").model, **{"layers": 3, **keys})
+        shape = replace(
+            load_resolved(self.bench.prepare(f"{name}-shape", 1) / "config.yaml").model,
+            **{"layers": 3, **keys},
+        )
         folder = self.bench.folder / name
         (folder / "hf").mkdir(parents=True)
         huggingface_weights.save(model := models.build(shape), shape.family, folder / "hf")
         (folder / "hf/config.json").write_text(json.dumps(shapes.write(shape)))
         whole = huggingface_weights.outgoing(model, shape.family)
         nxd_files.save(whole, shape, Degrees(tensor, 1), folder / "ours")
-        found = last_object(name, self.finish(name, self.start(folder, tensor, True, "formats.py"))[0])
-        self.say(f"{name}, TP {tensor}: what NxD makes of ours", abs(found["NxD"] / found["transformers"] - 1) < NEAR, str(found))
+        found = last_object(
+            name, self.finish(name, self.start(folder, tensor, True, "formats.py"))[0]
+        )
+        self.say(
+            f"{name}, TP {tensor}: what NxD makes of ours",
+            abs(found["NxD"] / found["transformers"] - 1) < NEAR,
+            str(found),
+        )
         for saved in ("plain", "apart"):
             back, tag = models.build(shape), nxd_folder.tag_of(str(folder / saved))
             assert tag
-            back.load_state_dict(nxd_files.load(tag, shape, huggingface_weights.sizes_of(back.named_parameters())), strict=False)
+            back.load_state_dict(
+                nxd_files.load(tag, shape, huggingface_weights.sizes_of(back.named_parameters())),
+                strict=False,
+            )
             again = folder / f"{saved}-hf"
             again.mkdir()
             huggingface_weights.save(back, shape.family, again)
@@ -190,7 +249,9 @@ class Check:
         if shape.family == "llama":
             self.convert(name, folder, whole, shape, Degrees(tensor, stages))
 
-    def convert(self, name: str, folder: Path, whole: dict[str, Any], shape: Any, degrees: Any) -> None:
+    def convert(
+        self, name: str, folder: Path, whole: dict[str, Any], shape: Any, degrees: Any
+    ) -> None:
         """AWS's converter cuts a whole as we do, and makes of our slices the whole."""
         import shutil
 
@@ -212,16 +273,27 @@ class Check:
             not ranks.different(merged, whole),
             f"{len(merged)} tensors",
         )
-        ours, theirs = (nxd_folder.files_of(folder / each) for each in ("ours/pretrained_weight", "converted"))
-        differ = {place: ranks.different(torch.load(ours[place]), torch.load(theirs[place])) for place in theirs}
+        ours, theirs = (
+            nxd_folder.files_of(folder / each) for each in ("ours/pretrained_weight", "converted")
+        )
+        differ = {
+            place: ranks.different(torch.load(ours[place]), torch.load(theirs[place]))
+            for place in theirs
+        }
         good = ours.keys() == theirs.keys() and not any(differ.values())
-        self.say(f"{name}, {degrees}: slices by AWS's converter and by us", good, f"{len(theirs)} files" if good else str(differ))
+        self.say(
+            f"{name}, {degrees}: slices by AWS's converter and by us",
+            good,
+            f"{len(theirs)} files" if good else str(differ),
+        )
 
 
 class Ranks:
     """Processes that meet at a store of ours: it listens before they start, on a port that the system chose, as torchrun's does."""
 
-    def __init__(self, words: Sequence[str], size: int, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, words: Sequence[str], size: int, folder: Path, environment: Mapping[str, str]
+    ) -> None:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.files = [tempfile.TemporaryFile("w+") for _ in range(size)]  # noqa: SIM115 - read when the ranks have ended
         self.codes: list[int | None] = [None] * size
@@ -255,7 +327,10 @@ class Ranks:
     def wait(self, patience: float) -> list[int | None]:
         """The exit codes; ranks that others wait for in vain, or that take too long, are killed."""
         deadline = time.monotonic() + patience
-        while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
+        while (
+            any(process.poll() is None for process in self.processes)
+            and time.monotonic() < deadline
+        ):
             if any(process.returncode for process in self.processes):
                 deadline = min(deadline, time.monotonic() + AFTER_ONE)
             time.sleep(0.05)
@@ -298,23 +373,39 @@ def main(source: str, cases: list[str]) -> int:
         return int(check.failed)
 
 
-def trained(check: Check, family: str, values: Mapping[str, object]) -> Iterator[tuple[str, Callable[[], object]]]:
+def trained(
+    check: Check, family: str, values: Mapping[str, object]
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """A family's cases by name; each trains what it is compared with, where no case before it has."""
     alone = cache(partial(check.train, f"{family}-alone", 1, False, values))
-    layout = cache(lambda name: check.train(f"{family}-{name}", LAYOUTS[name][0], True, {**LAYOUTS[name][1], **values}))
+    layout = cache(
+        lambda name: check.train(
+            f"{family}-{name}", LAYOUTS[name][0], True, {**LAYOUTS[name][1], **values}
+        )
+    )
     for name in LAYOUTS:
-        yield f"{family}-{name}", lambda name=name: check.compare(f"{family} {name}", layout(name), alone())
+        yield (
+            f"{family}-{name}",
+            lambda name=name: check.compare(f"{family} {name}", layout(name), alone()),
+        )
     if family == "llama":
         yield from decoded(check, values)
     yield f"{family}-kill", lambda: (layout("dp2-zero1"), check.kill(family, values))
     yield f"{family}-cross", lambda: (layout("tp2"), check.cross(family, values))
 
 
-def decoded(check: Check, values: Mapping[str, object]) -> Iterator[tuple[str, Callable[[], object]]]:
+def decoded(
+    check: Check, values: Mapping[str, object]
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """What only models of the next token have: logits in pieces, and documents apart."""
     few = {"train.steps": 4, "train.validate_every": 2, **values}
     apart = few | {"train.separate_documents": "true"}
-    for name, told, limit in (("dp2-zero1", few, PIECE), ("pp2", few, PIECE), ("dp2-zero1", apart, ""), ("tp2", apart, "")):
+    for name, told, limit in (
+        ("dp2-zero1", few, PIECE),
+        ("pp2", few, PIECE),
+        ("dp2-zero1", apart, ""),
+        ("tp2", apart, ""),
+    ):
         case = f"llama-{'pieces' if limit else 'documents'}-{name}"
         yield case, partial(check.beside, case, *LAYOUTS[name], told, limit)
 

@@ -54,8 +54,14 @@ class Package(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] in CLOSED else None
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True)
+            if name.split(".")[0] in CLOSED
+            else None
+        )
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return Package(spec.name)
@@ -69,4 +75,6 @@ def install() -> None:
     import torch
 
     sys.meta_path.insert(0, Finder())
-    torch.classes.neuron = types.SimpleNamespace(SPMDModel=Absent, LayoutTransformation=Absent, Model=Absent)
+    torch.classes.neuron = types.SimpleNamespace(
+        SPMDModel=Absent, LayoutTransformation=Absent, Model=Absent
+    )

@@ -45,7 +45,9 @@ def bert(folder: Path, config: Any, size: int) -> Any:
         inner.all_head_size //= size
         for name in ("query", "key", "value"):
             setattr(inner, name, layers.ColumnParallelLinear(width, width, gather_output=False))
-        layer.attention.output.dense = layers.RowParallelLinear(width, width, input_is_parallel=True)
+        layer.attention.output.dense = layers.RowParallelLinear(
+            width, width, input_is_parallel=True
+        )
     return model
 
 
@@ -55,7 +57,9 @@ def loss_of(model: Any, config: Any, device: Any) -> float:
     tokens = (torch.arange(2 * TOKENS).reshape(2, TOKENS) * 7 % config.vocab_size).to(device)
     if config.model_type == "bert":
         model.eval()
-        return float(model(tokens, labels=tokens, next_sentence_label=torch.tensor([0, 1]).to(device)).loss)
+        return float(
+            model(tokens, labels=tokens, next_sentence_label=torch.tensor([0, 1]).to(device)).loss
+        )
     return float(model(tokens, labels=tokens).loss)
 
 
@@ -74,9 +78,18 @@ def through_nxd(folder: Path) -> dict[str, float]:
     nxd.load_checkpoint(str(folder / "ours"), model=model)
     ours = loss_of(model, config, xm.xla_device())
     for name, apart in (("plain", False), ("apart", True)):
-        nxd.save_checkpoint(str(folder / name), "step_1", model=model, user_content={"global_step": 1}, use_xser=apart)
+        nxd.save_checkpoint(
+            str(folder / name),
+            "step_1",
+            model=model,
+            user_content={"global_step": 1},
+            use_xser=apart,
+        )
     whole = BertForPreTraining if config.model_type == "bert" else LlamaForCausalLM
-    return {"NxD": ours, "transformers": loss_of(whole.from_pretrained(folder / "hf"), config, "cpu")}
+    return {
+        "NxD": ours,
+        "transformers": loss_of(whole.from_pretrained(folder / "hf"), config, "cpu"),
+    }
 
 
 def through_the_converter(folder: Path, tensor: int, stages: int) -> None:
@@ -86,7 +99,10 @@ def through_the_converter(folder: Path, tensor: int, stages: int) -> None:
     from neuronx_distributed.scripts.checkpoint_converter import CheckpointConverterBase
     from safetensors.torch import load_file
 
-    converter, config = CheckpointConverterBase(), json.loads((folder / "hf/config.json").read_text())
+    converter, config = (
+        CheckpointConverterBase(),
+        json.loads((folder / "hf/config.json").read_text()),
+    )
     heads, copied = config["num_key_value_heads"], tensor > config["num_key_value_heads"]
     words = ["--output_dir", str(folder / "converted"), "--input_dir", str(folder / "ours/pretrained_weight/model"), "--hw_backend", "trn1",
              "--config", str(folder / "hf/config.json"), "--tp_size", str(tensor), "--pp_size", str(stages), "--n_layers",
@@ -98,10 +114,14 @@ def through_the_converter(folder: Path, tensor: int, stages: int) -> None:
     whole = load_file(folder / "hf/model.safetensors")
     if args.coalesce_qkv:
         converter.coalesce_qkv(whole, config, tensor)
-    cuts = create_partitions(stages, [f"model.layers.{layer}" for layer in range(config["num_hidden_layers"])])
+    cuts = create_partitions(
+        stages, [f"model.layers.{layer}" for layer in range(config["num_hidden_layers"])]
+    )
     for rank in range(tensor):
         for stage in range(stages):
-            part = converter.convert_full_state_to_tp(dict(whole), args, rank, stage, 0, cuts, config)
+            part = converter.convert_full_state_to_tp(
+                dict(whole), args, rank, stage, 0, cuts, config
+            )
             converter.save_partial_no_xser(args, part, rank, stage, 0)
 
 

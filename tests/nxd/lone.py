@@ -35,7 +35,12 @@ def held(config: Path, rank: int) -> dict[str, Any]:
     parts = Nxd(found, World(rank, size, 0, device, True, None))
     saved = parts.state()["model"]
     return {
-        name: (tuple(own.parameter.shape), tuple(saved[name].shape), own.slice.copies, bool(own.parameter._backward_hooks))
+        name: (
+            tuple(own.parameter.shape),
+            tuple(saved[name].shape),
+            own.slice.copies,
+            bool(own.parameter._backward_hooks),
+        )
         for name, own in parts.held.items()
     }
 

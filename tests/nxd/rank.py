@@ -12,7 +12,10 @@ import sys
 import bridge
 import closed
 
-VERSIONS = {"torch-neuronx": "2.9.0.2.15.32035", "neuronx-distributed": "0.19.28492"}  # SDK 2.31's, which are not installed here
+VERSIONS = {
+    "torch-neuronx": "2.9.0.2.15.32035",
+    "neuronx-distributed": "0.19.28492",
+}  # SDK 2.31's, which are not installed here
 
 
 def install() -> None:
@@ -20,7 +23,9 @@ def install() -> None:
     sys.path.insert(0, os.environ["NXD_SOURCE"])
     import torch_xla  # noqa: F401  before what stands in for libneuronxla, which it would ask for
 
-    if not os.environ.get("APART"):  # else the ranks stay strangers, as PJRT's CPU client leaves them
+    if not os.environ.get(
+        "APART"
+    ):  # else the ranks stay strangers, as PJRT's CPU client leaves them
         bridge.install()
     closed.install()
     from trainfleet_nxd import device as neuron_xla

@@ -14,12 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing as torch_s
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing as torch_s,
+)
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
 
 GROUPS: dict[str, list[list[int]]] = {}
-MINE: dict[str, tuple[dist.ProcessGroup, int, int]] = {}  # kind → the group, this rank's place in it, its size
+MINE: dict[
+    str, tuple[dist.ProcessGroup, int, int]
+] = {}  # kind → the group, this rank's place in it, its size
 
 
 def neuronx_distributed_config(
@@ -29,7 +33,9 @@ def neuronx_distributed_config(
 ):  # fmt: skip
     """The config as it is given; the groups of ranks, tensor ranks being neighbours, and stages far apart."""
     assert expert_parallel_size == context_parallel_size == 1, "the stand-in has no such ranks"
-    grid = torch.arange(dist.get_world_size()).view(pipeline_parallel_size, -1, tensor_parallel_size)
+    grid = torch.arange(dist.get_world_size()).view(
+        pipeline_parallel_size, -1, tensor_parallel_size
+    )
     GROUPS.update(
         tensor=grid.flatten(0, 1).tolist(),
         data=grid.transpose(1, 2).flatten(0, 1).tolist(),
@@ -46,12 +52,17 @@ def neuronx_distributed_config(
     }  # fmt: skip
 
 
-def initialize_parallel_model(nxd_config, model_fn, include_buffers=False, *model_args, **model_kwargs):
+def initialize_parallel_model(
+    nxd_config, model_fn, include_buffers=False, *model_args, **model_kwargs
+):
     model = model_fn()
     if nxd_config["pipeline_parallel_size"] > 1:
         model = NxDPPModel(model, **nxd_config["pipeline_config"])
     for each in model.modules():
-        each._parameters = {name: value if value is None else moved(value) for name, value in each._parameters.items()}
+        each._parameters = {
+            name: value if value is None else moved(value)
+            for name, value in each._parameters.items()
+        }
     return model
 
 
@@ -149,15 +160,25 @@ class Both(torch.autograd.Function):
         return context.back(gradient), None, None
 
 
-def gather_from_sequence_parallel_region(input_, sequence_dimension=0, to_model_parallel=True, process_group=None, tile_cc=False):
+def gather_from_sequence_parallel_region(
+    input_, sequence_dimension=0, to_model_parallel=True, process_group=None, tile_cc=False
+):
     dim = sequence_dimension
-    back = (lambda g: own(total(g, "tensor"), dim, "tensor")) if to_model_parallel else (lambda g: own(g, dim, "tensor"))
+    back = (
+        (lambda g: own(total(g, "tensor"), dim, "tensor"))
+        if to_model_parallel
+        else (lambda g: own(g, dim, "tensor"))
+    )
     return Both.apply(input_, lambda x: joined(x, dim, "tensor"), back)
 
 
-def reduce_scatter_to_sequence_parallel_region(input_, sequence_dimension=0, process_group=None, dtype=torch.float32):
+def reduce_scatter_to_sequence_parallel_region(
+    input_, sequence_dimension=0, process_group=None, dtype=torch.float32
+):
     dim = sequence_dimension
-    return Both.apply(input_, lambda x: own(total(x, "tensor"), dim, "tensor"), lambda g: joined(g, dim, "tensor"))
+    return Both.apply(
+        input_, lambda x: own(total(x, "tensor"), dim, "tensor"), lambda g: joined(g, dim, "tensor")
+    )
 
 
 def scatter_to_sequence_parallel_region(input_, sequence_dimension=0, process_group=None):
@@ -166,7 +187,11 @@ def scatter_to_sequence_parallel_region(input_, sequence_dimension=0, process_gr
 
 
 def divided(parameter: nn.Parameter, dim: int) -> nn.Parameter:
-    parameter.tensor_model_parallel, parameter.partition_dim, parameter.num_partitions = True, dim, MINE["tensor"][2]
+    parameter.tensor_model_parallel, parameter.partition_dim, parameter.num_partitions = (
+        True,
+        dim,
+        MINE["tensor"][2],
+    )
     return parameter
 
 
@@ -179,8 +204,14 @@ class ColumnParallelLinear(nn.Module):
     ):  # fmt: skip
         super().__init__()
         rows = output_size // MINE["tensor"][2]
-        self.weight = divided(nn.Parameter(torch.empty(rows, input_size, dtype=dtype, device=device)), 0)
-        self.bias = divided(nn.Parameter(torch.empty(rows, dtype=dtype, device=device)), 0) if bias else None
+        self.weight = divided(
+            nn.Parameter(torch.empty(rows, input_size, dtype=dtype, device=device)), 0
+        )
+        self.bias = (
+            divided(nn.Parameter(torch.empty(rows, dtype=dtype, device=device)), 0)
+            if bias
+            else None
+        )
         self.parted, self.dim = sequence_parallel_enabled, sequence_dimension
 
     def forward(self, x: Tensor) -> Tensor:
@@ -201,8 +232,12 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         assert input_is_parallel and sequence_parallel_enabled
         columns = input_size // MINE["tensor"][2]
-        self.weight = divided(nn.Parameter(torch.empty(output_size, columns, dtype=dtype, device=device)), 1)
-        self.bias = nn.Parameter(torch.empty(output_size, dtype=dtype, device=device)) if bias else None
+        self.weight = divided(
+            nn.Parameter(torch.empty(output_size, columns, dtype=dtype, device=device)), 1
+        )
+        self.bias = (
+            nn.Parameter(torch.empty(output_size, dtype=dtype, device=device)) if bias else None
+        )
         if self.bias is not None:
             self.bias.sequence_parallel_enabled = True
         self.dim = sequence_dimension
@@ -221,7 +256,9 @@ class ParallelEmbedding(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.rows, self.collects = num_embeddings // MINE["tensor"][2], collect_output
-        self.weight = divided(nn.Parameter(torch.empty(self.rows, embedding_dim, dtype=dtype, device=device)), 0)
+        self.weight = divided(
+            nn.Parameter(torch.empty(self.rows, embedding_dim, dtype=dtype, device=device)), 0
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         local = tokens - self.rows * MINE["tensor"][1]
@@ -239,11 +276,15 @@ def parallel_cross_entropy(vocab_parallel_logits, target, label_smoothing=0.0):
     logits = logits - most[..., None]
     said = logits.gather(-1, (local * mine)[..., None])[..., 0] * mine
     both = torch.stack((logits.exp().sum(-1), said))
-    everywhere = Both.apply(both, lambda x: total(x, "tensor"), lambda g: g)  # each rank's part has the gradient of the whole
+    everywhere = Both.apply(
+        both, lambda x: total(x, "tensor"), lambda g: g
+    )  # each rank's part has the gradient of the whole
     return everywhere[0].log() - everywhere[1]
 
 
-def apply_activation_checkpointing(model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda _: True):
+def apply_activation_checkpointing(
+    model, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda _: True
+):
     torch_s(model, checkpoint_wrapper_fn=checkpoint_wrapper_fn, check_fn=check_fn)
 
 
@@ -253,8 +294,15 @@ class NeuronZero1Optimizer:
     def __init__(self, *args, **kwargs):
         groups, kind, *_ = args
         self.param_groups, (_, rank, ways) = groups, MINE["data"]
-        dealt = [group | {"params": [self.share(p.detach().float(), ways, rank) for p in group["params"]]} for group in groups]
-        self.base_optimizer = kind([group | {"params": [nn.Parameter(p) for p in group["params"]]} for group in dealt], **kwargs)
+        dealt = [
+            group
+            | {"params": [self.share(p.detach().float(), ways, rank) for p in group["params"]]}
+            for group in groups
+        ]
+        self.base_optimizer = kind(
+            [group | {"params": [nn.Parameter(p) for p in group["params"]]} for group in dealt],
+            **kwargs,
+        )
         for ours, theirs in zip(groups, self.base_optimizer.param_groups, strict=True):
             ours.update({key: value for key, value in theirs.items() if key != "params"})
 
@@ -290,7 +338,11 @@ class Optimizer:
                     parameter.grad = total(parameter.grad, "tensor")
                 parameter.grad = total(parameter.grad, "data") / ways
                 once = getattr(parameter, "tensor_model_parallel", False) or MINE["tensor"][1] == 0
-                square += parameter.grad.float().square().sum() * once * (not getattr(parameter, "shared", False))
+                square += (
+                    parameter.grad.float().square().sum()
+                    * once
+                    * (not getattr(parameter, "shared", False))
+                )
         self.grad_norm = total(total(square, "tensor"), "pipeline").sqrt()
         factor = min(1.0, self.most / (float(self.grad_norm) + 1e-6))
         for group in self.param_groups:
@@ -319,7 +371,9 @@ class PipelineStageModule(nn.Module):
     def __init__(self, layers, num_stages, stage_index, partition_fn=None):
         super().__init__()
         places = partition_fn(layers, num_stages)
-        self.stage_modules = nn.ModuleList(layer for layer in layers if places[layer] == stage_index)
+        self.stage_modules = nn.ModuleList(
+            layer for layer in layers if places[layer] == stage_index
+        )
 
     def forward(self, x):
         for layer in self.stage_modules:
@@ -332,7 +386,11 @@ class PipelineStageModule(nn.Module):
             layer.weight_sharing = {sharing_group_name: path}
 
 
-FORMATS = (torch.float32, torch.bfloat16, torch.float16)  # of what stages pass on, as the first number sent
+FORMATS = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+)  # of what stages pass on, as the first number sent
 
 
 class NxDPPModel(nn.Module):
@@ -353,9 +411,15 @@ class NxDPPModel(nn.Module):
         assert manual_pp_partition and not broadcast_and_average_loss and virtual_pipeline_size == 1
         self.group, self.stage, self.stages = MINE["pipeline"]
         self.ranks = next(row for row in GROUPS["pipeline"] if dist.get_rank() in row)
-        self.part = PipelineStageModule(module, self.stages, self.stage, manual_pp_stage_partition_fn)
+        self.part = PipelineStageModule(
+            module, self.stages, self.stage, manual_pp_stage_partition_fn
+        )
         self.count, self.loss_fn = num_microbatches, manual_pp_loss_fn
-        self.shared = [path for layer in self.part.stage_modules for path in getattr(layer, "weight_sharing", {}).values()]
+        self.shared = [
+            path
+            for layer in self.part.stage_modules
+            for path in getattr(layer, "weight_sharing", {}).values()
+        ]
         ends = [dist.new_group([row[0], row[-1]], backend="gloo") for row in GROUPS["pipeline"]]
         self.ends = ends[GROUPS["pipeline"].index(self.ranks)]
 
@@ -377,7 +441,11 @@ class NxDPPModel(nn.Module):
     def _forward(self, inputs, labels):
         done = []
         for tokens, targets in zip(inputs.chunk(self.count), labels.chunk(self.count), strict=True):
-            given = self._receive(self.stage - 1).requires_grad_(torch.is_grad_enabled()) if self.stage else [tokens]
+            given = (
+                self._receive(self.stage - 1).requires_grad_(torch.is_grad_enabled())
+                if self.stage
+                else [tokens]
+            )
             found = self.part(given)
             if self.stage == self.stages - 1:
                 found = self.loss_fn(found[0], targets) / self.count
@@ -390,13 +458,19 @@ class NxDPPModel(nn.Module):
         return sum(found.detach() for _, found in done) if self.stage == self.stages - 1 else None
 
     def _send(self, value, stage):
-        dist.send(torch.tensor([FORMATS.index(value.dtype), *value.shape]), self.ranks[stage], group=self.group)
+        dist.send(
+            torch.tensor([FORMATS.index(value.dtype), *value.shape]),
+            self.ranks[stage],
+            group=self.group,
+        )
         dist.send(value.contiguous(), self.ranks[stage], group=self.group)
 
     def _receive(self, stage):
         dist.recv(about := torch.empty(4, dtype=torch.int64), self.ranks[stage], group=self.group)
         number, *shape = about.tolist()
-        dist.recv(value := torch.empty(shape, dtype=FORMATS[number]), self.ranks[stage], group=self.group)
+        dist.recv(
+            value := torch.empty(shape, dtype=FORMATS[number]), self.ranks[stage], group=self.group
+        )
         return value
 
 
@@ -414,9 +488,13 @@ def install() -> None:
     states = (get_data_parallel_replica_groups, get_tensor_model_parallel_replica_groups, get_pipeline_model_parallel_replica_groups,
               get_pipeline_model_parallel_rank, get_tensor_model_parallel_rank, get_data_parallel_rank)  # fmt: skip
     nxd = "neuronx_distributed"
-    module(nxd, neuronx_distributed_config, initialize_parallel_model, initialize_parallel_optimizer)
+    module(
+        nxd, neuronx_distributed_config, initialize_parallel_model, initialize_parallel_optimizer
+    )
     module(f"{nxd}.parallel_layers")
-    module(f"{nxd}.parallel_layers.layers", ColumnParallelLinear, ParallelEmbedding, RowParallelLinear)
+    module(
+        f"{nxd}.parallel_layers.layers", ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+    )
     module(f"{nxd}.parallel_layers.loss_functions", parallel_cross_entropy)
     module(f"{nxd}.parallel_layers.comm", all_gather, all_reduce)
     module(f"{nxd}.parallel_layers.parallel_state", *states)

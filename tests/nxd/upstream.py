@@ -25,7 +25,11 @@ def losses(folder: str) -> dict[str, float]:
 
     options = nxd.neuronx_distributed_config(
         optimizer_config={"zero_one_enabled": True, "grad_clipping": True, "max_grad_norm": 1.0},
-        mixed_precision_config={"use_master_weights": True, "use_fp32_grad_acc": True, "use_master_weights_in_ckpt": False},
+        mixed_precision_config={
+            "use_master_weights": True,
+            "use_fp32_grad_acc": True,
+            "use_master_weights_in_ckpt": False,
+        },
     )
     device = xm.xla_device()
 
@@ -33,7 +37,9 @@ def losses(folder: str) -> dict[str, float]:
         torch.manual_seed(seed)
         layers = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(torch.bfloat16)
         model = nxd.initialize_parallel_model(options, lambda: layers)
-        return model, nxd.initialize_parallel_optimizer(options, torch.optim.AdamW, model.parameters(), lr=0.02)
+        return model, nxd.initialize_parallel_optimizer(
+            options, torch.optim.AdamW, model.parameters(), lr=0.02
+        )
 
     def step(model: Any, optimizer: Any, number: int) -> float:
         generator = torch.Generator().manual_seed(number)

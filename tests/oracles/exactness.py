@@ -26,7 +26,11 @@ def adversarial() -> list[str]:
     """Every code point there is, alone among letters and in runs, and the texts that are checked at every opening."""
     points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
     runs = ["".join(points[i : i + 997]) for i in range(0, len(points), 997)]
-    return [*encoders.HARD_TEXTS, *runs, *(f"a{point}b {point}'s{point}{point} 1{point}\n{point}" for point in points[::7])]
+    return [
+        *encoders.HARD_TEXTS,
+        *runs,
+        *(f"a{point}b {point}'s{point}{point} 1{point}\n{point}" for point in points[::7]),
+    ]
 
 
 def trained(data: Data, plan: UnitPlan, folder: Path) -> Iterator[tuple[str, Tokenizer]]:
@@ -36,7 +40,9 @@ def trained(data: Data, plan: UnitPlan, folder: Path) -> Iterator[tuple[str, Tok
     sample = list(bpe.sample(data, plan))
     yield "Llama 3's kind of BPE", Tokenizer(bpe.train(data, plan), "trained")
     gpt2 = ByteLevelBPETokenizer()
-    gpt2.train_from_iterator(sample, vocab_size=32_000, special_tokens=["<|endoftext|>"], show_progress=False)
+    gpt2.train_from_iterator(
+        sample, vocab_size=32_000, special_tokens=["<|endoftext|>"], show_progress=False
+    )
     gpt2.save_model(str(folder))
     yield "GPT-2's kind of BPE", load(folder)
     model, lines = io.BytesIO(), (line for text in sample for line in text.splitlines() if line)
@@ -58,14 +64,23 @@ def main(corpus: str, megabytes: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind, tokenizer in trained(data, plan, Path(folder)):
             began, size, documents = time.time(), 0, 0
-            for batch in in_batches(document for unit in plan.units for document in read_unit(unit, "text")):
+            for batch in in_batches(
+                document for unit in plan.units for document in read_unit(unit, "text")
+            ):
                 texts = [document.text for document in batch]
-                difference = encoders.first_difference(tokenizer.encoder, tokenizer.reference, texts)
+                difference = encoders.first_difference(
+                    tokenizer.encoder, tokenizer.reference, texts
+                )
                 assert difference is None, f"{kind}: {difference!r}"
-                size, documents = size + sum(document.size for document in batch), documents + len(batch)
+                size, documents = (
+                    size + sum(document.size for document in batch),
+                    documents + len(batch),
+                )
                 if size >= megabytes * 1e6:
                     break
-            difference = encoders.first_difference(tokenizer.encoder, tokenizer.reference, hard := adversarial())
+            difference = encoders.first_difference(
+                tokenizer.encoder, tokenizer.reference, hard := adversarial()
+            )
             result = "no difference" if difference is None else f"different on {difference!r}"
             print(
                 f"{kind}: {tokenizer.backend} = tokenizers on {documents:,} documents, {size / 1e6:.0f} MB; on {len(hard):,} hard texts: "

@@ -32,13 +32,18 @@ def judged(policy: dict[str, Any], asked: Sequence[Asked]) -> list[str]:
 
 def judged_each(cases: Sequence[tuple[dict[str, Any], Sequence[Asked]]]) -> list[list[str]]:
     """The same for several policies."""
-    return [[_said(json.dumps({"policy": policy, **asdict(one)})) for one in asked] for policy, asked in cases]
+    return [
+        [_said(json.dumps({"policy": policy, **asdict(one)})) for one in asked]
+        for policy, asked in cases
+    ]
 
 
 def may(statements: list[dict[str, Any]]) -> Callable[[str, str, dict[str, Any]], bool]:
     """What these statements allow, for an account's `may`."""
     policy = policy_of(statements)
-    return lambda action, resource, context: judged(policy, [Asked(action, resource, context)]) == ["Allowed"]
+    return lambda action, resource, context: (
+        judged(policy, [Asked(action, resource, context)]) == ["Allowed"]
+    )
 
 
 @functools.cache
@@ -46,8 +51,12 @@ def _judge() -> subprocess.Popen[str]:
     """The evaluator, which ends with its input."""
     node = need_program("node", "apt-get install nodejs npm")
     if not (JUDGE / "node_modules").is_dir():
-        missing("the judge of IAM policies is not there; install it: cd tests/oracles/iam && npm ci --ignore-scripts")
-    return subprocess.Popen([node, "judge.mjs"], cwd=JUDGE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        missing(
+            "the judge of IAM policies is not there; install it: cd tests/oracles/iam && npm ci --ignore-scripts"
+        )
+    return subprocess.Popen(
+        [node, "judge.mjs"], cwd=JUDGE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 @functools.cache

@@ -12,7 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.update(AWS_DEFAULT_REGION="us-east-1", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_MAX_ATTEMPTS="1")
+os.environ.update(
+    AWS_DEFAULT_REGION="us-east-1",
+    AWS_ACCESS_KEY_ID="x",
+    AWS_SECRET_ACCESS_KEY="x",
+    AWS_MAX_ATTEMPTS="1",
+)
 
 import yaml
 from marshmallow import ValidationError
@@ -69,11 +74,17 @@ def judge(path: Path) -> tuple[list[str], int, int]:
             except Exception:
                 asked += 1
                 continue
-            if any("endpoint URL" in result.message for result in found or ()):  # AWS again, by a way of its own
+            if any(
+                "endpoint URL" in result.message for result in found or ()
+            ):  # AWS again, by a way of its own
                 asked += 1
                 continue
             ran += 1
-            wrong += [f"{kind.__name__}: {result.message}" for result in found or () if result.level.name == "ERROR"]
+            wrong += [
+                f"{kind.__name__}: {result.message}"
+                for result in found or ()
+                if result.level.name == "ERROR"
+            ]
     return wrong, ran, asked
 
 

@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-os.environ.update(AWS_DEFAULT_REGION="us-west-2", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_MAX_ATTEMPTS="1")
+os.environ.update(
+    AWS_DEFAULT_REGION="us-west-2",
+    AWS_ACCESS_KEY_ID="x",
+    AWS_SECRET_ACCESS_KEY="x",
+    AWS_MAX_ATTEMPTS="1",
+)
 os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "1"
 
 import pcluster
@@ -52,10 +57,14 @@ def rendered(file: Path, types: dict[str, Any]) -> list[dict[str, Any]]:
     aws.ec2.get_subnet_vpc.return_value = "vpc-0123456789abcdef0"
     aws.ec2.get_subnets_az_mapping.side_effect = lambda ids: dict.fromkeys(ids, "us-west-2a")
     aws.ec2.get_subnet_avail_zone.return_value = "us-west-2a"
-    image = mock.MagicMock(root_volume_size=40, id="ami-0", device_name="/dev/sda1", platform="Linux/UNIX")
+    image = mock.MagicMock(
+        root_volume_size=40, id="ami-0", device_name="/dev/sda1", platform="Linux/UNIX"
+    )
     aws.ec2.describe_image.return_value = image
     aws.ec2.get_supported_architectures.return_value = ["x86_64"]
-    aws.ec2.describe_capacity_reservations.return_value = aws.fsx.get_file_systems_info.return_value = []
+    aws.ec2.describe_capacity_reservations.return_value = (
+        aws.fsx.get_file_systems_info.return_value
+    ) = []
     aws.sts.get_account_id.return_value = "123456789012"
     AWSApi.instance = staticmethod(lambda: aws)
     said = yaml.safe_load(file.read_text())
@@ -65,14 +74,20 @@ def rendered(file: Path, types: dict[str, Any]) -> list[dict[str, Any]]:
     bucket = S3Bucket(name=artifacts, service_name=name, stack_name=name, artifact_directory="x")
     inside: list[dict[str, Any]] = []
 
-    def keep(manager: cdk_artifacts_manager.CDKArtifactsManager, bucket: S3Bucket) -> dict[str, Any]:
+    def keep(
+        manager: cdk_artifacts_manager.CDKArtifactsManager, bucket: S3Bucket
+    ) -> dict[str, Any]:
         assembly = manager.cluster_cdk_assembly
         folder = Path(assembly.get_cloud_assembly_directory())
-        inside.extend(json.loads((folder / asset.path).read_text()) for asset in assembly.get_assets())
+        inside.extend(
+            json.loads((folder / asset.path).read_text()) for asset in assembly.get_assets()
+        )
         return {}
 
     with mock.patch.object(cdk_artifacts_manager.CDKArtifactsManager, "upload_assets", keep):
-        whole, _ = CDKTemplateBuilder.build_cluster_template(config, bucket, name, f"/aws/parallelcluster/{name}-0")
+        whole, _ = CDKTemplateBuilder.build_cluster_template(
+            config, bucket, name, f"/aws/parallelcluster/{name}-0"
+        )
     return [whole, *inside]
 
 
@@ -87,9 +102,13 @@ def kinds(templates: list[dict[str, Any]]) -> dict[str, list[str]]:
 def requests() -> Iterator[str]:
     """What the methods of pcluster.aws that code for clusters calls send."""
     texts = [path.read_text() for room in ROOMS for path in CODE.glob(room)]
-    called = {match for text in texts for match in re.findall(r"AWSApi\.instance\(\)\.(\w+)\.(\w+)", text)}
+    called = {
+        match for text in texts for match in re.findall(r"AWSApi\.instance\(\)\.(\w+)\.(\w+)", text)
+    }
     for name, method in sorted(called):
-        for operation in sorted(RESOURCES[method] if name.endswith("_resource") else _sent(name, method, set())):
+        for operation in sorted(
+            RESOURCES[method] if name.endswith("_resource") else _sent(name, method, set())
+        ):
             yield f"{CLIENTS.get(name, name)}:{operation}"
 
 

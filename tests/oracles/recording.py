@@ -55,12 +55,18 @@ class Recording:
         """Records what the account is asked from now on; `source` is the verb."""
         handle = identity.handle
 
-        def handled(account: Account, stack: str, kind: str, what: str, properties: Mapping[str, Any]) -> None:
+        def handled(
+            account: Account, stack: str, kind: str, what: str, properties: Mapping[str, Any]
+        ) -> None:
             with mock.patch.object(self, "source", kind):
                 handle(account, stack, kind, what, properties)
 
         def simulated(account: Account, ActionNames: list[str], **_: Any) -> dict[str, Any]:
-            return {"EvaluationResults": [{"EvalActionName": name, "EvalDecision": "allowed"} for name in ActionNames]}
+            return {
+                "EvaluationResults": [
+                    {"EvalActionName": name, "EvalDecision": "allowed"} for name in ActionNames
+                ]
+            }
 
         account.may = self.may
         with (
@@ -87,13 +93,24 @@ def made(text: str, sources: Mapping[str, str], asked: Mapping[str, Mapping[str,
     """The file with each row's actions as recorded: what has no source goes, what no row has comes to the first that fits."""
     head, *rows = re.split(r"(?m)^(?=- for: )", text)
     parsed = [yaml.safe_load(row)[0] for row in rows]
-    ours = [(number, row) for number, row in enumerate(parsed) if not row["for"].startswith("cluster")]
-    there = {f"{service}:{name}" for _, row in ours for service, names in row["actions"].items() for name in names}
+    ours = [
+        (number, row) for number, row in enumerate(parsed) if not row["for"].startswith("cluster")
+    ]
+    there = {
+        f"{service}:{name}"
+        for _, row in ours
+        for service, names in row["actions"].items()
+        for name in names
+    }
     strays: dict[int, set[str]] = defaultdict(set)
     for action in sorted(set(sources) - there):
         on = {resource for places in asked.get(action, {}).values() for resource in places}
         looks = action.partition(":")[2].startswith(("Describe", "Get", "List"))
-        fit = (number for number, row in ours if (looks or row["for"] != "looks") and _fits(row["to"], on))
+        fit = (
+            number
+            for number, row in ours
+            if (looks or row["for"] != "looks") and _fits(row["to"], on)
+        )
         strays[next(fit)].add(action)
     return head + "".join(
         text if row["for"].startswith("cluster") else _row(text, row, strays[number], sources)
@@ -116,7 +133,11 @@ def _row(text: str, row: dict[str, Any], strays: set[str], sources: Mapping[str,
     tail = "".join(
         line for line in text.splitlines(keepends=True) if line.startswith(("#", "\n"))
     )  # what is said of the next row
-    return kept + "".join(f"    {service}:\n{''.join(lines)}" for service, lines in by_service.items()) + tail
+    return (
+        kept
+        + "".join(f"    {service}:\n{''.join(lines)}" for service, lines in by_service.items())
+        + tail
+    )
 
 
 def main() -> None:

@@ -26,7 +26,9 @@ from trainfleet.hardware import node_types
 CASES = {name: (config, inputs) for name, config, inputs in every()}
 # The image is a plain string in the stack's parameters, so that an update keeps it.
 IGNORED = ["W2506"]
-NEW = tuple(f"'{name}' is not one of" for name in ("trn2.3xlarge", "trn2u.48xlarge"))  # cfn-lint 1.51.0 has no such types yet
+NEW = tuple(
+    f"'{name}' is not one of" for name in ("trn2.3xlarge", "trn2u.48xlarge")
+)  # cfn-lint 1.51.0 has no such types yet
 
 
 STEP = 6
@@ -34,7 +36,10 @@ STEP = 6
 
 def all_of(names: Iterable[str]) -> list[Any]:
     """One case a name."""
-    return [pytest.param(name, marks=[pytest.mark.thorough] if number % STEP else []) for number, name in enumerate(names)]
+    return [
+        pytest.param(name, marks=[pytest.mark.thorough] if number % STEP else [])
+        for number, name in enumerate(names)
+    ]
 
 
 @functools.cache
@@ -46,7 +51,10 @@ def problems(text: str, region: str) -> list[str]:
     data, unread = decode_str(text)
     found = [*unread, *judge(region).validate_template(data)]
     wrong = [match for match in found if not match.message.startswith(NEW)]
-    return [f"{match.rule.id} {'/'.join(map(str, match.path or ()))}: {match.message[:300]}" for match in wrong]
+    return [
+        f"{match.rule.id} {'/'.join(map(str, match.path or ()))}: {match.message[:300]}"
+        for match in wrong
+    ]
 
 
 @pytest.mark.parametrize("name", all_of(CASES))
@@ -57,7 +65,9 @@ def test_every_template_is_sound_to_cfn_lint(name: str) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_the_network_of_a_cluster_is_sound_to_cfn_lint(kept: bool) -> None:
-    text = engine_template.render(fleet("c7i.8xlarge"), replace(INPUTS, kept=kept), engine_template.NETWORK)
+    text = engine_template.render(
+        fleet("c7i.8xlarge"), replace(INPUTS, kept=kept), engine_template.NETWORK
+    )
     assert problems(text, INPUTS.region) == []
     assert ("Nat" in json.loads(text)["Resources"]) is not kept
 
@@ -76,18 +86,26 @@ def test_what_engines_need_is_sound_to_cfn_lint(engine: str, name: str) -> None:
         assert sum(kind.startswith("efa") for kind in kinds) == node_types.INSTANCE_TYPES[name].efa
         assert not any("SubnetId" in one for one in data["NetworkInterfaces"])
         parts = email.message_from_bytes(base64.b64decode(data["UserData"]))
-        assert parts.is_multipart() and [part.get_content_type() for part in parts.get_payload()] == ["text/x-shellscript"]
+        assert parts.is_multipart() and [
+            part.get_content_type() for part in parts.get_payload()
+        ] == ["text/x-shellscript"]
 
 
 def test_a_second_queue_for_tokenizing_is_sound_to_cfn_lint() -> None:
     config = fleet("trn1.32xlarge", "block")
     config = replace(config, data=replace(config.data, instance_type="c7i.8xlarge"))
     text = engine_template.render(config, replace(INPUTS, tokenizing=INPUTS.image), "batch")
-    assert problems(text, INPUTS.region) == [] and "TokenizingQueue" in json.loads(text)["Resources"]
+    assert (
+        problems(text, INPUTS.region) == [] and "TokenizingQueue" in json.loads(text)["Resources"]
+    )
 
 
 def test_cfn_lint_would_see_what_is_wrong() -> None:
     config, inputs = CASES["p5.48xlarge-on-demand"]
-    for good, bad in (('"HttpTokens":"required"', '"HttpTokens":"must"'), ('{"Ref":"Vpc"}', '{"Ref":"Vcp"}'), ('"gp3"', '"gp9"')):
+    for good, bad in (
+        ('"HttpTokens":"required"', '"HttpTokens":"must"'),
+        ('{"Ref":"Vpc"}', '{"Ref":"Vcp"}'),
+        ('"gp3"', '"gp9"'),
+    ):
         text = render(config, inputs)
         assert good in text and problems(text.replace(good, bad), inputs.region)

@@ -13,7 +13,10 @@ from requirement import need
 from trainfleet.data import encoders
 from trainfleet.data.tokenizer import Tokenizer, load
 
-TEXTS = [path.read_text() for path in sorted(Path(__file__).parents[2].joinpath("python").rglob("*.py"))[:40]]
+TEXTS = [
+    path.read_text()
+    for path in sorted(Path(__file__).parents[2].joinpath("python").rglob("*.py"))[:40]
+]
 MIXED = [
     "Grüße aus Köln — ça va? ",
     "日本語のテキストと漢字。",
@@ -27,9 +30,17 @@ HARD = [text for text in (*encoders.HARD_TEXTS, *MIXED) if "\0" not in text]
 
 def sentencepiece_model(folder: Path, **options: object) -> tuple[Path, object]:
     sentencepiece = need("sentencepiece")
-    model, lines = io.BytesIO(), [line for text in [*TEXTS, *MIXED * 50] for line in text.splitlines() if line.strip()]
+    model, lines = (
+        io.BytesIO(),
+        [line for text in [*TEXTS, *MIXED * 50] for line in text.splitlines() if line.strip()],
+    )
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=1200, minloglevel=2, num_threads=2, **options
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=1200,
+        minloglevel=2,
+        num_threads=2,
+        **options,
     )
     path = folder / "tokenizer.model"
     path.write_bytes(model.getvalue())
@@ -41,16 +52,22 @@ LLAMA = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": 
 
 
 @pytest.mark.parametrize(
-    "options", [LLAMA, {"model_type": "bpe"}, {"model_type": "unigram"}], ids=["llama-2", "bpe-nfkc", "unigram"]
+    "options",
+    [LLAMA, {"model_type": "bpe"}, {"model_type": "unigram"}],
+    ids=["llama-2", "bpe-nfkc", "unigram"],
 )
-def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(tmp_path: Path, options: dict[str, object]) -> None:
+def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
     path, original = sentencepiece_model(tmp_path, **options)
     tokenizer = load(path)
     assert tokenizer.vocabulary_size == 1200 == len(tokenizer.vocabulary)
     assert tokenizer.end_of_document == original.eos_id()
     texts = [*HARD, *(text[:3000] for text in TEXTS)]
     # `tokenizers` takes a control token's spelling for the token in a Unigram model, as it does in T5's own port.
-    for text in texts if options["model_type"] == "bpe" else [text for text in texts if "s>" not in text]:
+    for text in (
+        texts if options["model_type"] == "bpe" else [text for text in texts if "s>" not in text]
+    ):
         ids, _ = tokenizer.reference.encode([text])
         assert ids.tolist() == original.encode(text), text[:60]
         if options is LLAMA:
@@ -59,9 +76,20 @@ def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(tmp_path: Path, op
 
 def test_a_wordpiece_vocabulary_gives_the_ids_of_bert(tmp_path: Path) -> None:
     transformers = need("transformers")
-    words = sorted({word.lower() for text in TEXTS for word in text.split() if word.isalpha()})[:2000]
+    words = sorted({word.lower() for text in TEXTS for word in text.split() if word.isalpha()})[
+        :2000
+    ]
     letters = [chr(i) for i in range(33, 127) if not chr(i).isupper()]
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters), *words]
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        *words,
+    ]
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(dict.fromkeys(tokens)) + "\n")
     original = transformers.BertTokenizer(str(path))
@@ -75,7 +103,9 @@ def test_merges_give_the_ids_of_the_same_tokenizer_json(tmp_path: Path) -> None:
     from tokenizers import ByteLevelBPETokenizer
 
     original = ByteLevelBPETokenizer()
-    original.train_from_iterator(TEXTS, vocab_size=1500, special_tokens=["<|endoftext|>"], show_progress=False)
+    original.train_from_iterator(
+        TEXTS, vocab_size=1500, special_tokens=["<|endoftext|>"], show_progress=False
+    )
     original.save_model(str(tmp_path))
     tokenizer = load(tmp_path)
     for text in (*HARD, *(text.replace("<|endoftext|>", "") for text in TEXTS)):
@@ -91,7 +121,14 @@ def test_fast_encoders_on_every_code_point(name: str) -> None:
     from trainfleet.data import bpe
     from trainfleet.data.sources import plan_units
 
-    data = Data("set", (str(Path(__file__).parents[2] / "python" / "trainfleet" / "data"),), "text", "bpe", 1000, 0.1)
+    data = Data(
+        "set",
+        (str(Path(__file__).parents[2] / "python" / "trainfleet" / "data"),),
+        "text",
+        "bpe",
+        1000,
+        0.1,
+    )
     tokenizer = Tokenizer(bpe.train(data, plan_units(data)), "trained")
     encoder = encoders.ENCODERS[name](tokenizer.definition)
     points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]

@@ -28,13 +28,22 @@ PLAIN = replace(LLAMA, kv_heads=6, tie_embeddings=True, dropout=0.1)
 SHAPES = {
     "llama": LLAMA,
     "llama-tied": replace(LLAMA, tie_embeddings=True),
-    "llama-3.2": replace(LLAMA, kv_heads=6, rope_theta=500_000.0, norm_epsilon=1e-6, rope_scaling=32.0, max_sequence_length=9000),
+    "llama-3.2": replace(
+        LLAMA,
+        kv_heads=6,
+        rope_theta=500_000.0,
+        norm_epsilon=1e-6,
+        rope_scaling=32.0,
+        max_sequence_length=9000,
+    ),
     "llama-wide-heads": replace(LLAMA, head_size=16),
     "mistral": replace(LLAMA, family="mistral", head_size=16),
     "qwen2": replace(LLAMA, family="qwen2", norm_epsilon=1e-6, rope_theta=1e6),
     "qwen3": replace(LLAMA, family="qwen3", norm_epsilon=1e-6, head_size=16, tie_embeddings=True),
     "olmo2": replace(LLAMA, family="olmo2", norm_epsilon=1e-6),
-    "gemma": replace(LLAMA, family="gemma", norm_epsilon=1e-6, head_size=24, kv_heads=1, tie_embeddings=True),
+    "gemma": replace(
+        LLAMA, family="gemma", norm_epsilon=1e-6, head_size=24, kv_heads=1, tie_embeddings=True
+    ),
     "gpt2": replace(PLAIN, family="gpt2"),
     "bert": replace(PLAIN, family="bert", norm_epsilon=1e-12),
     "roberta": replace(PLAIN, family="roberta"),
@@ -63,7 +72,9 @@ def export(model: models.Network, folder: Path) -> Path:
 
 def load(folder: Path, shape: Model) -> models.Network:
     model = models.build(shape)
-    tensors = huggingface_weights.load(folder, shape, huggingface_weights.sizes_of(model.named_parameters()))
+    tensors = huggingface_weights.load(
+        folder, shape, huggingface_weights.sizes_of(model.named_parameters())
+    )
     model.load_state_dict(tensors, strict=False)
     return model.eval()
 
@@ -77,11 +88,15 @@ def theirs_of(folder: Path, shape: Model) -> Any:
 
 
 def tokens_of(shape: Model) -> Tensor:
-    return torch.randint(3, shape.vocabulary_size, (2, 40), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        3, shape.vocabulary_size, (2, 40), generator=torch.Generator().manual_seed(1)
+    )
 
 
 @EVERY
-def test_an_exported_folder_gives_the_same_logits_and_gradients(shape: Model, tmp_path: Path) -> None:
+def test_an_exported_folder_gives_the_same_logits_and_gradients(
+    shape: Model, tmp_path: Path
+) -> None:
     ours, tokens = make(shape), tokens_of(shape)
     theirs = theirs_of(export(ours, tmp_path / "out"), shape)
     if isinstance(ours, models.Bert):
@@ -100,12 +115,18 @@ def test_an_exported_folder_gives_the_same_logits_and_gradients(shape: Model, tm
         there = huggingface_weights.counterpart_of(shape.family, name)
         if there.third is None and parameter.grad is not None:
             gradient = parameter.grad.T if there.turned else parameter.grad
-            expected = gradients.get(there.name) if gradients.get(there.name) is not None else gradients[BIASES[there.name]]
+            expected = (
+                gradients.get(there.name)
+                if gradients.get(there.name) is not None
+                else gradients[BIASES[there.name]]
+            )
             torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-4, msg=name)
 
 
 @EVERY
-def test_out_in_and_out_again_are_the_same_bytes(shape: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_in_and_out_again_are_the_same_bytes(
+    shape: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for case, limit in (("one", 10**9), ("several", 20_000)):
         monkeypatch.setattr(huggingface_weights, "SHARD_BYTES", limit)
         first = export(make(shape), tmp_path / f"{case}-first")
@@ -113,7 +134,9 @@ def test_out_in_and_out_again_are_the_same_bytes(shape: Model, tmp_path: Path, m
         assert all(getattr(found, key) in (None, getattr(shape, key)) for key in vars(found)), found
         second = export(load(first, shape), tmp_path / f"{case}-second")
         names = sorted(path.name for path in first.iterdir())
-        assert names == sorted(path.name for path in second.iterdir()) and (len(names) > 4) == (case == "several")
+        assert names == sorted(path.name for path in second.iterdir()) and (len(names) > 4) == (
+            case == "several"
+        )
         assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
@@ -122,7 +145,9 @@ def test_the_same_text_is_written_greedily(shape: Model, tmp_path: Path) -> None
     if not isinstance(ours := make(shape), models.Llama | models.GPT2):
         return  # it writes none
     theirs, prompt = theirs_of(export(ours, tmp_path / "out"), shape), tokens_of(shape)[:1, :8]
-    written = theirs.generate(prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 8:].tolist()
+    written = theirs.generate(
+        prompt, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+    )[0, 8:].tolist()
     made = generate.continuation(
         ours, prompt[0].tolist(), temperature=0, top_k=1, generator=torch.Generator(), stop_at=-1
     )  # fmt: skip
@@ -132,7 +157,9 @@ def test_the_same_text_is_written_greedily(shape: Model, tmp_path: Path) -> None
 @EVERY
 def test_what_transformers_saves_comes_in(shape: Model, tmp_path: Path) -> None:
     ours = make(shape)
-    theirs_of(export(ours, tmp_path / "out"), shape).save_pretrained(tmp_path / "saved", max_shard_size="100KB")
+    theirs_of(export(ours, tmp_path / "out"), shape).save_pretrained(
+        tmp_path / "saved", max_shard_size="100KB"
+    )
     found, back = shapes.read(tmp_path / "saved"), load(tmp_path / "saved", shape)
     assert found.layers == shape.layers and found.rope_scaling == shape.rope_scaling
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True))
@@ -153,11 +180,19 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
             load(broken, other)
         return str(caught.value)
 
-    lacking = {name: tensor for name, tensor in tensors.items() if name != "transformer.h.1.mlp.c_fc.bias"}
+    lacking = {
+        name: tensor for name, tensor in tensors.items() if name != "transformer.h.1.mlp.c_fc.bias"
+    }
     assert "lacks weights" in (told := refusal(lacking)) and "transformer.h.1.mlp.c_fc.bias" in told
-    assert "no place for" in (told := refusal(tensors | {"score.weight": torch.zeros(2)})) and "score.weight" in told
+    assert (
+        "no place for" in (told := refusal(tensors | {"score.weight": torch.zeros(2)}))
+        and "score.weight" in told
+    )
     assert "neither model.safetensors" in refusal(None)
-    assert "another size" in (told := refusal(tensors, replace(shape, vocabulary_size=128))) and "(128, 48)" in told
+    assert (
+        "another size" in (told := refusal(tensors, replace(shape, vocabulary_size=128)))
+        and "(128, 48)" in told
+    )
     (folder / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(RunError, match="safetensors"):
         load(folder, shape)
@@ -166,18 +201,26 @@ def test_a_folder_that_is_not_the_model_is_refused_by_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "mamba"}, 'model_type: "mamba" is not built; built: llama, mistral, qwen2, qwen3, olmo2, gemma, gpt2'),
+        (
+            {"model_type": "mamba"},
+            'model_type: "mamba" is not built; built: llama, mistral, qwen2, qwen3, olmo2, gemma, gpt2',
+        ),
         ({"attention_bias": True}, "attention_bias: true is not built for llama"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "is not built: Llama 3's is"),
         ({"hidden_size": None}, "lacks hidden_size"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not built for llama: 1.0 is"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor: 0.5 is not built for llama: 1.0 is",
+        ),
         (
             {"layer_types": ["sliding_attention"]},
             'layer_types: ["sliding_attention"] is not built: "full_attention" in every layer is',
         ),
     ],
 )
-def test_a_shape_that_is_not_built_is_refused_by_key(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_shape_that_is_not_built_is_refused_by_key(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(shapes.write(LLAMA) | change))
     with pytest.raises(ValueError, match=r".") as caught:
         shapes.read(tmp_path)
@@ -186,20 +229,34 @@ def test_a_shape_that_is_not_built_is_refused_by_key(change: dict[str, Any], wor
 
 def test_older_files_come_in_under_their_old_names(tmp_path: Path) -> None:
     """The first GPT-2 files lack `transformer.` and carry the mask; the first BERT files say gamma and beta."""
-    for family, old in (("gpt2", lambda name: name.removeprefix("transformer.")), ("bert", old_bert)):
+    for family, old in (
+        ("gpt2", lambda name: name.removeprefix("transformer.")),
+        ("bert", old_bert),
+    ):
         folder = export(ours := make(SHAPES[family]), tmp_path / family)
-        tensors = {old(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-        save_file(tensors | ({"h.0.attn.bias": torch.ones(2)} if family == "gpt2" else {}), folder / "model.safetensors")
+        tensors = {
+            old(name): tensor for name, tensor in load_file(folder / "model.safetensors").items()
+        }
+        save_file(
+            tensors | ({"h.0.attn.bias": torch.ones(2)} if family == "gpt2" else {}),
+            folder / "model.safetensors",
+        )
         back = load(folder, SHAPES[family])
-        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True)
+        )
 
 
 def old_bert(name: str) -> str:
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
-def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(tmp_path: Path, family: str) -> None:
+def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(
+    tmp_path: Path, family: str
+) -> None:
     """transformers 5 keeps a tied output layer that has other numbers; the proposed mend gives its logits."""
     transformers = need("transformers")
     shape = replace(SHAPES[family], tie_embeddings=True)
@@ -217,7 +274,9 @@ def test_a_head_that_differs_is_refused_and_as_transformers_has_it_once_untied(t
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
     mended = models.build(replace(shape, tie_embeddings=False)).eval()
     mended.load_state_dict(
-        huggingface_weights.load(folder, mended.shape, huggingface_weights.sizes_of(mended.named_parameters()))
+        huggingface_weights.load(
+            folder, mended.shape, huggingface_weights.sizes_of(mended.named_parameters())
+        )
     )
     ids = torch.arange(20)[None]
     torch.testing.assert_close(mended(ids), judge(ids).logits, atol=1e-4, rtol=1e-4)

@@ -26,7 +26,15 @@ CONFIGS = int(os.environ.get("PCLUSTER_CONFIGS", "200"))
 SUBNET, BUCKET = "subnet-0123456789abcdef0", "our-bucket"
 BASE = {"backend": "slurm", "nodes": 4, "instance_type": "c7i.8xlarge", "shared_folder": "/fsx/work",
         "aws": {"region": "us-west-2", "subnets": [SUBNET], "bucket": BUCKET}, "slurm": {"create": "parallelcluster"}}  # fmt: skip
-TYPES = ("trn1.32xlarge", "trn1n.32xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g5.48xlarge", "c7i.8xlarge")
+TYPES = (
+    "trn1.32xlarge",
+    "trn1n.32xlarge",
+    "p4d.24xlarge",
+    "p5.48xlarge",
+    "p5en.48xlarge",
+    "g5.48xlarge",
+    "c7i.8xlarge",
+)
 
 
 def python() -> str:
@@ -34,7 +42,9 @@ def python() -> str:
     found = Path(os.environ.get("PCLUSTER_PYTHON", ROOT / ".venv-pcluster/bin/python"))
     if not found.exists():
         make = "python3 -m venv .venv-pcluster && .venv-pcluster/bin/pip install 'setuptools<81' aws-parallelcluster==3.16.1"
-        missing(f"no environment has aws-parallelcluster (PCLUSTER_PYTHON names one); make it: {make}")
+        missing(
+            f"no environment has aws-parallelcluster (PCLUSTER_PYTHON names one); make it: {make}"
+        )
     return str(found)
 
 
@@ -46,14 +56,17 @@ def judged(folder: Path) -> dict[str, Any]:
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return base | {
-        k: merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v for k, v in changes.items()
+        k: merged(base[k], v) if isinstance(v, dict) and isinstance(base.get(k), dict) else v
+        for k, v in changes.items()
     }
 
 
 def config_of(folder: Path, changes: dict[str, Any], name: str = "ours") -> Config:
     fleet = merged(BASE, changes)
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"name": name, "fleet": fleet, "train": {"global_batch": 8192, "spike_sigmas": 0}})
+        yaml.safe_dump(
+            {"name": name, "fleet": fleet, "train": {"global_batch": 8192, "spike_sigmas": 0}}
+        )
     )
     return load(Settings(folder / "config.yaml"), terms_of)[0]
 
@@ -75,7 +88,9 @@ def test_the_cluster_file_of_every_recipe_is_sound(tmp_path: Path) -> None:
 
 
 def queues() -> st.SearchStrategy[list[dict[str, Any]]]:
-    name = st.from_regex(r"[a-z][a-z0-9-]{0,20}[a-z0-9]", fullmatch=True).filter(lambda name: name != "default")
+    name = st.from_regex(r"[a-z][a-z0-9-]{0,20}[a-z0-9]", fullmatch=True).filter(
+        lambda name: name != "default"
+    )
     some = st.fixed_dictionaries({
         "name": name, "instance_type": st.sampled_from(TYPES), "min": st.integers(0, 4), "max": st.integers(4, 64),
         "capacity": st.sampled_from(["on-demand", "spot", "reservation"]), "reservation": st.just("cr-0123456789abcdef0"),
@@ -84,12 +99,16 @@ def queues() -> st.SearchStrategy[list[dict[str, Any]]]:
 
 
 def fsx() -> st.SearchStrategy[dict[str, Any]]:
-    persistent = st.fixed_dictionaries({"type": st.just("persistent"), "throughput": st.sampled_from([125, 250, 500, 1000])})
+    persistent = st.fixed_dictionaries(
+        {"type": st.just("persistent"), "throughput": st.sampled_from([125, 250, 500, 1000])}
+    )
     made = st.fixed_dictionaries({
         "folder": st.sampled_from(["/fsx", "/data/lustre"]), "size_gib": st.sampled_from([1200, 2400, 4800, 24000]),
         "link": st.sampled_from([None, "s3://corpora/some"]), "export": st.booleans(),
     })  # fmt: skip
-    there = st.just({"dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "mount_name": "abcdefgh"})
+    there = st.just(
+        {"dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "mount_name": "abcdefgh"}
+    )
     kind = st.one_of(st.just({"type": "scratch"}), persistent)
     return st.one_of(st.builds(lambda one, other: one | other, made, kind), there)
 
@@ -121,7 +140,13 @@ def test_two_hundred_configs_make_sound_cluster_files(tmp_path: Path) -> None:
     folder.mkdir()
     python()
 
-    @settings(max_examples=CONFIGS, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=CONFIGS,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(fleets())
     def make(changes: dict[str, Any]) -> None:
         config = config_of(tmp_path, changes)
@@ -158,17 +183,32 @@ def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
 def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     queue = lambda **more: {"slurm": {"parallelcluster": {"queues": [{"name": "one"} | more]}}}  # noqa: E731
     yield queue(min=5, max=4), r"fleet.slurm.parallelcluster.queues: one: min 5 is more than max 4"
-    yield queue(instance_type="trn1.2xlarge"), "trn1.2xlarge has no EFA, so its nodes can't train together"
+    yield (
+        queue(instance_type="trn1.2xlarge"),
+        "trn1.2xlarge has no EFA, so its nodes can't train together",
+    )
     yield queue(instance_type="trn9.big"), "trn9.big is not in the table of instance types"
     yield queue(name="default"), "default: Slurm keeps this name for itself"
     yield queue(name="One_queue"), 'queues[0].name: "One_queue" is not written as in "queue-0"'
     yield queue(capacity="block"), "capacity block needs a reservation"
-    yield queue(capacity="block", reservation="cr-0123456789abcdef0"), "the nodes of a capacity block are all kept: min 4 works"
+    yield (
+        queue(capacity="block", reservation="cr-0123456789abcdef0"),
+        "the nodes of a capacity block are all kept: min 4 works",
+    )
     yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; NODES=2 works"
-    yield {"fsx": {"size_gib": 1234}}, "fleet.fsx.size_gib: 1234: it comes in 1200 or multiples of 2400"
+    yield (
+        {"fsx": {"size_gib": 1234}},
+        "fleet.fsx.size_gib: 1234: it comes in 1200 or multiples of 2400",
+    )
     yield {"fsx": {"throughput": 33}}, "fleet.fsx.throughput: 33 is not one of 125, 250, 500, 1000"
-    yield {"fsx": {"folder": "/home"}, "shared_folder": "/home/work"}, "fleet.fsx.folder: /home is reserved; /fsx works"
-    yield {"fsx": {"dns_name": "lustre.example.com", "mount_name": "x"}}, "it begins with the file system's id"
+    yield (
+        {"fsx": {"folder": "/home"}, "shared_folder": "/home/work"},
+        "fleet.fsx.folder: /home is reserved; /fsx works",
+    )
+    yield (
+        {"fsx": {"dns_name": "lustre.example.com", "mount_name": "x"}},
+        "it begins with the file system's id",
+    )
     yield (
         {"aws": {"subnets": []}, "slurm": {"parallelcluster": {"head_subnet": SUBNET}}},
         "the network is made, and the head is in it",
@@ -179,8 +219,14 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
         {"aws": {"bucket": None}, "instance_type": "trn1.32xlarge"},
         "the nodes take the script that installs the Neuron SDK from a bucket",
     )
-    yield {"slurm": {"parallelcluster": {"os": "rocky9"}}}, "parallelcluster.os: rocky9: ParallelCluster has no image of it"
-    yield {"slurm": {"partition": "gpu"}}, "fleet.slurm.partition: gpu is none of the queues: compute1"
+    yield (
+        {"slurm": {"parallelcluster": {"os": "rocky9"}}},
+        "parallelcluster.os: rocky9: ParallelCluster has no image of it",
+    )
+    yield (
+        {"slurm": {"partition": "gpu"}},
+        "fleet.slurm.partition: gpu is none of the queues: compute1",
+    )
     yield (
         {"slurm": {"parallelcluster": {"database_uri": "x:3306"}}},
         "database_uri, database_user and database_secret go together",
@@ -188,9 +234,13 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"), list(refusals()), ids=lambda value: value[:30] if isinstance(value, str) else ""
+    ("changes", "expected"),
+    list(refusals()),
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
-def test_plan_refuses_what_the_service_would(changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+def test_plan_refuses_what_the_service_would(
+    changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path, changes)
     assert expected in str(caught.value)

@@ -36,7 +36,10 @@ ARTICLES = (
     "bert-large-trn1-parallelcluster", "llama-2-7b-trn1-batch", "llama-2-7b-p4d-sagemaker", "roberta-large-p3dn-ec2",
     "trn1-single-node",
 )  # fmt: skip
-SOME = [pytest.param(name, marks=[] if name == ARTICLES[3] else [pytest.mark.thorough]) for name in ARTICLES]
+SOME = [
+    pytest.param(name, marks=[] if name == ARTICLES[3] else [pytest.mark.thorough])
+    for name in ARTICLES
+]
 NOT_OURS = {  # requests in pcluster's code that no cluster of ours leads to
     "efs:*", "kms:*", "secretsmanager:*", "ec2:describe_addresses", "fsx:describe_file_caches", "fsx:describe_volumes",
     "fsx:describe_storage_virtual_machines", "logs:get_log_events", "logs:describe_log_streams", "ec2:describe_image_attribute",
@@ -59,10 +62,18 @@ def config_of(recipe: str) -> tuple[Config, Inputs]:
 @functools.cache
 def cluster() -> dict[str, Any]:
     """What ParallelCluster itself says of the recipe's cluster (pcluster_stack.py)."""
-    script, file = Path(__file__).with_name("pcluster_stack.py"), Path(__file__).parent / "cluster-of-the-recipe.yaml"
+    script, file = (
+        Path(__file__).with_name("pcluster_stack.py"),
+        Path(__file__).parent / "cluster-of-the-recipe.yaml",
+    )
     try:
         file.write_text(cluster_file.artifacts(config_of(ARTICLES[0])[0])[0].text)
-        said = subprocess.run([python(), str(script), str(file), str(TYPES)], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            [python(), str(script), str(file), str(TYPES)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     finally:
         file.unlink()
     return dict(json.loads(said.stdout))
@@ -70,7 +81,11 @@ def cluster() -> dict[str, Any]:
 
 def made(config: Config, inputs: Inputs) -> set[str]:
     """The types of all resources that CloudFormation makes of a config."""
-    text = template.render(config, inputs) if not inputs.engine else engine_template.render(config, inputs, inputs.engine)
+    text = (
+        template.render(config, inputs)
+        if not inputs.engine
+        else engine_template.render(config, inputs, inputs.engine)
+    )
     kinds = {resource["Type"] for resource in json.loads(text)["Resources"].values()}
     return kinds | set(cluster()["types"] if inputs.engine == CLUSTER else ())
 
@@ -89,23 +104,46 @@ def places(config: Config, inputs: Inputs, kind: str, action: str) -> Iterator[s
         what, plain = (
             ("instance-profile", [f"/{theirs}/Head-1"])
             if "InstanceProfile" in operation
-            else ("role", [f"/{theirs}/RoleHeadNode-1", f"/{theirs}-CleanupResourcesFunctionExec-1"])
+            else (
+                "role",
+                [f"/{theirs}/RoleHeadNode-1", f"/{theirs}-CleanupResourcesFunctionExec-1"],
+            )
         )
-        yield from (f"{iam}{what}/parallelcluster{end}" for end in plain) if own else [f"{iam}{what}/{name}-NodeRole-1"]
+        yield from (
+            (f"{iam}{what}/parallelcluster{end}" for end in plain)
+            if own
+            else [f"{iam}{what}/{name}-NodeRole-1"]
+        )
     elif service == "cloudformation":
         yield from (here % (service, f"stack/{theirs}{end}/0-1") for end in ("", "-ComputeFleet-1"))
     elif service == "dynamodb":
-        yield from (here % (service, f"table/parallelcluster-{slurm}{theirs}") for slurm in ("", "slurm-"))
+        yield from (
+            here % (service, f"table/parallelcluster-{slurm}{theirs}") for slurm in ("", "slurm-")
+        )
     elif service == "lambda":
         yield here % (service, "function:pcluster-CleanupResources-0-1")
     elif service == "logs":
-        groups = [f"/aws/parallelcluster/{theirs}-202611251200", "/aws/lambda/pcluster-CleanupRoute53-0-1"]
-        yield from (here % (service, f"log-group:{group}") for group in (groups if own else [log_group(config)]))
+        groups = [
+            f"/aws/parallelcluster/{theirs}-202611251200",
+            "/aws/lambda/pcluster-CleanupRoute53-0-1",
+        ]
+        yield from (
+            here % (service, f"log-group:{group}")
+            for group in (groups if own else [log_group(config)])
+        )
     elif service == "cloudwatch":
         board = f"arn:aws:cloudwatch::{inputs.account}:dashboard/{theirs}-{inputs.region}"
-        yield board if "Dashboard" in operation else here % (service, f"alarm:{theirs}-HeadNode-Health")
+        yield (
+            board
+            if "Dashboard" in operation
+            else here % (service, f"alarm:{theirs}-HeadNode-Health")
+        )
     elif service == "s3":
-        bucket = "parallelcluster-00-v1-do-not-delete" if kind.startswith("AWS::Lambda") else bucket_of(config, inputs)
+        bucket = (
+            "parallelcluster-00-v1-do-not-delete"
+            if kind.startswith("AWS::Lambda")
+            else bucket_of(config, inputs)
+        )
         yield f"arn:aws:s3:::{bucket}{'/x' if 'Object' in operation else ''}"
     else:
         yield "*"
@@ -118,7 +156,11 @@ def test_cloudformation_may_make_and_remove_every_resource_by_the_policy(recipe:
     asked = []
     for kind in sorted(made(config, inputs)):
         for action in sorted({*identity.done(kind, "create"), *identity.done(kind, "delete")}):
-            named = {"iam:AWSServiceName": "s3.data-source.lustre.fsx.amazonaws.com"} if action.endswith("LinkedRole") else {}
+            named = (
+                {"iam:AWSServiceName": "s3.data-source.lustre.fsx.amazonaws.com"}
+                if action.endswith("LinkedRole")
+                else {}
+            )
             asked += [Asked(action, where, named) for where in places(config, inputs, kind, action)]
     assert len(asked) > (10 if inputs.engine == "sagemaker" else 80)
     said = judged(policy(config, inputs), asked)
@@ -147,17 +189,25 @@ def test_pcluster_may_ask_what_it_asks_for_a_cluster() -> None:
 
 
 @pytest.mark.parametrize("recipe", ARTICLES)
-def test_each_document_is_one_that_a_managed_policy_holds_and_together_they_are_the_policy(recipe: str) -> None:
+def test_each_document_is_one_that_a_managed_policy_holds_and_together_they_are_the_policy(
+    recipe: str,
+) -> None:
     whole = policy(*config_of(recipe))
     parts = list(documents(whole))
     assert [statement for part in parts for statement in part["Statement"]] == whole["Statement"]
-    assert all(len(json.dumps(part, separators=(",", ":"))) <= LARGEST + 44 for part in parts) and LARGEST + 44 <= 6144
+    assert (
+        all(len(json.dumps(part, separators=(",", ":"))) <= LARGEST + 44 for part in parts)
+        and LARGEST + 44 <= 6144
+    )
     assert len(parts) == (2 if "parallelcluster" in recipe else 1)
 
 
 def test_a_cluster_s_policy_allows_nothing_to_another_cluster() -> None:
     config, inputs = config_of(ARTICLES[0])
-    here, iam = f"arn:aws:%s:{inputs.region}:{inputs.account}:%s", f"arn:aws:iam::{inputs.account}:role/"
+    here, iam = (
+        f"arn:aws:%s:{inputs.region}:{inputs.account}:%s",
+        f"arn:aws:iam::{inputs.account}:role/",
+    )
     others = [
         Asked("iam:DeleteRole", f"{iam}parallelcluster/another/RoleHeadNode-1"), Asked("iam:PassRole", f"{iam}Admin"),
         Asked("dynamodb:DeleteTable", here % ("dynamodb", "table/parallelcluster-another")),

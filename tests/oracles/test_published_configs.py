@@ -57,12 +57,17 @@ def theirs(folder: Path) -> Facts:
     with torch.device("meta"):
         model = kind(config)
     again = {other: name for name, other in BIASES.items()}
-    sizes = {again.get(name, name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    sizes = {
+        again.get(name, name): tuple(parameter.shape)
+        for name, parameter in model.named_parameters()
+    }
     norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
     epsilons = {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms}
     turns = None
     if family.rotary:
-        rotary = getattr(sys.modules[kind.__module__], kind.__name__.replace("ForCausalLM", "RotaryEmbedding"))(config)
+        rotary = getattr(
+            sys.modules[kind.__module__], kind.__name__.replace("ForCausalLM", "RotaryEmbedding")
+        )(config)
         turns = turned(*(part[0] for part in rotary(torch.zeros(1), POSITIONS[None])))
     heads = config.num_attention_heads
     features = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -90,7 +95,12 @@ def test_each_of_its_keys_is_gone_by_or_changes_nothing_there(name: str, tmp_pat
     content = PUBLISHED[name]["config"]
     whole, unused = theirs(written(tmp_path, content)), shapes.unused(tmp_path)
     assert unused and "licence" in PUBLISHED[name]
-    assert theirs(written(tmp_path, {key: value for key, value in content.items() if key not in unused})) == whole
+    assert (
+        theirs(
+            written(tmp_path, {key: value for key, value in content.items() if key not in unused})
+        )
+        == whole
+    )
 
 
 def test_every_family_with_published_models_is_judged() -> None:

@@ -39,15 +39,26 @@ WANTED = {"wandb": "2", "mlflow": "1 1.0 4 FINISHED 4", "trackio": "4 1"}
 
 
 @pytest.mark.parametrize("kind", OFFLINE)
-def test_the_real_library_in_its_offline_mode_keeps_a_run_that_went_on(kind: str, tmp_path: Path) -> None:
+def test_the_real_library_in_its_offline_mode_keeps_a_run_that_went_on(
+    kind: str, tmp_path: Path
+) -> None:
     """In an environment of their own: these packages are large, and no part of ours."""
     python = os.environ.get("LOGGERS_PYTHON", str(ROOT / ".venv-loggers" / "bin" / "python"))
     if not Path(python).exists():
-        missing(f"no {kind}; python3 -m venv .venv-loggers && .venv-loggers/bin/pip install -r tests/oracles/loggers.txt")
+        missing(
+            f"no {kind}; python3 -m venv .venv-loggers && .venv-loggers/bin/pip install -r tests/oracles/loggers.txt"
+        )
     environment = os.environ | OFFLINE[kind] | {"PYTHONPATH": str(ROOT / "python")}
 
     def run(*words: str) -> str:
-        done = subprocess.run([python, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            [python, *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         assert done.returncode == 0 and "has failed" not in done.stdout, done.stdout + done.stderr
         return done.stdout
 

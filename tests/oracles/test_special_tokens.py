@@ -21,7 +21,13 @@ Files = dict[str, Any]
 
 def described(token: str) -> dict[str, Any]:
     """A token as older files have it, at length."""
-    return {"content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    return {
+        "content": token,
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+    }
 
 
 def listed(**tokens: int) -> dict[str, Any]:
@@ -64,9 +70,13 @@ FAMILIES: dict[str, tuple[list[str], Files]] = {
 
 
 @pytest.mark.parametrize("special, files", FAMILIES.values(), ids=FAMILIES)
-def test_roles_and_ids_are_those_of_transformers(tmp_path: Path, special: list[str], files: Files) -> None:
+def test_roles_and_ids_are_those_of_transformers(
+    tmp_path: Path, special: list[str], files: Files
+) -> None:
     transformers, tokenizers = need("transformers"), need("tokenizers")
-    built = tokenizers.Tokenizer(tokenizers.models.BPE({letter: id_ for id_, letter in enumerate(LETTERS)}, []))
+    built = tokenizers.Tokenizer(
+        tokenizers.models.BPE({letter: id_ for id_, letter in enumerate(LETTERS)}, [])
+    )
     built.add_special_tokens(special)
     built.save(str(tmp_path / "tokenizer.json"))
     for name, content in files.items():
@@ -74,7 +84,9 @@ def test_roles_and_ids_are_those_of_transformers(tmp_path: Path, special: list[s
     judge, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), Vocabulary.read(tmp_path)
     roles = named_tokens(tmp_path)[0]
     for role in ROLES:
-        assert ours.vocabulary.get(roles.get(f"{role}_token", "")) == getattr(judge, f"{role}_token_id"), role
+        assert ours.vocabulary.get(roles.get(f"{role}_token", "")) == getattr(
+            judge, f"{role}_token_id"
+        ), role
     assert ours.vocabulary_size == len(judge)
     if judge.eos_token_id is not None:
         assert ours.end_of_document == judge.eos_token_id
@@ -83,10 +95,20 @@ def test_roles_and_ids_are_those_of_transformers(tmp_path: Path, special: list[s
 def test_tokens_beside_vocab_json_and_merges_are_those_of_transformers(tmp_path: Path) -> None:
     transformers = need("transformers")
     vocabulary = {letter: id_ for id_, letter in enumerate([*LETTERS, "ab", "<|endoftext|>"])}
-    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    contents = {"vocab": vocabulary, "added_tokens": {"<|im_end|>": 29, "<|im_start|>": 28}, "tokenizer_config": config}
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+    }
+    contents = {
+        "vocab": vocabulary,
+        "added_tokens": {"<|im_end|>": 29, "<|im_start|>": 28},
+        "tokenizer_config": config,
+    }
     for name, content in contents.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     judge, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), Vocabulary.read(tmp_path)
-    assert ours.end_of_document == judge.eos_token_id == 29 and ours.vocabulary["<|im_start|>"] == 28
+    assert (
+        ours.end_of_document == judge.eos_token_id == 29 and ours.vocabulary["<|im_start|>"] == 28
+    )

@@ -53,7 +53,9 @@ def cases() -> Iterator[Any]:
     for recipe in ARTICLES:
         for number, statement in enumerate(policy(*config_of(recipe))["Statement"]):
             marks = [] if recipe == SHORT else [pytest.mark.thorough]
-            yield pytest.param(recipe, number, id=f"{recipe}-{number + 1:02}-{statement['Action'][0]}", marks=marks)
+            yield pytest.param(
+                recipe, number, id=f"{recipe}-{number + 1:02}-{statement['Action'][0]}", marks=marks
+            )
 
 
 def said(recipe: str, own: bool = False) -> dict[str, Any]:
@@ -63,7 +65,9 @@ def said(recipe: str, own: bool = False) -> dict[str, Any]:
         config["fleet"]["secrets"] = ["THE_KEY"]
     if own:
         role = f"arn:aws:iam::{Account.number}:role/train"
-        config["fleet"].setdefault("batch", {}).update(job_role=role, execution_role=f"{role}-execution")
+        config["fleet"].setdefault("batch", {}).update(
+            job_role=role, execution_role=f"{role}-execution"
+        )
     return config
 
 
@@ -76,14 +80,24 @@ def buckets(account: Account) -> None:
 def desk() -> Iterator[None]:
     """Where a user sits: with a key, what SSM needs, and a pcluster that knows no cluster."""
     with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as patch:
-        for name in (".ssh/id_ed25519.pub", ".ssh/fleet.pub", "bin/aws", "bin/session-manager-plugin", "bin/pcluster"):
+        for name in (
+            ".ssh/id_ed25519.pub",
+            ".ssh/fleet.pub",
+            "bin/aws",
+            "bin/session-manager-plugin",
+            "bin/pcluster",
+        ):
             file = Path(home, name)
             file.parent.mkdir(exist_ok=True)
-            file.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1qkUmTbFzOXSxV7b9fXkD6wzhTnnZlZ0Yb0a3m0000 me@here\n")
+            file.write_text(
+                "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1qkUmTbFzOXSxV7b9fXkD6wzhTnnZlZ0Yb0a3m0000 me@here\n"
+            )
         file.write_text(PCLUSTER.format(python=sys.executable))
         for program in Path(home, "bin").iterdir():
             program.chmod(0o755)
-        patch.setattr(s3, "write", lambda address, content: None)  # a node's script, for ParallelCluster
+        patch.setattr(
+            s3, "write", lambda address, content: None
+        )  # a node's script, for ParallelCluster
         patch.setenv("HOME", home)
         patch.setenv("PATH", f"{home}/bin{os.pathsep}{os.environ['PATH']}")
         yield
@@ -101,7 +115,9 @@ def planned(recipe: str, own: bool = False) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def by_policy(recipe: str, own: bool = False, without: int | None = None) -> Iterator[tuple[World, list[str]]]:
+def by_policy(
+    recipe: str, own: bool = False, without: int | None = None
+) -> Iterator[tuple[World, list[str]]]:
     """An account that evaluates each request against the policy, but for one statement; what it refuses."""
     whole, refused = planned(recipe, own), list[str]()
     judge = may([one for number, one in enumerate(whole) if number != without])
@@ -118,7 +134,10 @@ def by_policy(recipe: str, own: bool = False, without: int | None = None) -> Ite
 
 
 @pytest.mark.parametrize("stuck", [False, True], ids=["whole", "stuck"])
-@pytest.mark.parametrize("recipe", [pytest.param(name, marks=[pytest.mark.thorough] * (name != SHORT)) for name in ARTICLES])
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name != SHORT)) for name in ARTICLES],
+)
 def test_with_the_policy_alone_all_is_made_listed_and_removed(recipe: str, stuck: bool) -> None:
     """`stuck`: CloudFormation can delete nothing of the stack, and make clean goes piece by piece."""
     with by_policy(recipe) as (world, refused):
@@ -131,23 +150,38 @@ def test_with_the_policy_alone_all_is_made_listed_and_removed(recipe: str, stuck
         if stuck:
             left_by_a_crash(world.account, said(recipe)["name"])
         code, told = world.type("clean", "PURGE=1", "YES=1")
-        assert (code, refused) == (0, []) and not world.ours and world.untouched, f"{world.ours} {told}"
+        assert (code, refused) == (0, []) and not world.ours and world.untouched, (
+            f"{world.ours} {told}"
+        )
 
 
 def of_command(command: str) -> Iterator[tuple[str, str, dict[str, str]]]:
     """What a command of the AWS CLI needs: SSM user guide, "Sample IAM policies for Session Manager", SSH connections."""
-    _, service, verb, *words = shlex.split(command.replace("%h", "i-0123456789abcdef0").replace("%p", "22"))
+    _, service, verb, *words = shlex.split(
+        command.replace("%h", "i-0123456789abcdef0").replace("%p", "22")
+    )
     options = dict(zip(words[::2], words[1::2], strict=True))
     action = f"{service}:{verb.title().replace('-', '')}"
-    yield action, f"arn:aws:ec2:{options['--region']}:{Account.number}:instance/{options['--target']}", {}
-    yield action, f"arn:aws:ssm:{options['--region']}:{Account.number}:document/{options['--document-name']}", {}
+    yield (
+        action,
+        f"arn:aws:ec2:{options['--region']}:{Account.number}:instance/{options['--target']}",
+        {},
+    )
+    yield (
+        action,
+        f"arn:aws:ssm:{options['--region']}:{Account.number}:document/{options['--document-name']}",
+        {},
+    )
 
 
 def left_by_a_crash(account: Account, config: str) -> None:
     """What a stack can't delete, and what none knows."""
     account.stuck = dict.fromkeys(resources.TYPES, 99)
     tags, disk, ours = own_tags(config), {"Size": 8}, {thing.kind for thing in account.ours()}
-    beside = {"vpc": ("volume", "flow-log", "network-interface", "address"), "file-system": ("snapshot",)}
+    beside = {
+        "vpc": ("volume", "flow-log", "network-interface", "address"),
+        "file-system": ("snapshot",),
+    }
     for kind in [kind for there, kinds in beside.items() if there in ours for kind in kinds]:
         account.add(kind, account.new_id("left-"), disk, tags)
 
@@ -174,12 +208,16 @@ def has_jobs(world: World) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("recipe", "own"), [(ARTICLES[1], False), (ARTICLES[1], True), (ARTICLES[2], False)])
+@pytest.mark.parametrize(
+    ("recipe", "own"), [(ARTICLES[1], False), (ARTICLES[1], True), (ARTICLES[2], False)]
+)
 def test_with_the_policy_alone_a_job_is_submitted_seen_and_stopped(recipe: str, own: bool) -> None:
     with by_policy(recipe, own) as (world, refused):
         assert has_jobs(world) and world.type("setup")[0] == 0
         submitted(world)
-        assert not refused and {"SubmitJob", "CreateTrainingJob"} & {operation for _, operation, _ in world.account.calls}
+        assert not refused and {"SubmitJob", "CreateTrainingJob"} & {
+            operation for _, operation, _ in world.account.calls
+        }
 
 
 def recorded() -> Recording:
@@ -205,7 +243,9 @@ def recorded() -> Recording:
 def test_the_table_of_permissions_is_what_was_recorded() -> None:
     found = recorded()
     assert len(found.asked) > 150
-    assert made(FILE.read_text(), found.sources(), found.asked) == FILE.read_text(), "python -m oracles.recording"
+    assert made(FILE.read_text(), found.sources(), found.asked) == FILE.read_text(), (
+        "python -m oracles.recording"
+    )
 
 
 @pytest.mark.parametrize(("recipe", "number"), list(cases()))
@@ -216,6 +256,10 @@ def test_without_a_statement_setup_names_it_and_makes_nothing(recipe: str, numbe
     words = " ".join(told.split())
     named = [name for name in left_out["Action"] if name in words]
     assert code == 1 and "your credentials may not do" in words, told
-    assert named if "iam:SimulatePrincipalPolicy" in left_out["Action"] else named == left_out["Action"], told
+    assert (
+        named
+        if "iam:SimulatePrincipalPolicy" in left_out["Action"]
+        else named == left_out["Action"]
+    ), told
     assert told.count("error:") == 1 and "Traceback" not in told
     assert not [row for row in world.account.calls if row[1].startswith(MAKES)] and world.untouched

@@ -33,7 +33,10 @@ CLASSES = {
     "roberta": ("RobertaConfig", "RobertaForMaskedLM"),
 }
 FIFTH = int(transformers.__version__.split(".")[0]) >= 5
-STRETCHED_TOKENS, TOKENS = 1_200, 40  # a stretched rope shows in the slow waves alone, at late positions
+STRETCHED_TOKENS, TOKENS = (
+    1_200,
+    40,
+)  # a stretched rope shows in the slow waves alone, at late positions
 # What other values a key may have, by its own value's type: transformers itself refuses those that make no model.
 OTHERS: dict[type, tuple[Any, ...]] = {
     bool: (True, False),
@@ -78,11 +81,16 @@ def load(folder: Path) -> None:
     for inputs in sorted(folder.glob("*/inputs.safetensors")):
         case = inputs.parent
         kind = class_of(json.loads((case / "config.json").read_text()))
-        model, told = kind.from_pretrained(case, output_loading_info=True, attn_implementation="eager")
+        model, told = kind.from_pretrained(
+            case, output_loading_info=True, attn_implementation="eager"
+        )
         complaints = {key: sorted(map(str, value)) for key, value in told.items() if value}
         if complaints:
             print(f"{case.name}: {complaints}")
-        save_file({"logits": logits_of(model.eval(), load_file(inputs)["tokens"]).contiguous()}, case / "theirs.safetensors")
+        save_file(
+            {"logits": logits_of(model.eval(), load_file(inputs)["tokens"]).contiguous()},
+            case / "theirs.safetensors",
+        )
 
 
 def make(folder: Path, count: int) -> None:
@@ -104,9 +112,13 @@ def save(model: Any, folder: Path, family: str) -> None:
 
 def inputs_for(config: Any, family: str) -> torch.Tensor:
     longest = config.max_position_embeddings - (2 if family == "roberta" else 0)
-    longest = min(longest, getattr(config, "sliding_window", None) or longest)  # what a window hides is refused at training
+    longest = min(
+        longest, getattr(config, "sliding_window", None) or longest
+    )  # what a window hides is refused at training
     count = STRETCHED_TOKENS if longest >= STRETCHED_TOKENS else min(TOKENS, longest)
-    tokens = torch.randint(3, config.vocab_size, (1, count), generator=torch.Generator().manual_seed(count))
+    tokens = torch.randint(
+        3, config.vocab_size, (1, count), generator=torch.Generator().manual_seed(count)
+    )
     return torch.stack((tokens, torch.arange(count)[None] % 2), -1) if family == "bert" else tokens
 
 
@@ -139,11 +151,17 @@ def random_config(family: str, draw: random.Random, tied: bool, plain: bool = Fa
     elif family == "gpt2":
         names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "intermediate_size": "n_inner",
                  "max_position_embeddings": "n_positions"}  # fmt: skip
-        shape = {names.get(key, key): value for key, value in shape.items()} | {"layer_norm_epsilon": draw.choice([1e-5, 1e-6])}
+        shape = {names.get(key, key): value for key, value in shape.items()} | {
+            "layer_norm_epsilon": draw.choice([1e-5, 1e-6])
+        }
     else:
         shape |= {"layer_norm_eps": draw.choice([1e-12, 1e-5])}
         if family == "roberta":
-            shape |= {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": shape["max_position_embeddings"] + 2}
+            shape |= {
+                "pad_token_id": 1,
+                "type_vocab_size": 1,
+                "max_position_embeddings": shape["max_position_embeddings"] + 2,
+            }
     return getattr(transformers, CLASSES[family][0])(**shape)
 
 
@@ -167,7 +185,9 @@ def keys(folder: Path) -> None:
         here.mkdir(parents=True)
         (here / "base.json").write_text(json.dumps(content))
         for number, (key, value) in enumerate(changes(family, content)):
-            (here / f"{number}.json").write_text(json.dumps({"key": key, "value": value, "config": content | {key: value}}))
+            (here / f"{number}.json").write_text(
+                json.dumps({"key": key, "value": value, "config": content | {key: value}})
+            )
 
 
 def changes(family: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -192,7 +212,11 @@ def changes(family: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
     for key in sorted((content.keys() | read_by(kind)) - IDENTITY):
         value = content.get(key)
-        ropes = [{"rope_theta": THETA, **each} for each in ROPES] if key in ("rope_parameters", "rope_scaling") else []
+        ropes = (
+            [{"rope_theta": THETA, **each} for each in ROPES]
+            if key in ("rope_parameters", "rope_scaling")
+            else []
+        )
         for other in ropes or OTHERS.get(type(value), ()):
             if other != value and not alike({key: other}):
                 yield key, other
@@ -203,8 +227,14 @@ def changes(family: str, content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def read_by(kind: Any) -> set[str]:
     """The keys that a model's code reads of its config, by name."""
     modules = (sys.modules[kind.__module__], transformers.modeling_rope_utils)
-    return {name for module in modules for name in re.findall(r"config\.([a-z]\w+)\b(?!\()", inspect.getsource(module))} | {
-        name for module in modules for name in re.findall(r"config, \"([a-z]\w+)\"", inspect.getsource(module))
+    return {
+        name
+        for module in modules
+        for name in re.findall(r"config\.([a-z]\w+)\b(?!\()", inspect.getsource(module))
+    } | {
+        name
+        for module in modules
+        for name in re.findall(r"config, \"([a-z]\w+)\"", inspect.getsource(module))
     }
 
 

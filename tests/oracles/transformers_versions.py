@@ -83,7 +83,10 @@ def imported(version: str, count: int, folder: Path) -> list[str]:
         shape = shape_of(shapes.read(case))
         model = models.build(shape)
         model.load_state_dict(
-            huggingface_weights.load(case, shape, huggingface_weights.sizes_of(model.named_parameters())), strict=False
+            huggingface_weights.load(
+                case, shape, huggingface_weights.sizes_of(model.named_parameters())
+            ),
+            strict=False,
         )
         with torch.no_grad():
             logits = model.eval()(load_file(case / "inputs.safetensors")["tokens"])
@@ -104,7 +107,9 @@ def unseen_keys(version: str, folder: Path) -> list[str]:
         plain = read(json.loads((family / "base.json").read_text()), folder)
         assert plain is not None, f"{family.name}: the plain one is refused"
         changed = [json.loads(path.read_text()) for path in sorted(family.glob("[0-9]*.json"))]
-        assert len(changed) > len(fields(Preset)) / 2, f"{family.name}: {len(changed)} keys were found"
+        assert len(changed) > len(fields(Preset)) / 2, (
+            f"{family.name}: {len(changed)} keys were found"
+        )
         told += [f"{family.name}: {each['key']} {each['value']!r}" for each in changed
                  if (version, family.name, each["key"]) not in MISTAKEN and read(each["config"], folder) == plain]  # fmt: skip
     return told
@@ -152,8 +157,14 @@ def write(model: models.Network, folder: Path) -> torch.Tensor:
     (folder / "config.json").write_text(json.dumps(shapes.write(shape)))
     huggingface_weights.save(model, shape.family, folder)
     count = LONG if shape.rope_scaling != 1 else SHORT
-    tokens = torch.randint(3, shape.vocabulary_size, (1, count), generator=torch.Generator().manual_seed(count))
-    tokens = torch.stack((tokens, torch.arange(count)[None] % 2), -1) if shape.family == "bert" else tokens
+    tokens = torch.randint(
+        3, shape.vocabulary_size, (1, count), generator=torch.Generator().manual_seed(count)
+    )
+    tokens = (
+        torch.stack((tokens, torch.arange(count)[None] % 2), -1)
+        if shape.family == "bert"
+        else tokens
+    )
     save_file({"tokens": tokens}, folder / "inputs.safetensors")
     with torch.no_grad():
         return model(tokens)  # type: ignore[no-any-return]

@@ -75,7 +75,9 @@ class Weeks:
         """As long as nothing happens nobody looks: the clock goes on to what does."""
         self.now += max(TICK, seconds)
         if self.at_work and self.now < min(self.fails, self.ends):
-            coming = [moment for moment in (self.trains, self.fails, self.ends) if moment > self.now]
+            coming = [
+                moment for moment in (self.trains, self.fails, self.ends) if moment > self.now
+            ]
             self.now = min(coming)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
@@ -96,7 +98,9 @@ class Weeks:
         if self.now >= self.trains and not self.trained:
             self.trained = True
             for line in self.lost:
-                self.run.record("lost", step=self.steps(self.kept), steps=self.steps(line["span"]), spans=[line])
+                self.run.record(
+                    "lost", step=self.steps(self.kept), steps=self.steps(line["span"]), spans=[line]
+                )
             self.lost = []
             self.run.record("began", step=self.steps(self.kept))
         self._beat()
@@ -115,8 +119,16 @@ class Weeks:
         worked = min(self.fails, self.ends) - self.trains
         if self.kept < self.work and worked > 0:
             saves = int(worked // (self.interval + self.stall))
-            self._keep(saves * self.interval, self.trains + saves * (self.interval + self.stall), saves)
-            self.lost = [{"step": 1, "time": self.fails, "span": worked - saves * (self.interval + self.stall)}]
+            self._keep(
+                saves * self.interval, self.trains + saves * (self.interval + self.stall), saves
+            )
+            self.lost = [
+                {
+                    "step": 1,
+                    "time": self.fails,
+                    "span": worked - saves * (self.interval + self.stall),
+                }
+            ]
 
     def cut_off(self, handle: Handle) -> str:
         return ""
@@ -141,7 +153,18 @@ class Weeks:
         inside = self.now - moved + done % self.step if phase == "step" else self.now - self.began
         attempt = fence.current(self.run.folder).number
         for node in range(NODES if self.now < self.fails else NODES - 1):
-            beat = Beat(node, node, 100 + node, attempt, phase, self.steps(done), inside, self.now, self.step, self.step)
+            beat = Beat(
+                node,
+                node,
+                100 + node,
+                attempt,
+                phase,
+                self.steps(done),
+                inside,
+                self.now,
+                self.step,
+                self.step,
+            )
             write_beats(self.run.folder, node, attempt, [beat])
 
     def steps(self, seconds: float) -> int:
@@ -166,7 +189,15 @@ def simulate(config: Config, step: float, days: float, run: Run, seed: int = 1) 
         while weeks.kept < weeks.work:
             commands += 1
             run.record("launched", nodes=NODES, ranks_per_node=1, started=weeks.now)
-            watch = Watch(weeks, Here(run), run, Interrupts(), lambda waits: None, lambda words: None, Budget(run, config, None))  # type: ignore[arg-type]
+            watch = Watch(
+                weeks,
+                Here(run),
+                run,
+                Interrupts(),
+                lambda waits: None,
+                lambda words: None,
+                Budget(run, config, None),
+            )  # type: ignore[arg-type]
             persevere(watch, weeks.plan(job, {}), [job], lambda job: None)
         spent = ledger(run.read_events(), run.read_metrics())
     restarts = sum(event["event"] == "restarted" for event in run.read_events())

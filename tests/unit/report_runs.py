@@ -97,16 +97,24 @@ def make_run(
     run.folder.mkdir(parents=True)
     run.config.write_text(CONFIG.format(name=name, steps=steps))
     done = steps if done is None else done
-    metrics = [metric(step, steps) for step in range(min(every, done), done + 1, every)] if done else []
+    metrics = (
+        [metric(step, steps) for step in range(min(every, done), done + 1, every)] if done else []
+    )
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in metrics))
     run.record("launched", nodes=2, ranks_per_node=1)
     for step in range(100, done + 1, 100):
         run.record("checkpointed", step=step, seconds=0.31)
         if step == 200:
             run.record("resumed", step=step, world_size=2)
-    ended = ENDED | {"steps": done, "tokens": done * 4096, "final_loss": metrics[-1]["loss"]} if metrics else {}
+    ended = (
+        ENDED | {"steps": done, "tokens": done * 4096, "final_loss": metrics[-1]["loss"]}
+        if metrics
+        else {}
+    )
     if done >= 100:
-        ended |= {"last_checkpoint": f"s3://bucket/{name}/step-{done // 100 * 100:08d}"}  # where checkpoint.destination says
+        ended |= {
+            "last_checkpoint": f"s3://bucket/{name}/step-{done // 100 * 100:08d}"
+        }  # where checkpoint.destination says
     if status == "finished":
         run.record("finished", step=done)
         ended |= {"sample": SAMPLE}

@@ -84,7 +84,12 @@ def accumulated() -> Iterator[bytes]:
     for number in range(LARGE // MIB):
         words = f"key{number}=".encode() + b"x" * (MIB // 2)
         record = b"%d %s\n" % (len(words) + 8, words)
-        yield header("g", b"g", len(record)) + record + bytes(-len(record) % 512) + header("a.txt", b"0", 0)
+        yield (
+            header("g", b"g", len(record))
+            + record
+            + bytes(-len(record) % 512)
+            + header("a.txt", b"0", 0)
+        )
 
 
 BOMBS: dict[str, Callable[[], Iterator[bytes]]] = {
@@ -101,7 +106,9 @@ def read_apart(path: Path) -> tuple[str, int]:
     """What a process that reads a source says, and by how many bytes it has grown."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", READ, str(path)]
-    said, grown = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+    said, grown = subprocess.run(
+        words, capture_output=True, text=True, check=True, env=environment
+    ).stdout.splitlines()
     return said, int(grown)
 
 
@@ -121,8 +128,13 @@ def test_thousands_of_empty_members_take_no_memory_each(tmp_path: Path) -> None:
 
 
 ODD: dict[str, bytes] = {
-    "headers in headers": b"".join(header("x", kind, 0) for kind in (b"x", b"L") for _ in range(900)),
-    "a member of a negative size": header("a.txt", b"0", 0)[:124] + b"\xff" * 10 + b"\xf8\0" + header("a.txt", b"0", 0)[136:],
+    "headers in headers": b"".join(
+        header("x", kind, 0) for kind in (b"x", b"L") for _ in range(900)
+    ),
+    "a member of a negative size": header("a.txt", b"0", 0)[:124]
+    + b"\xff" * 10
+    + b"\xf8\0"
+    + header("a.txt", b"0", 0)[136:],
     "a member larger than a number": header("a.txt", b"0", 2**80),
     "a member larger than the file": header("a.txt", b"0", 2**40),
 }
@@ -130,7 +142,9 @@ ODD: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_headers_that_lead_nowhere_are_refused(kind: str, pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_headers_that_lead_nowhere_are_refused(
+    kind: str, pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     content = ODD[kind]
     if "negative" in kind:
         content = signed(bytearray(content))
@@ -142,7 +156,9 @@ def test_headers_that_lead_nowhere_are_refused(kind: str, pack: Callable[[bytes]
 
 def test_names_as_long_as_a_file_system_takes_are_read(tmp_path: Path) -> None:
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "é" * 1000}) as archive:
+    with tarfile.open(
+        fileobj=packed, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "é" * 1000}
+    ) as archive:
         for number in range(40):
             entry = tarfile.TarInfo("/".join(["d" * 200] * 20) + f"/{number}.txt")
             entry.size, entry.pax_headers = 4, {"SCHILY.xattr.user.note": "x" * 60_000}
@@ -153,4 +169,6 @@ def test_names_as_long_as_a_file_system_takes_are_read(tmp_path: Path) -> None:
 
 def texts(path: Path) -> list[str]:
     data = Data("set", (str(path),), "text", "bpe", 300, 0.1)
-    return [document.text for unit in plan_units(data).units for document in read_unit(unit, "text")]
+    return [
+        document.text for unit in plan_units(data).units for document in read_unit(unit, "text")
+    ]

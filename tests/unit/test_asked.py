@@ -42,8 +42,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize("nodes", [1, 16])
-@pytest.mark.parametrize("recipe", ["first-run", "ssh-4-nodes", "llama-3-8b-p5", "llama-2-7b-trn1-batch"])
-def test_on_any_number_of_nodes_it_plans_as_the_user_s_own_file_would(recipe: str, nodes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "recipe", ["first-run", "ssh-4-nodes", "llama-3-8b-p5", "llama-2-7b-trn1-batch"]
+)
+def test_on_any_number_of_nodes_it_plans_as_the_user_s_own_file_would(
+    recipe: str, nodes: int, tmp_path: Path
+) -> None:
     path, asked = tmp_path / "recipe.yaml", tmp_path / "given.yaml"
     path.write_text(recipe_named(recipe).text)
     asked.write_text(dump_asked(*load(Settings(path))))
@@ -56,7 +60,9 @@ def test_a_larger_fleet_gets_the_layout_that_fits_it(tmp_path: Path) -> None:
     path, asked = tmp_path / "recipe.yaml", tmp_path / "given.yaml"
     path.write_text(recipe_named("llama-3-8b-p5").text)
     short = {"NODES": ("fleet.nodes", "4")}
-    asked.write_text(dump_asked(*load(Settings(path, "train.global_batch=64 train.micro_batch=null", short))))
+    asked.write_text(
+        dump_asked(*load(Settings(path, "train.global_batch=64 train.micro_batch=null", short)))
+    )
     found = planned(asked, 16)
     assert isinstance(found, Config) and found.train.layout.tensor > 1, found
     assert "tensor" not in asked.read_text()
@@ -67,7 +73,10 @@ def test_what_a_verb_has_changed_is_asked_for_too(tmp_path: Path) -> None:
     config, derivation = load(Settings(tmp_path / "c.yaml"))
     short = replace(config, name="mine-profile", train=replace(config.train, profile_steps="2-3"))
     (tmp_path / "given.yaml").write_text(dump_asked(short, derivation))
-    assert load(Settings(tmp_path / "given.yaml"))[0] == short and "micro_batch" not in (tmp_path / "given.yaml").read_text()
+    assert (
+        load(Settings(tmp_path / "given.yaml"))[0] == short
+        and "micro_batch" not in (tmp_path / "given.yaml").read_text()
+    )
 
 
 def test_each_way_to_go_on_begins_with_what_was_asked_for(run: Run) -> None:
@@ -80,11 +89,16 @@ def test_each_way_to_go_on_begins_with_what_was_asked_for(run: Run) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("last", ["name: *i", "name: &z [*z]", "name: !!python/object/apply:os.system [x]"])
+@pytest.mark.parametrize(
+    "last", ["name: *i", "name: &z [*z]", "name: !!python/object/apply:os.system [x]"]
+)
 def test_a_received_config_that_expands_without_end_leaves_the_report(last: str, run: Run) -> None:
     lines = [
         "a: &a [x,x,x,x,x,x,x,x,x]",
-        *(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        *(
+            f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]"
+            for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
     ]
     run.given.write_text("\n".join([*lines, last]))
     assert dict(provenance.given(run)) == {}
@@ -95,4 +109,7 @@ def test_a_run_of_an_older_version_is_still_gone_on_with(run: Run) -> None:
     run.given.write_text(dump_resolved(config))
     assert load(Settings(run.given))[0] == config
     run.given.unlink()
-    assert settings_of({"RUN": "other"}).path == run.config and typed({"RUN": "other"}) == " CONFIG=runs/other/config.yaml"
+    assert (
+        settings_of({"RUN": "other"}).path == run.config
+        and typed({"RUN": "other"}) == " CONFIG=runs/other/config.yaml"
+    )

@@ -38,13 +38,19 @@ def of(config: Config, stack: str, system: str) -> tuple[Pin, ...]:
 
 @pytest.fixture(scope="module")
 def everything(config: Config) -> tuple[Pin, ...]:
-    found = tuple(dict.fromkeys(chain.from_iterable(of(config, stack, system) for stack, system in HOSTS)))
+    found = tuple(
+        dict.fromkeys(chain.from_iterable(of(config, stack, system) for stack, system in HOSTS))
+    )
     assert len(found) > 20
     return found
 
 
-@pytest.mark.parametrize(("stack", "system"), [(stack, system) for stack, system in HOSTS if system.startswith("ubuntu")])
-def test_all_pins_are_on_the_recorded_pages(stack: str, system: str, config: Config, indexes: Indexes) -> None:
+@pytest.mark.parametrize(
+    ("stack", "system"), [(stack, system) for stack, system in HOSTS if system.startswith("ubuntu")]
+)
+def test_all_pins_are_on_the_recorded_pages(
+    stack: str, system: str, config: Config, indexes: Indexes
+) -> None:
     assert pins.ask(of(config, stack, system)) == ([], [])
 
 
@@ -56,17 +62,27 @@ def test_whichever_pin_is_gone_it_is_refused_by_its_name(
     for row in all_rows:
         indexes.rows = [one for one in all_rows if one != row]
         wrong, unasked = pins.ask(everything)
-        assert not unasked and all(row[0] in line and line.endswith(" is not there") for line in wrong), wrong
+        assert not unasked and all(
+            row[0] in line and line.endswith(" is not there") for line in wrong
+        ), wrong
         for line in wrong:
             refused.add(line.removesuffix(" is not there"))
     assert refused == {f"{pin.what} of {pin.page}" for pin in everything}
     print(f"{len(refused)} of {len(everything)} pins refused, of {len(all_rows)} rows taken away")
 
 
-def test_another_file_of_the_same_name_is_refused(everything: tuple[Pin, ...], indexes: Indexes) -> None:
-    indexes.rows = [(page, name, "0" * 64 if "cp312" in name and "cu126" in page else sum_) for page, name, sum_ in indexes.rows]
+def test_another_file_of_the_same_name_is_refused(
+    everything: tuple[Pin, ...], indexes: Indexes
+) -> None:
+    indexes.rows = [
+        (page, name, "0" * 64 if "cp312" in name and "cu126" in page else sum_)
+        for page, name, sum_ in indexes.rows
+    ]
     ((line,), _) = pins.ask(everything)
-    assert line == "torch 2.13.0 for Python 3.12 as locked of https://download.pytorch.org/whl/cu126/torch/ is not there"
+    assert (
+        line
+        == "torch 2.13.0 for Python 3.12 as locked of https://download.pytorch.org/whl/cu126/torch/ is not there"
+    )
 
 
 @pytest.mark.parametrize("host", ["download.pytorch.org", "pip.repos.neuron.amazonaws.com", "apt.repos.neuron.amazonaws.com",
@@ -74,11 +90,18 @@ def test_another_file_of_the_same_name_is_refused(everything: tuple[Pin, ...], i
 def test_a_page_that_wants_a_login_is_no_index(host: str, config: Config, indexes: Indexes) -> None:
     indexes.instead[host] = LOGIN
     wrong, unasked = pins.ask(of(config, "neuron-xla", "ubuntu2404"))
-    assert wrong and not unasked and all(host in line and "does a proxy want you to log in?" in line for line in wrong)
+    assert (
+        wrong
+        and not unasked
+        and all(host in line and "does a proxy want you to log in?" in line for line in wrong)
+    )
 
 
 def test_what_can_t_be_reached_is_said_and_refuses_nothing(
-    config: Config, indexes: Indexes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Config,
+    indexes: Indexes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(pins, "SECONDS", 0.2)
     indexes.silent, begun = True, time.monotonic()
@@ -87,63 +110,110 @@ def test_what_can_t_be_reached_is_said_and_refuses_nothing(
     (said,) = capsys.readouterr().out.splitlines()
     hosts = ("download.pytorch.org: ", "efa-installer.amazonaws.com: ", "registry-1.docker.io: ")
     assert said.startswith("pins: not asked for: ") and all(host in said for host in hosts)
-    monkeypatch.setattr("urllib.request.urlopen", lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")))
+    monkeypatch.setattr(
+        "urllib.request.urlopen",
+        lambda *asked, **words: (_ for _ in ()).throw(OSError("no route to host")),
+    )
     assert pins.ask(of(config, "cuda", "ubuntu2404"))[1] == [
         "not asked for: " + "; ".join(f"{host}no route to host" for host in hosts[1:])
     ]
 
 
 @pytest.mark.parametrize("answer", [LOGIN, "[]", "{}", '{"token": 3}'])
-def test_a_registry_that_gives_no_leave_to_read_could_not_be_asked(answer: str, config: Config, indexes: Indexes) -> None:
+def test_a_registry_that_gives_no_leave_to_read_could_not_be_asked(
+    answer: str, config: Config, indexes: Indexes
+) -> None:
     indexes.instead["auth.docker.io"] = answer
     wrong, (why,) = pins.ask(of(config, "cuda", "ubuntu2404"))
     assert not wrong and why.startswith("not asked for: registry-1.docker.io: ")
 
 
-def test_what_was_there_is_asked_for_again_after_a_day(config: Config, indexes: Indexes, tmp_path: Path) -> None:
+def test_what_was_there_is_asked_for_again_after_a_day(
+    config: Config, indexes: Indexes, tmp_path: Path
+) -> None:
     wanted = of(config, "neuron-xla", "ubuntu2404")
     for _ in range(2):
         assert pins.ask(wanted) == ([], [])
-    assert len(indexes.asked) == len({pin.page for pin in wanted}) + 1  # the registry's leave to read
+    assert (
+        len(indexes.asked) == len({pin.page for pin in wanted}) + 1
+    )  # the registry's leave to read
     (mark,) = (tmp_path / "cache/trainfleet").iterdir()
     os.utime(mark, (0, time.time() - pins.DAY - 1))
-    assert pins.ask(wanted) == ([], []) and len(indexes.asked) == 2 * (len({pin.page for pin in wanted}) + 1)
+    assert pins.ask(wanted) == ([], []) and len(indexes.asked) == 2 * (
+        len({pin.page for pin in wanted}) + 1
+    )
 
 
-def test_no_index_is_asked_offline(config: Config, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_index_is_asked_offline(
+    config: Config, indexes: Indexes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OFFLINE", "1")
-    assert pins.ask(of(config, "cuda-volta", "ubuntu2404")) == ([], ["not asked for: OFFLINE=1"]) and not indexes.asked
+    assert (
+        pins.ask(of(config, "cuda-volta", "ubuntu2404")) == ([], ["not asked for: OFFLINE=1"])
+        and not indexes.asked
+    )
 
 
 def test_a_pin_that_is_gone_ends_a_set_up(config: Config, indexes: Indexes) -> None:
-    indexes.rows = [row for row in indexes.rows if row[1] != "nki-0.5.0+28631259367.ga768afa6-cp312-cp312-linux_x86_64.whl"]
+    indexes.rows = [
+        row
+        for row in indexes.rows
+        if row[1] != "nki-0.5.0+28631259367.ga768afa6-cp312-cp312-linux_x86_64.whl"
+    ]
     with pytest.raises(BackendError) as caught:
         pins.require(of(config, "neuron-xla", "ubuntu2404"))
-    assert "nki 0.5.0 for Python 3.12 of https://pip.repos.neuron.amazonaws.com/nki/ is not there" in str(caught.value)
+    assert (
+        "nki 0.5.0 for Python 3.12 of https://pip.repos.neuron.amazonaws.com/nki/ is not there"
+        in str(caught.value)
+    )
     assert "OFFLINE=1" in caught.value.next
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lack", ["", "nki==0.5.0"])
-def test_trn1_s_environment_is_installed_from_the_recorded_indexes(lack: str, indexes: Indexes, tmp_path: Path) -> None:
+def test_trn1_s_environment_is_installed_from_the_recorded_indexes(
+    lack: str, indexes: Indexes, tmp_path: Path
+) -> None:
     """The real python.sh and pip. The packages are empty, with the metadata of the real ones; sums are those of the empty ones."""
     indexes.stubs = True
     (tmp_path / "scripts").mkdir()
     for name in ("pip_sources.py", "python.sh", "unpinned.py"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
-    (tmp_path / "requirements.lock").write_text("torch==2.0 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    (tmp_path / "requirements.lock").write_text(
+        "torch==2.0 \\\n    --hash=sha256:" + "0" * 64 + "\n"
+    )
     sums = {sum_: indexes.sum_of(name, sum_) for _, name, sum_ in indexes.rows}
     words = [
         word.replace("https://", f"{indexes.address}/")
         for word in environment_words(load_stack("neuron-xla"), str(tmp_path / "env"))
     ]
-    words = [f"--hash=sha256:{sums[word[14:]]}" if word.startswith("--hash") else word for word in words if word != lack]
+    words = [
+        f"--hash=sha256:{sums[word[14:]]}" if word.startswith("--hash") else word
+        for word in words
+        if word != lack
+    ]
     path = ":".join(part for part in os.environ["PATH"].split(":") if not Path(part, "uv").exists())
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
-    kept |= {"PATH": path, "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{indexes.address}/usual/"}
-    done = subprocess.run(["bash", "scripts/python.sh", "apply", *words], cwd=tmp_path, env=kept, capture_output=True, text=True)
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))
+    }
+    kept |= {
+        "PATH": path,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": f"{indexes.address}/usual/",
+    }
+    done = subprocess.run(
+        ["bash", "scripts/python.sh", "apply", *words],
+        cwd=tmp_path,
+        env=kept,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == bool(lack), done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("python: nki is asked for" if lack else f"python: {tmp_path}/env, torch 2.9.1")
-    found = [path.name for path in (tmp_path / "env").glob("lib/python3*/site-packages/*.dist-info")]
+    assert done.stdout.splitlines()[-1].startswith(
+        "python: nki is asked for" if lack else f"python: {tmp_path}/env, torch 2.9.1"
+    )
+    found = [
+        path.name for path in (tmp_path / "env").glob("lib/python3*/site-packages/*.dist-info")
+    ]
     assert any(name.startswith("neuronx_cc-2.26.6360.0+") for name in found)
     assert any(name.startswith("nki-0.5.0+28631259367") for name in found) != bool(lack)

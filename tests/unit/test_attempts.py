@@ -29,7 +29,9 @@ from trainfleet.watch.verdict import Verdict
 class Script:
     """A backend on hosts a, b, c ...; attempt n ends with the n-th of `ends`, and the n-th of `words` in node 1's log."""
 
-    def __init__(self, run: Run, ends: Sequence[Status], words: Sequence[str] = (), hosts: str = "abc") -> None:
+    def __init__(
+        self, run: Run, ends: Sequence[Status], words: Sequence[str] = (), hosts: str = "abc"
+    ) -> None:
         self.run, self.ends, self.words, self.hosts = run, list(ends), list(words), hosts
         self.used: list[tuple[str, ...]] = []
         self.attempts: list[str] = []
@@ -41,7 +43,11 @@ class Script:
         sound = [host for host in self.hosts if host not in without]
         if job.nodes > len(sound):
             raise BackendError("too few nodes")
-        return Request(job, tuple(Artifact(f"node-{node}.sh", "exec x") for node in range(job.nodes)), tuple(sound[: job.nodes]))
+        return Request(
+            job,
+            tuple(Artifact(f"node-{node}.sh", "exec x") for node in range(job.nodes)),
+            tuple(sound[: job.nodes]),
+        )
 
     def submit(self, request: Request) -> Handle:
         number = len(self.used)
@@ -85,13 +91,23 @@ def job(run: Run, nodes: int = 2) -> Job:
 def play(run: Run, backend: Script, jobs: Sequence[Job] = ()) -> tuple[Verdict | None, list[str]]:
     said: list[str] = []
     jobs = jobs or [job(run)]
-    return persevere(watch_of(run, backend, said), backend.plan(jobs[0], {}), jobs, lambda job: None).verdict, said
+    return persevere(
+        watch_of(run, backend, said), backend.plan(jobs[0], {}), jobs, lambda job: None
+    ).verdict, said
 
 
 def watch_of(run: Run, backend: Script, said: list[str] | None = None) -> Watch:
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
     say = [] if said is None else said
-    return Watch(backend, Here(run), run, Interrupts(), lambda waits: None, say.append, Budget(run, config, None))  # type: ignore[arg-type]
+    return Watch(
+        backend,
+        Here(run),
+        run,
+        Interrupts(),
+        lambda waits: None,
+        say.append,
+        Budget(run, config, None),
+    )  # type: ignore[arg-type]
 
 
 ENDED = Phase.ENDED
@@ -122,7 +138,9 @@ def test_a_killed_node_is_tried_again_with_a_number_of_its_own(run: Run) -> None
     assert [event["event"] for event in run.read_events()] == ["verdict", "restarted"]
     backend = Script(run, [OK])
     play(run, backend)
-    assert backend.attempts == ["3"], "also across launches: a rank of an older one must see that its time is over"
+    assert backend.attempts == ["3"], (
+        "also across launches: a rank of an older one must see that its time is over"
+    )
 
 
 def test_four_attempts_without_a_checkpoint_are_the_last(run: Run) -> None:
@@ -145,11 +163,19 @@ def test_a_checkpoint_begins_the_count_anew(run: Run) -> None:
 def test_what_would_only_happen_again_is_not_tried_again(run: Run, words: str, cause: str) -> None:
     backend = Script(run, [FAILED], [words])
     verdict, _ = play(run, backend)
-    assert verdict and (verdict.cause, verdict.rank, verdict.node) == (cause, 1, 1) and len(backend.used) == 1
+    assert (
+        verdict
+        and (verdict.cause, verdict.rank, verdict.node) == (cause, 1, 1)
+        and len(backend.used) == 1
+    )
 
 
 def test_a_broken_device_is_left_out_for_a_spare(run: Run) -> None:
-    backend = Script(run, [FAILED, OK], ["torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"])
+    backend = Script(
+        run,
+        [FAILED, OK],
+        ["torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"],
+    )
     assert play(run, backend)[0] is None
     assert backend.used == [("a", "b"), ("a", "c")]
 
@@ -188,17 +214,23 @@ def test_an_exit_that_nobody_explains_is_tried_again_only_if_ranks_had_begun(run
     assert verdict and verdict.cause == "unknown" and len(backend.used) == 1
 
 
-def test_a_verdict_is_told_also_where_there_is_no_room_to_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_told_also_where_there_is_no_room_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise RunError("can't write", why="No space left on device")
 
     monkeypatch.setattr(run_folder, "append_line", full)
     monkeypatch.setattr(run_folder, "write_atomic", full)
-    told = retry_loop.conclude(Run(tmp_path), Verdict("disk", "w", 0, None, "a", (), "df -h"), "stopped all nodes")
+    told = retry_loop.conclude(
+        Run(tmp_path), Verdict("disk", "w", 0, None, "a", (), "df -h"), "stopped all nodes"
+    )
     assert told.done == "stopped all nodes" and "(disk)" in str(told)
 
 
-def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The place of a run in S3 fails for a while: the job goes on, is not watched meanwhile, and then is again."""
     looks, looked = list[str](), list[str]()
 
@@ -226,12 +258,24 @@ def test_while_the_run_folder_is_not_seen_nothing_is_held_against_the_ranks(run:
             return {}
 
     backend = Script(run, [])
-    monkeypatch.setattr(backend, "status", lambda handle: Status(Phase.RUNNING) if len(looks) < 9 else OK)
+    monkeypatch.setattr(
+        backend, "status", lambda handle: Status(Phase.RUNNING) if len(looks) < 9 else OK
+    )
     monkeypatch.setattr(monitor, "Sentry", Sentry)
     said: list[str] = []
     config, _ = load(Settings(FOLDER / "first-run.yaml"))
-    watch = Watch(backend, Away(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, None))  # type: ignore[arg-type]
-    assert persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).verdict is None
+    watch = Watch(
+        backend,
+        Away(run),
+        run,
+        Interrupts(),
+        lambda waits: None,
+        said.append,
+        Budget(run, config, None),
+    )  # type: ignore[arg-type]
+    assert (
+        persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None).verdict is None
+    )
     assert said == ["lost sight of the nodes: S3 gives no good answer"]
     assert looked == ["anew at 2", "look 2", "anew at 7", "look 7", "look 8", "look 9"]
 
@@ -246,9 +290,13 @@ class Beating:
         return self.nodes
 
 
-def attempt_of(run: Run, job: Job, *alive: int, progress: Callable[[], object] = lambda: None) -> MonitoredAttempt:
+def attempt_of(
+    run: Run, job: Job, *alive: int, progress: Callable[[], object] = lambda: None
+) -> MonitoredAttempt:
     backend = Script(run, [OK])
-    attempt = MonitoredAttempt(replace(watch_of(run, backend), progress=progress), backend.plan(job, {}))
+    attempt = MonitoredAttempt(
+        replace(watch_of(run, backend), progress=progress), backend.plan(job, {})
+    )
     attempt.sentry = Beating(*alive)  # type: ignore[assignment]
     return attempt
 
@@ -260,7 +308,9 @@ def attempt_of(run: Run, job: Job, *alive: int, progress: Callable[[], object] =
     (Status(Phase.RUNNING, lost={0: "silence", 1: "silence"}, silent=frozenset({0, 1})), (1,), True),
     (Status(Phase.RUNNING, exits={0: 1}, lost={1: "silence"}, silent=frozenset({1})), (1,), True),
 ])  # fmt: skip
-def test_only_what_is_silent_on_every_channel_is_lost(run: Run, status: Status, alive: tuple[int, ...], broken: bool) -> None:
+def test_only_what_is_silent_on_every_channel_is_lost(
+    run: Run, status: Status, alive: tuple[int, ...], broken: bool
+) -> None:
     attempt = attempt_of(run, job(run), *alive)
     assert attempt._is_broken(status) is broken and attempt._is_broken(status) is broken
     told = [event["node"] for event in run.read_events() if event["event"] == "unreachable"]
@@ -273,7 +323,9 @@ def test_a_job_whose_ranks_have_finished_is_not_tried_again(run: Run) -> None:
     backend = Script(run, [Status(ENDED, exits={0: 0}, lost={1: "silence"}, silent=frozenset({1}))])
     verdict, said = play(run, backend)
     assert verdict is None and len(backend.used) == 1 and "the ranks are done" in said[0]
-    assert "no answer from" in said[1] and "make clean ends what is left there" in said[2], "it was waited for"
+    assert "no answer from" in said[1] and "make clean ends what is left there" in said[2], (
+        "it was waited for"
+    )
 
 
 def test_all_lost_nodes_are_named(run: Run) -> None:
@@ -281,11 +333,16 @@ def test_all_lost_nodes_are_named(run: Run) -> None:
     backend = Script(run, [lost, OK], hosts="abcdef")
     play(run, backend, [job(run, 3)])
     events = {event["event"]: event for event in run.read_events()}
-    assert "lost node 1" in events["verdict"]["words"] and "lost node 2 (c): it has rebooted" in events["verdict"]["words"]
+    assert (
+        "lost node 1" in events["verdict"]["words"]
+        and "lost node 2 (c): it has rebooted" in events["verdict"]["words"]
+    )
     assert events["restarted"]["who"] == "node 1 (b) and c" and backend.used[1] == ("a", "d", "e")
 
 
-def test_a_job_without_beats_that_gets_no_further_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_beats_that_gets_no_further_ends(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a tokenizer that is stopped: nobody but the launcher can tell."""
     clock, done = [0.0], [0]
     monkeypatch.setattr(monitor.time, "monotonic", lambda: clock[0])
@@ -307,23 +364,31 @@ def test_a_job_without_beats_that_gets_no_further_ends(run: Run, monkeypatch: py
 LOST = Status(Phase.RUNNING, exits={0: 1}, lost={1: "no answer over SSH"}, silent=frozenset({1}))
 
 
-def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_host_that_stands_by(run: Run) -> None:
+def test_a_launcher_that_reaches_nobody_blames_itself_and_leaves_the_run_to_the_host_that_stands_by(
+    run: Run,
+) -> None:
     backend = Script(run, [LOST])
     backend.unreached = "a"
     watch = replace(watch_of(run, backend), standby=lambda: "b")
-    with pytest.raises(monitor.CutOff, match="reaches no other host over SSH, while b can be seen at work"):
+    with pytest.raises(
+        monitor.CutOff, match="reaches no other host over SSH, while b can be seen at work"
+    ):
         persevere(watch, backend.plan(job(run), {}), [job(run)], lambda job: None)
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("lost-node", "a", 0)
     assert verdict["done"] == "left the run to b" and len(backend.used) == 1
 
 
-def test_a_launcher_that_reaches_nobody_and_sees_nobody_alive_goes_by_what_it_knows(run: Run) -> None:
+def test_a_launcher_that_reaches_nobody_and_sees_nobody_alive_goes_by_what_it_knows(
+    run: Run,
+) -> None:
     """Of two hosts the other one has lost its power: its ranks beat no more, and nothing stands by."""
     backend = Script(run, [LOST, OK])
     backend.unreached = "a"
     assert play(run, backend)[0] is None
-    assert next(event for event in run.read_events() if event["event"] == "verdict")["host"] == "b" and backend.used == [
+    assert next(event for event in run.read_events() if event["event"] == "verdict")[
+        "host"
+    ] == "b" and backend.used == [
         ("a", "b"),
         ("a", "c"),
     ]

@@ -21,7 +21,10 @@ from trainfleet.data.tokenize_worker import Share, tokenize
 from trainfleet.trust.errors import DataError
 from unit.test_data_share import content
 
-GOOD = [f"document {number}: " + " ".join(f"word{(number * step) % 89}" for step in range(60)) for number in range(99)]
+GOOD = [
+    f"document {number}: " + " ".join(f"word{(number * step) % 89}" for step in range(60))
+    for number in range(99)
+]
 ALONE = Share(0, 1, 1)
 
 
@@ -55,7 +58,11 @@ ONE_BAD = {
     "no text": ("a.jsonl", lines(b'{"text": 3}'), "a.jsonl:51: `text` is 3, not a string"),
     "no object": ("a.jsonl", lines(b"[1]"), "a.jsonl:51: is no JSON object"),
     "latin 1": ("a.jsonl", lines(b'{"text": "caf\xe9"}'), "a.jsonl:51: is not UTF-8"),
-    "half a pair": ("a.jsonl", lines(b'{"text": "\\ud800"}'), "a.jsonl:51: `text` holds half of a surrogate pair"),
+    "half a pair": (
+        "a.jsonl",
+        lines(b'{"text": "\\ud800"}'),
+        "a.jsonl:51: `text` holds half of a surrogate pair",
+    ),
     "nested": ("a.jsonl", lines(b"[" * 100_000), "a.jsonl:51: is nested too deeply"),
     "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is no JSON"),
     "lines called json": ("a.json", lines(b"x"), "a.json:51: is no JSON"),
@@ -80,16 +87,23 @@ def written(folder: Path, name: str, text: bytes) -> Path:
 
 
 @pytest.mark.parametrize("kind", ONE_BAD)
-def test_one_bad_record_ends_the_work_or_is_skipped_counted_and_listed(kind: str, tmp_path: Path) -> None:
+def test_one_bad_record_ends_the_work_or_is_skipped_counted_and_listed(
+    kind: str, tmp_path: Path
+) -> None:
     name, text, told = ONE_BAD[kind]
     folder = written(tmp_path / "text", name, text)
     with pytest.raises(DataError) as caught:
         tokenize(data_of(folder), ALONE, tmp_path / "data")
-    assert told in str(caught.value) and "or skip such records: SET='data.bad_records=skip'" in caught.value.next
+    assert (
+        told in str(caught.value)
+        and "or skip such records: SET='data.bad_records=skip'" in caught.value.next
+    )
     found = tokenize(data_of(folder, "skip"), ALONE, tmp_path / "data")
     assert found is not None and (found.documents, found.skipped) == (99, 1)
     assert len(found.skipped_records) == 1 and told in found.skipped_records[0]
-    with pytest.raises(DataError, match=r"1 of 100 records are bad; data.bad_records stop allows 0"):
+    with pytest.raises(
+        DataError, match=r"1 of 100 records are bad; data.bad_records stop allows 0"
+    ):
         find(data_of(folder), tmp_path / "data")
 
 
@@ -98,7 +112,11 @@ def test_one_file_in_another_encoding_among_many(tmp_path: Path) -> None:
         written(tmp_path / "text", f"{number:02}.txt", text.encode())
     folder = written(tmp_path / "text", "latin.txt", "café ".encode("latin1") * 50)
     found = tokenize(data_of(folder, "skip"), ALONE, tmp_path / "data")
-    assert found is not None and found.skipped == 1 and "latin.txt:1: is not UTF-8" in found.skipped_records[0]
+    assert (
+        found is not None
+        and found.skipped == 1
+        and "latin.txt:1: is not UTF-8" in found.skipped_records[0]
+    )
 
 
 def test_the_dataset_is_the_same_on_any_number_of_nodes_and_after_an_interruption(
@@ -115,16 +133,21 @@ def test_the_dataset_is_the_same_on_any_number_of_nodes_and_after_an_interruptio
     assert all(found == folders[0] for found in folders)
 
 
-def test_what_was_done_before_the_first_bad_record_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_done_before_the_first_bad_record_stays_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "GRID", 2**12)
     folder = written(tmp_path / "text", "a.jsonl", lines(b"x"))
     tokenize(data_of(folder, "skip"), ALONE, tmp_path / "first")
     stop, skip = (
-        replace(data_of(folder, words), tokenizer=str(tmp_path / "first/set/tokenizer.json")) for words in ("stop", "skip")
+        replace(data_of(folder, words), tokenizer=str(tmp_path / "first/set/tokenizer.json"))
+        for words in ("stop", "skip")
     )
     with pytest.raises(DataError, match=r"a\.jsonl:51"):
         tokenize(stop, ALONE, tmp_path / "again")
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "again/set/units").glob("[0-9]*.json")}
+    kept = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "again/set/units").glob("[0-9]*.json")
+    }
     tokenize(skip, ALONE, tmp_path / "again")
     tokenize(skip, ALONE, tmp_path / "whole")
     assert kept and all(path.stat().st_mtime_ns == time for path, time in kept.items())
@@ -133,7 +156,9 @@ def test_what_was_done_before_the_first_bad_record_stays_done(tmp_path: Path, mo
 
 def test_more_than_the_bound_is_refused_with_the_share_that_would_do(tmp_path: Path) -> None:
     folder = written(tmp_path / "text", "a.jsonl", lines(b"x\ny\nz"))
-    with pytest.raises(DataError, match=r"3 of 102 records are bad; data.bad_records skip allows 1") as caught:
+    with pytest.raises(
+        DataError, match=r"3 of 102 records are bad; data.bad_records skip allows 1"
+    ) as caught:
         tokenize(data_of(folder, "skip"), ALONE, tmp_path / "data")
     share = re.search(r"SET='data.bad_records=([0-9.]+)'", caught.value.next)
     assert share and find(data_of(folder), tmp_path / "data") is None
@@ -155,4 +180,6 @@ def test_what_an_older_version_wrote_has_skipped_nothing(tmp_path: Path) -> None
         record = json.loads(path.read_text())
         del record["skipped"], record["skipped_records"]
         path.write_text(json.dumps(record))
-    assert find(data_of(folder), tmp_path / "data") == manifest.read_manifest(open_store(tmp_path / "data/set", None))
+    assert find(data_of(folder), tmp_path / "data") == manifest.read_manifest(
+        open_store(tmp_path / "data/set", None)
+    )

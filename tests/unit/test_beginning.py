@@ -19,7 +19,14 @@ import verbs
 from s3server import serve
 from trainfleet import models
 from trainfleet.checkpoints.init_from import faults, require_distant
-from trainfleet.config import Config, Settings, huggingface_config, load, load_resolved, weight_files
+from trainfleet.config import (
+    Config,
+    Settings,
+    huggingface_config,
+    load,
+    load_resolved,
+    weight_files,
+)
 from trainfleet.config.families import FAMILIES
 from trainfleet.config.types import Model
 from trainfleet.models import huggingface_weights as weights
@@ -40,7 +47,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_from(address: object, shape: Model = SHAPE) -> Config:
-    given = {key: value for key, value in asdict(shape).items() if value is not None and key not in ("preset", "module")}
+    given = {
+        key: value
+        for key, value in asdict(shape).items()
+        if value is not None and key not in ("preset", "module")
+    }
     content = {"name": "new", "data": {"sources": ["text"], "vocabulary_size": 300}, "model": {"preset": None, **given},
                "train": {"init_from": str(address), "sequence_length": 64}}  # fmt: skip
     Path("new.yaml").write_text(json.dumps(content))
@@ -48,7 +59,9 @@ def config_from(address: object, shape: Model = SHAPE) -> Config:
 
 
 def told(address: object, shape: Model = SHAPE) -> str:
-    return "".join(message for key, message in faults(config_from(address, shape)) if key == "train.init_from")
+    return "".join(
+        message for key, message in faults(config_from(address, shape)) if key == "train.init_from"
+    )
 
 
 def hugging_face(folder: Path, shape: Model = SHAPE) -> Path:
@@ -82,7 +95,12 @@ def change(folder: Path, **keys: object) -> None:
 
 def test_what_can_be_begun_from_is_let_through(desk: Path) -> None:
     run = checkpoint(desk / "run")
-    for address in (run, run / "checkpoints", run / "checkpoints" / NAME, hugging_face(desk / "whole")):
+    for address in (
+        run,
+        run / "checkpoints",
+        run / "checkpoints" / NAME,
+        hugging_face(desk / "whole"),
+    ):
         assert not told(address)
     in_parts(desk / "whole")
     assert not told("whole") and not told("hf://owner/name") and not told("s3://bucket/run")
@@ -106,8 +124,14 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
     }
     tensors[beside.get(family, "model.layers.0.self_attn.rotary_emb.inv_freq")] = torch.ones(7)
     if shape.tie_embeddings:
-        tied = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}.get(family, "lm_head.weight")
-        source = next(name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight")))
+        tied = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}.get(
+            family, "lm_head.weight"
+        )
+        source = next(
+            name
+            for name in tensors
+            if name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight"))
+        )
         tensors[tied] = tensors[source].clone()
     save_file(tensors, file)
     weight_files.require(desk / "model", shape)
@@ -145,7 +169,9 @@ HARMS: dict[str, tuple[Harm, str]] = {
 
 
 @pytest.mark.parametrize("harm, why", HARMS.values(), ids=HARMS)
-def test_a_folder_without_the_model_is_told_with_what_is_wrong(desk: Path, harm: Harm, why: str) -> None:
+def test_a_folder_without_the_model_is_told_with_what_is_wrong(
+    desk: Path, harm: Harm, why: str
+) -> None:
     folder = hugging_face(desk / "model")
     harm(folder)
     assert why in told(folder)
@@ -164,7 +190,10 @@ def test_weights_that_contradict_their_config_are_told(desk: Path) -> None:
 
 
 EXTRA = {  # what a family's folders may have beside its weights; and what none may, as then the model computes something else
-    "llama": ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.self_attn.q_proj.bias"),
+    "llama": (
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.0.self_attn.q_proj.bias",
+    ),
     "qwen3": ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.self_attn.sinks"),
     "gpt2": ("transformer.h.0.attn.masked_bias", "score.weight"),
     "roberta": ("roberta.pooler.dense.weight", "classifier.out_proj.weight"),
@@ -188,7 +217,10 @@ def test_no_weight_of_a_folder_is_passed_over_without_a_word(desk: Path, family:
     huggingface_weights_are_loaded(desk / "model", shape)
     save_file(tensors | beside | {other: torch.ones(3)}, file)
     said = " ".join(verbs.enter(desk, "plan", code=2).split())
-    assert f"has weights that the model has no place for: 1 weight: {other}" in said and "next: " in said
+    assert (
+        f"has weights that the model has no place for: 1 weight: {other}" in said
+        and "next: " in said
+    )
 
 
 def huggingface_weights_are_loaded(folder: Path, shape: Model) -> None:
@@ -199,9 +231,18 @@ def huggingface_weights_are_loaded(folder: Path, shape: Model) -> None:
 
 def test_every_key_of_a_config_json_is_gone_by_or_named(desk: Path) -> None:
     folder = hugging_face(desk / "model")
-    change(folder, attention_dropout=0.1, rope_interleaved=True, initializer_range=0.02, pad_token_id=None)
+    change(
+        folder,
+        attention_dropout=0.1,
+        rope_interleaved=True,
+        initializer_range=0.02,
+        pad_token_id=None,
+    )
     said = " ".join(line for line in huggingface_config.unused(folder))
-    assert said == "architectures attention_dropout dtype initializer_range rope_interleaved torch_dtype"
+    assert (
+        said
+        == "architectures attention_dropout dtype initializer_range rope_interleaved torch_dtype"
+    )
     config_from("model")
     said = " ".join(verbs.enter(desk, "plan", "CONFIG=new.yaml").split())
     assert "config.json: nothing here goes by architectures, attention_dropout, dtype," in said
@@ -214,7 +255,9 @@ def test_no_key_is_said_to_be_gone_by_that_changes_nothing(desk: Path, family: s
     content = huggingface_config.write(load(Settings(Path("config.yaml")))[0].model)
 
     def read(**keys: object) -> object:
-        without = {"rope_parameters": None} if "rope_theta" in keys else {}  # which has a base of its own
+        without = (
+            {"rope_parameters": None} if "rope_theta" in keys else {}
+        )  # which has a base of its own
         (desk / "config.json").write_text(json.dumps(content | keys | without))
         try:
             return huggingface_config.read(desk)
@@ -231,11 +274,13 @@ def test_a_checkpoint_in_place_of_a_model_is_looked_at_too(desk: Path) -> None:
     wide = SHAPE.__class__(**{**asdict(SHAPE), "hidden_size": 32, "intermediate_size": 64})
     assert "model.hidden_size is 16 there, 32 here" in told(run, wide)
     os.truncate(run / "checkpoints" / NAME / "rank-00000.safetensors", 10)
-    assert "rank-00000.safetensors has 10 bytes" in told(run) and "rank-00000.safetensors has 10 bytes" in told(
+    assert "rank-00000.safetensors has 10 bytes" in told(
+        run
+    ) and "rank-00000.safetensors has 10 bytes" in told(run / "checkpoints" / NAME)
+    (run / "checkpoints" / NAME / "committed.json").unlink()
+    assert "has no committed.json" in told(run) and "has no committed.json" in told(
         run / "checkpoints" / NAME
     )
-    (run / "checkpoints" / NAME / "committed.json").unlink()
-    assert "has no committed.json" in told(run) and "has no committed.json" in told(run / "checkpoints" / NAME)
     (desk / "runs/new/checkpoints/step-00000001").mkdir(parents=True)
     assert not told(run), "a run that has a checkpoint of its own no longer looks there"
 
@@ -244,7 +289,9 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
     tag = desk / "nxd/tag/model"
     tag.mkdir(parents=True)
     for rank in (0, 2):
-        torch.save({"norm.weight": torch.ones(4)}, tag / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt")
+        torch.save(
+            {"norm.weight": torch.ones(4)}, tag / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt"
+        )
     (tag.parent / "done").touch()
     assert "lacks dp_rank_00_tp_rank_01_pp_rank_00.pt" in told("nxd")
     second = tag / "dp_rank_00_tp_rank_01_pp_rank_00.pt"
@@ -255,7 +302,9 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
         assert f"{second.name}: can't be read as torch.save writes it" in told("nxd")
     second.write_bytes(whole)
     assert not told("nxd")
-    (tag.parents[1] / "config.json").write_text(json.dumps(huggingface_config.write(SHAPE) | {"hidden_size": 64}))
+    (tag.parents[1] / "config.json").write_text(
+        json.dumps(huggingface_config.write(SHAPE) | {"hidden_size": 64})
+    )
     assert "model.hidden_size is 64 there, 16 here" in told("nxd")
 
 
@@ -283,7 +332,10 @@ def test_a_model_whose_files_are_links_is_read_where_they_lead(desk: Path) -> No
 def packed(saved: bytes) -> bytes:
     """What torch.save wrote, in parts that may be of any size once they are unpacked."""
     small = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(saved)) as old, zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(saved)) as old,
+        zipfile.ZipFile(small, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for part in old.infolist():
             new.writestr(part.filename, old.read(part))
     return small.getvalue()
@@ -297,7 +349,9 @@ def test_a_bucket_without_a_model_is_told_before_the_start(desk: Path) -> None:
 
 
 def test_the_verbs_tell_it_with_the_line_before_anything_starts(desk: Path) -> None:
-    (desk / "config.yaml").write_text("name: base\ndata: {sources: [text]}\ntrain:\n  init_from: text\n")
+    (desk / "config.yaml").write_text(
+        "name: base\ndata: {sources: [text]}\ntrain:\n  init_from: text\n"
+    )
     for verb in ("plan", "train"):
         said = verbs.enter(desk, verb, code=2)
         assert "config.yaml:4: train.init_from: text: holds no model" in said and "next: " in said

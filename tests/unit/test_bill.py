@@ -45,7 +45,9 @@ def spent(run: Run, limit: float | None, events: list[dict[str, object]], now: f
     run.events.mkdir(parents=True, exist_ok=True)
     for event in events:
         append_line(run.events / "launcher-a.jsonl", event)
-    return Budget(run, replace(config, budget=replace(config.budget, max_usd=limit)), BILL, clock=lambda: now)
+    return Budget(
+        run, replace(config, budget=replace(config.budget, max_usd=limit)), BILL, clock=lambda: now
+    )
 
 
 LAUNCHED: dict[str, object] = {"event": "launched", "time": 0.0, "nodes": 2}
@@ -65,21 +67,30 @@ def test_what_there_is_beside_the_nodes_is_paid_for_in_queues_too(tmp_path: Path
     assert costs.spent(3 * HOUR) == pytest.approx(BILL.uncounted(2) + 20 + 3 * 1)
 
 
-def test_a_run_stops_while_its_budget_still_pays_for_idle_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stops_while_its_budget_still_pays_for_idle_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budget, "LOOK_EVERY", 0.0)
-    limit = BILL.whole(2, 1.0) - BILL.setup(2) + BILL.uncounted(2)  # an hour, and the nodes until they are gone
+    limit = (
+        BILL.whole(2, 1.0) - BILL.setup(2) + BILL.uncounted(2)
+    )  # an hour, and the nodes until they are gone
     said = list[str]()
     assert not spent(Run(tmp_path), limit, [LAUNCHED], HOUR - 10).is_spent(said.append)
     assert "with its nodes until they are gone" in said[0]
     costs = spent(Run(tmp_path), limit, [], HOUR + 1)
-    assert costs.is_spent() and costs.words().startswith(f"${BILL.idle(2):,.2f} of its budget.max_usd ${limit:,.2f} are left")
+    assert costs.is_spent() and costs.words().startswith(
+        f"${BILL.idle(2):,.2f} of its budget.max_usd ${limit:,.2f} are left"
+    )
 
 
 def test_a_run_that_could_not_pay_for_its_end_is_not_begun_again(tmp_path: Path) -> None:
     stopped: dict[str, object] = {"event": "stopped", "time": HOUR}
     costs = spent(Run(tmp_path), 30.0, [LAUNCHED, stopped], HOUR)
     assert costs.spent(HOUR, under_way=False) < 30
-    with pytest.raises(ConfigError, match=r"already, and its nodes will cost \$10.50 until they are gone; its limit is \$30.00"):
+    with pytest.raises(
+        ConfigError,
+        match=r"already, and its nodes will cost \$10.50 until they are gone; its limit is \$30.00",
+    ):
         costs.require()
 
 
@@ -87,10 +98,15 @@ def test_the_limit_holds_for_set_up_and_idle_time_too() -> None:
     config = config_of("roberta-large-p3dn-ec2", "train.steps=10")
     bill = backend_of(config).bill()
     needs = estimate(config, bill)
-    assert bill and needs.seconds and needs.usd == pytest.approx(bill.whole(8, needs.seconds / HOUR))
+    assert (
+        bill and needs.seconds and needs.usd == pytest.approx(bill.whole(8, needs.seconds / HOUR))
+    )
     assert needs.around > 100 * needs.seconds / HOUR * bill.hour(8), "this run is all set-up"
     short = replace(config, budget=replace(config.budget, max_usd=100.0))
-    with pytest.raises(ConfigError, match=r"set-up and idle time alone are estimated at \$2.*, over the limit of \$100.00"):
+    with pytest.raises(
+        ConfigError,
+        match=r"set-up and idle time alone are estimated at \$2.*, over the limit of \$100.00",
+    ):
         make_plan(short, [], [], [], bill)
     dear = config_of("llama-3-8b-p5-ec2")
     whole = backend_of(dear).bill()
@@ -98,7 +114,9 @@ def test_the_limit_holds_for_set_up_and_idle_time_too() -> None:
     costs = estimate(dear, whole).usd
     assert costs
     tight = replace(dear, budget=replace(dear.budget, max_usd=costs - 100))
-    with pytest.raises(ConfigError, match=r"of it for set-up and idle time.*; train.steps \d+ keeps to it") as refused:
+    with pytest.raises(
+        ConfigError, match=r"of it for set-up and idle time.*; train.steps \d+ keeps to it"
+    ) as refused:
         make_plan(tight, [], [], [], whole)
     steps = int(str(refused.value).rpartition("train.steps ")[2].split()[0])
     make_plan(replace(tight, train=replace(dear.train, steps=steps)), [], [], [], whole)
@@ -121,7 +139,11 @@ def test_every_recipe_on_aws_keeps_its_budget_with_set_up_and_idle_time(name: st
     config = config_of(name)
     bill = backend_of(config).bill()
     assert bill and {stage.name for stage in (*bill.before, *bill.after)} >= RECIPES[name]
-    assert bill.setup(config.fleet.nodes) > 0 and bill.idle(config.fleet.nodes) > 0 and bill.lingers > 0
+    assert (
+        bill.setup(config.fleet.nodes) > 0
+        and bill.idle(config.fleet.nodes) > 0
+        and bill.lingers > 0
+    )
     assert all(stage.why for stage in (*bill.before, *bill.after))
     make_plan(config, [], [], [], bill)
 
@@ -145,13 +167,22 @@ def test_a_cluster_s_bill_has_its_head_its_file_system_and_the_nodes_that_always
 
 def test_the_head_counts_as_the_machine_that_plans() -> None:
     config = config_of("llama-3-8b-p5-ec2")
-    fleet = replace(config.fleet, hosts=("a=10.0.0.1",), fsx=replace(config.fleet.fsx, dns_name="fs-1.fsx", mount_name="m"))
+    fleet = replace(
+        config.fleet,
+        hosts=("a=10.0.0.1",),
+        fsx=replace(config.fleet.fsx, dns_name="fs-1.fsx", mount_name="m"),
+    )
     assert backend_of(replace(config, fleet=fleet)).bill() == backend_of(config).bill()
 
 
 def test_an_unknown_price_makes_no_bill() -> None:
     config = config_of("llama-3-8b-p5-ec2")
-    assert spending.of_ec2(replace(config, fleet=replace(config.fleet, instance_type="p5e.48xlarge"))).bill(8) is None
+    assert (
+        spending.of_ec2(
+            replace(config, fleet=replace(config.fleet, instance_type="p5e.48xlarge"))
+        ).bill(8)
+        is None
+    )
     assert list(spending.describe_whole(None, 8, 1.0)) == []
 
 
@@ -161,16 +192,27 @@ def test_both_tables_agree_and_every_stage_says_where_its_minutes_come_from() ->
     bill = costs.bill(4)
     assert bill and bill.hour(4) == pytest.approx(spending.hourly(costs.rows))
     said = "\n".join(spending.describe_whole(bill, 4, 10.0))
-    assert f"{bill.whole(4, 10.0):,.2f}  which budget.max_usd limits" in said and "min, assumed" in said
-    assert "published job logs: 2.5 to 2.9 min" in said and f"then ${bill.rest:,.2f} an hour for what stays" in said
+    assert (
+        f"{bill.whole(4, 10.0):,.2f}  which budget.max_usd limits" in said
+        and "min, assumed" in said
+    )
+    assert (
+        "published job logs: 2.5 to 2.9 min" in said
+        and f"then ${bill.rest:,.2f} an hour for what stays" in said
+    )
     assert "of unknown length" in "\n".join(spending.describe_whole(bill, 4, None))
 
 
 def test_dollars_that_are_wished_for_pay_for_set_up_too() -> None:
-    config, bill = config_of("llama-3-8b-p5"), Bill(55.04, 0.0, (BillStage("s", 30, "x"),), (BillStage("i", 30, "x"),))
+    config, bill = (
+        config_of("llama-3-8b-p5"),
+        Bill(55.04, 0.0, (BillStage("s", 30, "x"),), (BillStage("i", 30, "x"),)),
+    )
     wish = Wish(days=1, usd=5000)
     chosen = answer(sizes(config, wish, bill), wish)
     assert chosen.usd and chosen.usd <= 5000.5
     assert chosen.usd == pytest.approx(bill.whole(chosen.nodes, chosen.days * 24))
-    with pytest.raises(ConfigError, match=r"USD: \$40: set-up and idle time of one node alone cost \$55"):
+    with pytest.raises(
+        ConfigError, match=r"USD: \$40: set-up and idle time of one node alone cost \$55"
+    ):
         sizes(config, Wish(days=1, usd=40), bill)

@@ -43,7 +43,9 @@ class Counting:
                 return busy(start)
         answer = b"".join(self.application(environment, start))
         if method in self.bytes:
-            self.bytes[method] += len(answer) if method == "GET" else int(environment.get("CONTENT_LENGTH") or 0)
+            self.bytes[method] += (
+                len(answer) if method == "GET" else int(environment.get("CONTENT_LENGTH") or 0)
+            )
         return [answer]
 
     def forget(self) -> None:
@@ -101,16 +103,28 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_what_a_node_writes_is_seen_elsewhere_under_the_same_names(server: Counting, here: Path, node: Path) -> None:
+def test_what_a_node_writes_is_seen_elsewhere_under_the_same_names(
+    server: Counting, here: Path, node: Path
+) -> None:
     for name in ("results.json", "metrics.jsonl", "events/node-0-1.jsonl", "logs/node-0.log", "logs/stacks-rank-0.txt",
                  "plots/loss.png", "tensorboard/events.out.tfevents.1", "heartbeats/node-0", "heartbeats/attempts/1"):  # fmt: skip
         write(node, name, f'{{"name": "{name}"}}\n')
-    for name in ("lock", "checkpoints/step-00000004/committed.json", "report.html", ".hidden", "logs/.new", "stray.txt"):
+    for name in (
+        "lock",
+        "checkpoints/step-00000004/committed.json",
+        "report.html",
+        ".hidden",
+        "logs/.new",
+        "stray.txt",
+    ):
         write(node, name, "stays")
     push(node)
     place().refresh()
     assert files(here / "runs/demo") == files(node) and len(files(node)) == 9
-    assert not (here / "runs/demo/report.html").exists() and not (here / "runs/demo/checkpoints").exists()
+    assert (
+        not (here / "runs/demo/report.html").exists()
+        and not (here / "runs/demo/checkpoints").exists()
+    )
 
 
 def test_a_growing_log_costs_its_new_bytes(server: Counting, here: Path, node: Path) -> None:
@@ -128,10 +142,14 @@ def test_a_growing_log_costs_its_new_bytes(server: Counting, here: Path, node: P
     push(node)
     place().refresh()
     assert not [request for request in server.asked if request.startswith("PUT")]
-    assert len(server.asked) <= 4, f"two looks at nothing new, each a listing or two: {server.asked}"
+    assert len(server.asked) <= 4, (
+        f"two looks at nothing new, each a listing or two: {server.asked}"
+    )
 
 
-def test_a_file_that_is_cut_back_is_cut_back_elsewhere(server: Counting, here: Path, node: Path) -> None:
+def test_a_file_that_is_cut_back_is_cut_back_elsewhere(
+    server: Counting, here: Path, node: Path
+) -> None:
     write(node, "metrics.jsonl", b"x" * 2 * PART)
     push(node)
     place().refresh()
@@ -150,7 +168,9 @@ def test_a_file_that_is_cut_back_is_cut_back_elsewhere(server: Counting, here: P
     assert (here / "runs/demo/metrics.jsonl").read_text() == ""
 
 
-def test_a_file_that_is_replaced_under_the_same_inode_is_replaced_elsewhere(server: Counting, here: Path, node: Path) -> None:
+def test_a_file_that_is_replaced_under_the_same_inode_is_replaced_elsewhere(
+    server: Counting, here: Path, node: Path
+) -> None:
     """File systems give a freed inode to the next file: the second of two replacements can have the one of the first file."""
     for content in (b"a" * 10, b"b" * 20, b"b" * 2 * PART, b"c" * 3 * PART, b"c" * 3 * PART + b"d"):
         write(node, "metrics.jsonl", content)  # cuts it back and writes it again
@@ -159,7 +179,9 @@ def test_a_file_that_is_replaced_under_the_same_inode_is_replaced_elsewhere(serv
         assert (here / "runs/demo/metrics.jsonl").read_bytes() == content
 
 
-def test_a_new_machine_goes_on_with_the_log_of_the_one_before(server: Counting, here: Path, tmp_path: Path) -> None:
+def test_a_new_machine_goes_on_with_the_log_of_the_one_before(
+    server: Counting, here: Path, tmp_path: Path
+) -> None:
     for number, words in enumerate(("first\n", "second\n", "third\n")):
         write(tmp_path / f"machine-{number}", "logs/node-0.log", words)
         push(tmp_path / f"machine-{number}")
@@ -175,7 +197,13 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
     monkeypatch.setattr(folder_sync, "PART", 50)
     monkeypatch.setattr(folder_sync, "ROOM", 3)
     draw, server.refuse = random.Random(seed), 0.1
-    names = ("metrics.jsonl", "logs/node-0.log", "results.json", "events/node-0-1.jsonl", "tensorboard/a")
+    names = (
+        "metrics.jsonl",
+        "logs/node-0.log",
+        "results.json",
+        "events/node-0-1.jsonl",
+        "tensorboard/a",
+    )
 
     class Cut(Exception): ...
 
@@ -198,9 +226,15 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
         with pytest.MonkeyPatch.context() as patch:
             for name in ("write", "read_range", "list_objects", "remove_all"):
                 patch.setattr(s3, name, request(getattr(s3, name)))
-            if draw.random() < 0.3 and do is not node_s:  # a look that is not shown all that is there
+            if (
+                draw.random() < 0.3 and do is not node_s
+            ):  # a look that is not shown all that is there
                 whole = s3.list_objects
-                patch.setattr(s3, "list_objects", lambda prefix: [found for found in whole(prefix) if draw.random() < 0.7])
+                patch.setattr(
+                    s3,
+                    "list_objects",
+                    lambda prefix: [found for found in whole(prefix) if draw.random() < 0.7],
+                )
             with suppress(Cut):
                 do()
 
@@ -227,9 +261,14 @@ def test_whatever_happens_to_the_folder_every_copy_becomes_the_same(
     assert files(here / "runs/demo") == files(node)
 
 
-def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Counting, here: Path, node: Path) -> None:
+def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(
+    server: Counting, here: Path, node: Path
+) -> None:
     link = FolderSync(node, RUN)
-    for ask in (place().ask_to_stop, *[lambda: s3.write(f"{RUN}/asked/stop", b"")] * 2):  # by a person, and by launchers
+    for ask in (
+        place().ask_to_stop,
+        *[lambda: s3.write(f"{RUN}/asked/stop", b"")] * 2,
+    ):  # by a person, and by launchers
         ask()
         link.pull(s3_sync_agent.is_asked, "asked/")
         assert (node / "stop").exists()
@@ -242,7 +281,9 @@ def test_a_stop_reaches_a_node_once_and_is_gone_when_it_was_obeyed(server: Count
         link.pull(s3_sync_agent.is_asked, "asked/")
 
 
-def test_what_sigterm_leaves_on_a_node_stays_there(server: Counting, here: Path, node: Path) -> None:
+def test_what_sigterm_leaves_on_a_node_stays_there(
+    server: Counting, here: Path, node: Path
+) -> None:
     """An engine that ends an attempt sends it, and the next attempt must not be asked to stop."""
     link = FolderSync(node, RUN)
     write(node, "stop", "")
@@ -250,7 +291,9 @@ def test_what_sigterm_leaves_on_a_node_stays_there(server: Counting, here: Path,
     assert s3.read(f"{RUN}/asked/stop") is None
 
 
-def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counting, here: Path, node: Path) -> None:
+def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(
+    server: Counting, here: Path, node: Path
+) -> None:
     s3.write(f"{RUN}/asked/stop", b"of an earlier launch")
     mine, launcher = run_folder.run_of("demo"), place()
     launcher.refresh()
@@ -263,18 +306,28 @@ def test_the_launcher_s_words_reach_the_nodes_and_theirs_reach_it(server: Counti
     there = FolderSync(node, RUN)
     there.pull(s3_sync_agent.is_asked, "asked/")
     there.pull(lambda name: bool(s3_sync_agent.RESTORED.fullmatch(name)))
-    assert sorted(files(node)) == ["config.yaml", "heartbeats/attempts/3", "heartbeats/dump", "results.json"]
+    assert sorted(files(node)) == [
+        "config.yaml",
+        "heartbeats/attempts/3",
+        "heartbeats/dump",
+        "results.json",
+    ]
     run_folder.write_atomic(node / "results.json", '{"restarts": 1, "steps": 4}')
     write(node, "heartbeats/attempts/4", "{}")
     there.push(s3_sync_agent.is_node_s)
     launcher.refresh()
-    assert mine.read_results() == {"restarts": 1, "steps": 4} and (mine.folder / "heartbeats/attempts/4").exists()
+    assert (
+        mine.read_results() == {"restarts": 1, "steps": 4}
+        and (mine.folder / "heartbeats/attempts/4").exists()
+    )
     mine.update_results(status="finished")
     launcher.refresh()
     assert s3.read(f"{RUN}/results.json") == mine.results.read_bytes()
 
 
-def test_a_look_leaves_the_launcher_of_this_machine_and_the_config_here_alone(server: Counting, here: Path, node: Path) -> None:
+def test_a_look_leaves_the_launcher_of_this_machine_and_the_config_here_alone(
+    server: Counting, here: Path, node: Path
+) -> None:
     s3.write(f"{RUN}/asked/config.yaml", b"name: other\n")
     s3.write(f"{RUN}/results.json", b"{}")
     run = run_folder.run_of("demo")
@@ -286,7 +339,9 @@ def test_a_look_leaves_the_launcher_of_this_machine_and_the_config_here_alone(se
     assert run.results.exists() and run.config.read_text() == "name: demo\n"
 
 
-def test_nodes_at_work_are_seen_by_s3_s_clock(server: Counting, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_at_work_are_seen_by_s3_s_clock(
+    server: Counting, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not place().is_running()
     s3.write(f"{RUN}/nodes/0", b"")
     assert place().is_running()
@@ -295,7 +350,9 @@ def test_nodes_at_work_are_seen_by_s3_s_clock(server: Counting, here: Path, monk
     assert not place().is_running()
 
 
-def test_what_lies_in_the_bucket_is_listed_and_removed_and_nothing_else(server: Counting, here: Path) -> None:
+def test_what_lies_in_the_bucket_is_listed_and_removed_and_nothing_else(
+    server: Counting, here: Path
+) -> None:
     for name in (
         "runs/demo/results.json",
         "runs/demo/logs/node-0.log/1-00000000",
@@ -303,7 +360,9 @@ def test_what_lies_in_the_bucket_is_listed_and_removed_and_nothing_else(server: 
         "runs/demo2/results.json",
     ):
         s3.write(f"{ROOT}/{name}", b"four")
-    bucket = BucketPlace(run_folder.run_of("demo"), ROOT, "set", others=[f"{ROOT}/checkpoints/demo"])
+    bucket = BucketPlace(
+        run_folder.run_of("demo"), ROOT, "set", others=[f"{ROOT}/checkpoints/demo"]
+    )
     assert bucket.folders() == {RUN: 8, f"{ROOT}/checkpoints/demo": 4}
     bucket.remove(bucket.folders())
     assert [found.address for found in s3.list_objects(ROOT)] == [f"{ROOT}/runs/demo2/results.json"]
@@ -316,7 +375,9 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_a_hostile_bucket_writes_nothing_but_what_a_run_folder_has(server: Counting, here: Path) -> None:
+def test_a_hostile_bucket_writes_nothing_but_what_a_run_folder_has(
+    server: Counting, here: Path
+) -> None:
     for name in HOSTILE:
         if ".." not in name.split("/"):
             s3.write(f"{RUN}/{name}", b"evil")
@@ -330,7 +391,9 @@ def test_a_hostile_bucket_writes_nothing_but_what_a_run_folder_has(server: Count
             s3.remove(f"{RUN}/{name}")
 
 
-def test_it_can_not_fill_this_disk_or_follow_a_link(server: Counting, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_not_fill_this_disk_or_follow_a_link(
+    server: Counting, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s3.write(f"{RUN}/results.json", bytes(17 << 20))
     s3.write(f"{RUN}/logs/node-0.log/1-00000000", b"evil")
     outside = here / "outside"
@@ -371,7 +434,9 @@ sys.exit(3)
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+def machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts node 0 of a job, which prints lines until the file `end` is there."""
     monkeypatch.setenv("PYTHONPATH", str(Path(trainfleet.__file__).parents[1]))
     monkeypatch.setenv(s3_sync_agent.BUCKET, ROOT)
@@ -380,7 +445,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "trainfleet.supervisor", "runs/demo/logs/node-0.log", "--", sys.executable, "-c", WORK]
+        words = [
+            sys.executable,
+            "-m",
+            "trainfleet.supervisor",
+            "runs/demo/logs/node-0.log",
+            "--",
+            sys.executable,
+            "-c",
+            WORK,
+        ]
         started.append(subprocess.Popen(words, cwd=tmp_path / "machine"))
         return started[-1]
 
@@ -399,7 +473,11 @@ def until(true: Callable[[], object], seconds: float = 60) -> None:
 
 def uplinks(supervisor: subprocess.Popen[bytes]) -> list[int]:
     words = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
-    return [int(pid) for pid in words if b"trainfleet.storage.s3_sync_agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid)
+        for pid in words
+        if b"trainfleet.storage.s3_sync_agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def seen(here: Path, text: str, name: str = "logs/node-0.log") -> Callable[[], bool]:
@@ -431,12 +509,19 @@ def test_a_node_s_uplink_that_is_killed_goes_on_and_loses_nothing(
         files(here / "runs/demo").items() >= files(there).items()
         and "uplink ended with -9" in (there / "logs/node-0.log").read_text()
     )
-    assert "config: name: demo" in (here / "runs/demo/logs/node-0.log").read_text() and not place().is_running()
+    assert (
+        "config: name: demo" in (here / "runs/demo/logs/node-0.log").read_text()
+        and not place().is_running()
+    )
 
 
 @pytest.mark.thorough
 def test_while_s3_is_away_the_command_goes_on_and_a_stop_comes_when_it_is_back(
-    server: Counting, here: Path, tmp_path: Path, machine: Callable[[], subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+    server: Counting,
+    here: Path,
+    tmp_path: Path,
+    machine: Callable[[], subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3.write(f"{RUN}/asked/config.yaml", b"name: demo")
@@ -451,7 +536,9 @@ def test_while_s3_is_away_the_command_goes_on_and_a_stop_comes_when_it_is_back(
     assert process.wait(60) == 3
     place().refresh()
     assert "S3 is brought up to date again" in (here / "runs/demo/logs/node-0.log").read_text()
-    assert files(here / "runs/demo").items() >= files(tmp_path / "machine/runs/demo").items() - {("stop", b"")}
+    assert files(here / "runs/demo").items() >= files(tmp_path / "machine/runs/demo").items() - {
+        ("stop", b"")
+    }
 
 
 def test_what_was_written_last_arrives_when_the_supervisor_is_killed(
@@ -470,7 +557,9 @@ def test_what_was_written_last_arrives_when_the_supervisor_is_killed(
 def test_another_launcher_is_refused_while_one_renews_its_lease(
     server: Counting, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    s3.write(f"{RUN}/head.json", b'{"host": "desk", "pid": 1, "term": 1, "time": 5.0, "code": null}')
+    s3.write(
+        f"{RUN}/head.json", b'{"host": "desk", "pid": 1, "term": 1, "time": 5.0, "code": null}'
+    )
     place().refresh()
     with pytest.raises(BackendError, match="is running already") as caught:
         place().lead()

@@ -38,7 +38,9 @@ EVENTS = [
 
 
 def test_nodes_that_stay_are_paid_for_between_launches() -> None:
-    assert node_hours(EVENTS, lingers=2.0) == 4 + 4 * 2 + 1.5 + 1, "eight hours lie between the launches, and two are paid for"
+    assert node_hours(EVENTS, lingers=2.0) == 4 + 4 * 2 + 1.5 + 1, (
+        "eight hours lie between the launches, and two are paid for"
+    )
     assert node_hours(EVENTS, lingers=100.0) == 4 + 4 * 8 + 1.5 + 1
     later = 13 * HOUR
     assert node_hours(EVENTS, later, 2.0, under_way=False) == 4 + 4 * 2 + 1.5 + 1 + 2 * 2
@@ -55,7 +57,9 @@ def test_nodes_are_paid_for_while_a_launch_lasts() -> None:
     assert node_hours([]) == node_hours([], now=HOUR) == 0
     waits = {"event": "queued", "time": 0.0, "phase": "queued"}
     alone = [EVENTS[0], waits, {"event": "began", "time": HOUR}]
-    assert node_hours(alone, now=3 * HOUR) == 4 * 2, "ranks tell that it waits no more, where no launcher looked on"
+    assert node_hours(alone, now=3 * HOUR) == 4 * 2, (
+        "ranks tell that it waits no more, where no launcher looked on"
+    )
 
 
 def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() -> None:
@@ -63,15 +67,22 @@ def test_an_estimate_over_the_limit_is_refused_with_the_steps_that_keep_to_it() 
     assert costs
     make_plan(config_of("llama-3-8b-p5", f"budget.max_usd={costs + 1}"), [], [], [], P5)
     limited = f"budget.max_usd={costs / 2}"
-    with pytest.raises(ConfigError, match=r"budget.max_usd: the run is estimated at .*; train.steps 500 keeps to it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"budget.max_usd: the run is estimated at .*; train.steps 500 keeps to it",
+    ):
         make_plan(config_of("llama-3-8b-p5", limited), [], [], [], P5)
     make_plan(config_of("llama-3-8b-p5", f"{limited} train.steps=500"), [], [], [], P5)
 
 
 def test_a_limit_that_nobody_could_keep_is_refused() -> None:
     with pytest.raises(ConfigError, match="the price of a host is unknown"):
-        make_plan(config_of("ssh-4-nodes", "fleet.hosts=[a,b,c,d] budget.max_usd=5"), [], [], [], None)
-    make_plan(config_of("first-run", "budget.max_usd=5"), [], [], [], Bill(0.0))  # this machine costs nothing
+        make_plan(
+            config_of("ssh-4-nodes", "fleet.hosts=[a,b,c,d] budget.max_usd=5"), [], [], [], None
+        )
+    make_plan(
+        config_of("first-run", "budget.max_usd=5"), [], [], [], Bill(0.0)
+    )  # this machine costs nothing
 
 
 class Hosts:
@@ -91,9 +102,14 @@ class Hosts:
     def stop(self, handle: Handle, at_once: bool) -> None: ...
 
 
-def test_a_run_that_has_cost_its_limit_is_asked_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_has_cost_its_limit_is_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budget, "LOOK_EVERY", 0.0)
-    run, config = Run(tmp_path), config_of("llama-3-8b-p5", "budget.max_usd=55")  # $55.04 an hour and node
+    run, config = (
+        Run(tmp_path),
+        config_of("llama-3-8b-p5", "budget.max_usd=55"),
+    )  # $55.04 an hour and node
     run.record("launched", nodes=8)
     job = Job("train", "x", run.folder, 1, 1, "m", (), True)
     request, said = Request(job, (Artifact("node-0.sh", "x"),)), list[str]()
@@ -120,15 +136,24 @@ def test_a_limit_is_overshot_by_one_poll_at_most(nodes: int, limit: float, tmp_p
     assert limit - 0.01 <= cost() <= limit + poll
     (near, words), *more = told
     assert not more and 0.8 * limit - 0.01 <= near <= 0.8 * limit + poll
-    assert words.startswith("the run has cost $") and words.endswith(f"of its budget.max_usd ${limit:,.2f}")
+    assert words.startswith("the run has cost $") and words.endswith(
+        f"of its budget.max_usd ${limit:,.2f}"
+    )
 
 
 def test_a_clock_that_is_set_back_does_not_hide_what_is_spent(tmp_path: Path) -> None:
     run, config = Run(tmp_path), config_of("llama-3-8b-p5", "budget.max_usd=55")
     run.events.mkdir(parents=True)
-    append_line(run.events / "launcher-a.jsonl", {"event": "launched", "time": 1e9 - 9 * HOUR, "nodes": 1})
+    append_line(
+        run.events / "launcher-a.jsonl", {"event": "launched", "time": 1e9 - 9 * HOUR, "nodes": 1}
+    )
     moments = [1e9, 1e9 - HOUR]
-    costs = Budget(run, replace(config, budget=replace(config.budget, max_usd=1e6)), P5, clock=lambda: moments.pop(0))
+    costs = Budget(
+        run,
+        replace(config, budget=replace(config.budget, max_usd=1e6)),
+        P5,
+        clock=lambda: moments.pop(0),
+    )
     assert not costs.is_spent()
     costs.limit = 55.0
     assert costs.is_spent()
@@ -148,8 +173,24 @@ def test_a_run_that_has_cost_its_limit_is_not_begun_again(tmp_path: Path) -> Non
 def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Path) -> None:
     run, config = Run(tmp_path), config_of("llama-3-8b-p5", "")
     run.record("launched", nodes=8)
-    request, said = Request(Job("train", "x", run.folder, 1, 1, "m", (), True), (Artifact("node-0.sh", "x"),)), list[str]()
+    request, said = (
+        Request(Job("train", "x", run.folder, 1, 1, "m", (), True), (Artifact("node-0.sh", "x"),)),
+        list[str](),
+    )
     ends = time.time() + 301.0  # a second from the moment at which it has to save
-    watch = Watch(Hosts(run), Here(run), run, Interrupts(), lambda waits: None, said.append, Budget(run, config, P5), ends=ends)  # type: ignore[arg-type]
+    watch = Watch(
+        Hosts(run),
+        Here(run),
+        run,
+        Interrupts(),
+        lambda waits: None,
+        said.append,
+        Budget(run, config, P5),
+        ends=ends,
+    )  # type: ignore[arg-type]
     MonitoredAttempt(watch, request).follow()
-    assert run.stop.exists() and said[0].startswith("the capacity block ends; next: make setup") and watch.backend.looks > 2  # type: ignore[attr-defined]
+    assert (
+        run.stop.exists()
+        and said[0].startswith("the capacity block ends; next: make setup")
+        and watch.backend.looks > 2
+    )  # type: ignore[attr-defined]

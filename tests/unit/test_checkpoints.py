@@ -94,10 +94,16 @@ def test_only_what_is_committed_is_in_sight(store: FolderStore, config: Config) 
     put(store, config, 8)
     put(store, config, 12)
     (store.path / "step-00000016").mkdir()  # without a marker
-    assert [(entry.step, entry.fault) for entry in listing.look(store)] == [(8, ""), (12, ""), (16, f"has no {MARKER}")]
+    assert [(entry.step, entry.fault) for entry in listing.look(store)] == [
+        (8, ""),
+        (12, ""),
+        (16, f"has no {MARKER}"),
+    ]
 
 
-def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(store: FolderStore, config: Config) -> None:
+def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
+    store: FolderStore, config: Config
+) -> None:
     put(store, config, 4, a=b"aaaa", b=b"bbbb", c=b"cccc")
     commit, folder = listing.read(store, 4), store.path / "step-00000004"
     (folder / "a").unlink()
@@ -107,7 +113,9 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(store: Fold
     assert "c has other bytes than were written" in listing.damage(store, 4, "c", commit.files["c"])
 
 
-def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(store: FolderStore, config: Config) -> None:
+def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(
+    store: FolderStore, config: Config
+) -> None:
     put(store, config, 4)
     put(store, config, 4, part=b"new")
     assert store.open(4, "part").read() == b"new" and store.broken() == [4]
@@ -136,24 +144,36 @@ def test_a_sweep_takes_only_what_was_left_behind(store: FolderStore, config: Con
         ([210, 250, 410, 450], 1, 200, [210, 410, 450]),
     ],
 )
-def test_the_newest_stay_and_every_kth_for_good(steps: list[int], keep: int, keep_every: int | None, left: list[int]) -> None:
+def test_the_newest_stay_and_every_kth_for_good(
+    steps: list[int], keep: int, keep_every: int | None, left: list[int]
+) -> None:
     assert sorted(listing.stays(steps, keep, keep_every)) == left
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
-@given(some.sets(some.integers(1, 10**6), max_size=30), some.integers(1, 5), some.none() | some.integers(1, 10**5))
-def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(new: set[int], keep: int, keep_every: int | None) -> None:
+@given(
+    some.sets(some.integers(1, 10**6), max_size=30),
+    some.integers(1, 5),
+    some.none() | some.integers(1, 10**5),
+)
+def test_what_once_stays_for_good_always_does_and_the_newest_never_goes(
+    new: set[int], keep: int, keep_every: int | None
+) -> None:
     kept: Sequence[int] = []
     for step in sorted(new):
         stay = listing.stays([*kept, step], keep, keep_every)
         assert step in stay and len(stay) >= min(keep, len(kept) + 1)
         kept = sorted(stay)
     if keep_every:
-        first = {step // keep_every: step for step in sorted(new, reverse=True) if step >= keep_every}
+        first = {
+            step // keep_every: step for step in sorted(new, reverse=True) if step >= keep_every
+        }
         assert set(first.values()) <= set(kept)
 
 
-def test_retention_leaves_alone_what_is_newer_than_the_commit(store: FolderStore, config: Config) -> None:
+def test_retention_leaves_alone_what_is_newer_than_the_commit(
+    store: FolderStore, config: Config
+) -> None:
     for step in (4, 8, 12, 100):
         put(store, config, step)
     listing.retain(store, 12, keep=1, keep_every=None)
@@ -168,20 +188,30 @@ def test_retention_leaves_alone_what_is_newer_than_the_commit(store: FolderStore
     ["fleet.nodes=4", "train.steps=9000", "train.learning_rate=1e-4", "train.weight_decay=0.5", "train.micro_batch=1", "checkpoint.keep=9",
      "name=other", "data.validation_fraction=0.2"],
 )  # fmt: skip
-def test_a_run_goes_on_with_what_does_not_make_it_another(tmp_path: Path, config: Config, set: str) -> None:
+def test_a_run_goes_on_with_what_does_not_make_it_another(
+    tmp_path: Path, config: Config, set: str
+) -> None:
     changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
 
 
-@pytest.mark.parametrize("set", ["train.seed=2", "train.global_batch=32", "train.sequence_length=128", "model.layers=3"])
+@pytest.mark.parametrize(
+    "set", ["train.seed=2", "train.global_batch=32", "train.sequence_length=128", "model.layers=3"]
+)
 def test_a_run_does_not_go_on_as_another_one(tmp_path: Path, config: Config, set: str) -> None:
     key, value = set.split("=")
     with pytest.raises(RunError) as caught:
         changes.check(commit_of(config, 4), config_of(tmp_path, set), "0123456789abcdef", "here")
-    assert key in caught.value.what and f"is {value}: " in caught.value.why and "name=again" in caught.value.next
+    assert (
+        key in caught.value.what
+        and f"is {value}: " in caught.value.why
+        and "name=again" in caught.value.next
+    )
 
 
 @pytest.mark.parametrize(("family", "taken"), [("llama", True), ("gpt2", False)])
-def test_more_positions_may_come_only_where_none_is_learnt(tmp_path: Path, family: str, taken: bool) -> None:
+def test_more_positions_may_come_only_where_none_is_learnt(
+    tmp_path: Path, family: str, taken: bool
+) -> None:
     shape = f"model.family={family} model.layers=2 model.hidden_size=32 model.heads=2 model.kv_heads=2 model.max_sequence_length="
     was, now = (config_of(tmp_path, shape + length) for length in ("1024", "2048"))
     if taken:
@@ -199,52 +229,86 @@ def test_other_data_is_refused(config: Config) -> None:
 def test_what_changed_is_told(tmp_path: Path, config: Config) -> None:
     now = config_of(tmp_path, "train.learning_rate=1e-4 fleet.nodes=4")
     told = changes.check(commit_of(config, 4), now, "0123456789abcdef", "here")
-    assert told["train.learning_rate"] == (config.train.learning_rate, 1e-4) and "fleet.nodes" not in told
+    assert (
+        told["train.learning_rate"] == (config.train.learning_rate, 1e-4)
+        and "fleet.nodes" not in told
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "lamb"])
-def test_another_optimizer_is_refused_with_what_works(tmp_path: Path, config: Config, optimizer: str) -> None:
+def test_another_optimizer_is_refused_with_what_works(
+    tmp_path: Path, config: Config, optimizer: str
+) -> None:
     now = config_of(tmp_path, f"train.optimizer={optimizer}")
     with pytest.raises(RunError, match=r"another train\.optimizer") as caught:
-        changes.check(commit_of(config, 4), now, "0123456789abcdef", "runs/a/checkpoints/step-00000004")
+        changes.check(
+            commit_of(config, 4), now, "0123456789abcdef", "runs/a/checkpoints/step-00000004"
+        )
     assert "SET='name=again train.init_from=runs/a/checkpoints/step-00000004'" in caught.value.next
 
 
 def test_what_takes_no_weights_along_is_not_proposed(tmp_path: Path, config: Config) -> None:
     with pytest.raises(RunError) as caught:
-        changes.check(commit_of(config, 4), config_of(tmp_path, "model.layers=3"), "0123456789abcdef", "here")
+        changes.check(
+            commit_of(config, 4), config_of(tmp_path, "model.layers=3"), "0123456789abcdef", "here"
+        )
     assert "SET='name=again'" in caught.value.next and "init_from" not in caught.value.next
 
 
 SCHEDULES = ["cosine", "linear", "polynomial", "wsd"]
 
 
-@pytest.mark.parametrize("more", ["train.steps=200", "train.steps=9000", "train.steps=100 train.learning_rate=1e-4"])
+@pytest.mark.parametrize(
+    "more", ["train.steps=200", "train.steps=9000", "train.steps=100 train.learning_rate=1e-4"]
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_rate_that_jumps_is_told_with_what_avoids_it(tmp_path: Path, schedule: str, more: str) -> None:
+def test_a_rate_that_jumps_is_told_with_what_avoids_it(
+    tmp_path: Path, schedule: str, more: str
+) -> None:
     was = config_of(tmp_path, f"train.steps=100 train.schedule={schedule}")
     step = 100 if "9" in more or "200" in more else 50
-    told = changes.jump(commit_of(was, step), config_of(tmp_path, f"train.schedule={schedule} {more}"), "here")
-    assert told.startswith("warning: the learning rate jumps from ") and f" at step {step} to " in told
+    told = changes.jump(
+        commit_of(was, step), config_of(tmp_path, f"train.schedule={schedule} {more}"), "here"
+    )
+    assert (
+        told.startswith("warning: the learning rate jumps from ") and f" at step {step} to " in told
+    )
     held = told.partition("SET='")[2].partition("'")[0]
     keys = dict(pair.split("=") for pair in f"train.schedule={schedule} {more} {held}".split())
     holding = config_of(tmp_path, " ".join(f"{key}={value}" for key, value in keys.items()))
     assert not changes.jump(commit_of(was, step), holding, "here")
-    assert not changes.jump(commit_of(was, 40), config_of(tmp_path, f"train.steps=100 train.schedule={schedule}"), "here")
+    assert not changes.jump(
+        commit_of(was, 40),
+        config_of(tmp_path, f"train.steps=100 train.schedule={schedule}"),
+        "here",
+    )
 
 
 def test_a_rate_that_has_fallen_to_zero_can_only_begin_anew(tmp_path: Path) -> None:
     was = config_of(tmp_path, "train.steps=100 train.learning_rate_floor=0")
-    told = changes.jump(commit_of(was, 100), config_of(tmp_path, "train.steps=200 train.learning_rate_floor=0"), "here")
+    told = changes.jump(
+        commit_of(was, 100),
+        config_of(tmp_path, "train.steps=200 train.learning_rate_floor=0"),
+        "here",
+    )
     assert "from 0 at step 100" in told and "SET='name=again train.init_from=here'" in told
 
 
 @pytest.mark.parametrize("value", ["fast", None, [], 0, -1, 1e999])
-@pytest.mark.parametrize("key", ["train.learning_rate", "train.warmup_steps", "train.schedule_steps", "train.schedule"])
-def test_a_marker_whose_values_are_no_schedule_has_no_rate(key: str, value: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "key", ["train.learning_rate", "train.warmup_steps", "train.schedule_steps", "train.schedule"]
+)
+def test_a_marker_whose_values_are_no_schedule_has_no_rate(
+    key: str, value: object, tmp_path: Path
+) -> None:
     config = config_of(tmp_path, "train.steps=200")
     commit = commit_of(config, 100)
-    assert isinstance(changes.jump(dataclasses.replace(commit, config={**commit.config, key: value}), config, "here"), str)
+    assert isinstance(
+        changes.jump(
+            dataclasses.replace(commit, config={**commit.config, key: value}), config, "here"
+        ),
+        str,
+    )
 
 
 # the keys
@@ -278,7 +342,10 @@ def shell(folder: Path, verb: str, *words: str, **environment: str) -> tuple[int
 
 
 def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config: Config) -> None:
-    assert shell(tmp_path, "checkpoints") == (1, "error: runs/line: was never started\n  next: make train\n")
+    assert shell(tmp_path, "checkpoints") == (
+        1,
+        "error: runs/line: was never started\n  next: make train\n",
+    )
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(run.config, dump_resolved(config))
     assert "has no checkpoint yet" in shell(tmp_path, "checkpoints")[1]
@@ -286,14 +353,22 @@ def test_checkpoints_lists_them_and_says_which_are_broken(tmp_path: Path, config
     for step in (100, 200, 1200):
         put(store, config, step)
     code, text = shell(tmp_path, "checkpoints")
-    assert code == 0 and [line.split()[0] for line in text.splitlines()] == ["step", "100", "200", "1,200", "next:"]
+    assert code == 0 and [line.split()[0] for line in text.splitlines()] == [
+        "step",
+        "100",
+        "200",
+        "1,200",
+        "next:",
+    ]
     assert "2.500  dp 2    good" in text
     (store.path / "step-00000200" / "part").unlink()
     code, text = shell(tmp_path, "checkpoints")
     assert code == 1 and "broken: part is missing" in text and "newest good one" in text
 
 
-def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Path, config: Config) -> None:
+def test_training_on_as_another_run_is_refused_before_a_rank_starts(
+    tmp_path: Path, config: Config
+) -> None:
     run = run_folder.run_of("line", tmp_path / "runs")
     run_folder.write_atomic(run.config, before := dump_resolved(config))
     store = FolderStore(run.checkpoints)
@@ -302,14 +377,22 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(tmp_path: Pa
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("A text.\n")
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
-    assert code == 1 and "can't go on with another model.layers" in text and "is 3: the weights are of that shape" in text
+    assert (
+        code == 1
+        and "can't go on with another model.layers" in text
+        and "is 3: the weights are of that shape" in text
+    )
     assert run.config.read_text() == before and not run.events.exists()
 
 
-def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(tmp_path: Path, config: Config) -> None:
+def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(
+    tmp_path: Path, config: Config
+) -> None:
     need("boto3")
     run = run_folder.run_of("line", tmp_path / "runs")
-    run_folder.write_atomic(run.config, dump_resolved(config_of(tmp_path, "checkpoint.destination=s3://bucket/far")))
+    run_folder.write_atomic(
+        run.config, dump_resolved(config_of(tmp_path, "checkpoint.destination=s3://bucket/far"))
+    )
     closed = {
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
         "AWS_MAX_ATTEMPTS": "1",
@@ -317,7 +400,11 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(tmp_path: Pat
         "AWS_SECRET_ACCESS_KEY": "x",
     }
     code, text = shell(tmp_path, "checkpoints", **closed)
-    assert code == 1 and text.startswith("error: s3://bucket/far/line/: S3 gives no good answer") and "aws s3 ls" in text
+    assert (
+        code == 1
+        and text.startswith("error: s3://bucket/far/line/: S3 gives no good answer")
+        and "aws s3 ls" in text
+    )
     assert "Traceback" not in text
 
 
@@ -332,7 +419,11 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     data[2_000_000] ^= 1
     (store.path / "step-00000200" / "part").write_bytes(data)
     code, text = shell(tmp_path, "verify")
-    assert code == 1 and "step-00000200: is not as it was committed" in text and "part has other bytes" in text
+    assert (
+        code == 1
+        and "step-00000200: is not as it was committed" in text
+        and "part has other bytes" in text
+    )
     code, text = shell(tmp_path, "verify", "STEP=7")
     assert code == 2 and "there are: 100, 200" in text
 

@@ -40,7 +40,10 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "config.yaml").write_text(yaml.safe_dump(config))
     fill(here / "data/mybooks", ("book.txt", "plots/figure.png"))
     fill(here / "data/mine", ("book.txt", "train/book.txt", "notes/.keep"))
-    fill(here / "runs/sketches", ("plots/drawing.png", "report.html", "stop", "logs/a.parts", "config.yaml"))
+    fill(
+        here / "runs/sketches",
+        ("plots/drawing.png", "report.html", "stop", "logs/a.parts", "config.yaml"),
+    )
     fill(tmp_path / "precious", (*PARTS, *SHARDS, "config.yaml", "book.txt"))
     monkeypatch.chdir(here)
     return here
@@ -51,7 +54,13 @@ def state(folder: Path, but: tuple[str, ...] = ()) -> dict[str, bytes]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if not name.startswith(but or "\0"):
-            found[name] = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+            found[name] = (
+                os.fsencode(path.readlink())
+                if path.is_symlink()
+                else path.read_bytes()
+                if path.is_file()
+                else b""
+            )
     return found
 
 
@@ -64,7 +73,12 @@ def test_what_can_be_made_again_goes_of_runs_alone(desk: Path) -> None:
     assert type_clean() == 0
     for name in ("mine", "other"):
         left = state(desk / "runs" / name)
-        assert {"config.yaml", "metrics.jsonl", "logs/node-0.log", "checkpoints/step-00000001/w"} <= left.keys()
+        assert {
+            "config.yaml",
+            "metrics.jsonl",
+            "logs/node-0.log",
+            "checkpoints/step-00000001/w",
+        } <= left.keys()
         assert not left.keys() & {
             "report.html",
             "plots/loss.png",
@@ -76,13 +90,25 @@ def test_what_can_be_made_again_goes_of_runs_alone(desk: Path) -> None:
     assert state(desk, but=("runs/mine", "runs/other")) == others
 
 
-def test_a_purge_is_of_what_the_named_config_made_and_no_more(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_purge_is_of_what_the_named_config_made_and_no_more(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_run(desk / "runs/mine-profile-1122-031500")
     make_run(desk / "runs/mine-too")
     others = state(desk, but=("runs/", "data/mine"))
     assert type_clean(PURGE="1", YES="1") == 0
-    assert sorted(path.name for path in (desk / "runs").iterdir()) == ["mine-too", "other", "sketches"]
-    assert sorted(state(desk / "data/mine")) == ["book.txt", "notes", "notes/.keep", "train", "train/book.txt"]
+    assert sorted(path.name for path in (desk / "runs").iterdir()) == [
+        "mine-too",
+        "other",
+        "sketches",
+    ]
+    assert sorted(state(desk / "data/mine")) == [
+        "book.txt",
+        "notes",
+        "notes/.keep",
+        "train",
+        "train/book.txt",
+    ]
     assert state(desk, but=("runs/", "data/mine")) == others
     said = capsys.readouterr().out
     assert "left data/mine/book.txt" in said and "runs/mine-profile-1122-031500" in said
@@ -90,7 +116,9 @@ def test_a_purge_is_of_what_the_named_config_made_and_no_more(desk: Path, capsys
 
 
 def test_a_text_of_the_user_s_under_data_is_no_dataset(desk: Path) -> None:
-    (desk / "config.yaml").write_text(yaml.safe_dump({"name": "mine", "data": {"name": "mybooks", "sources": ["stdlib"]}}))
+    (desk / "config.yaml").write_text(
+        yaml.safe_dump({"name": "mine", "data": {"name": "mybooks", "sources": ["stdlib"]}})
+    )
     before = state(desk / "data")
     assert type_clean(PURGE="1", YES="1") == 1
     assert state(desk / "data") == before and not (desk / "runs/mine").exists()
@@ -103,7 +131,11 @@ def test_a_text_of_the_user_s_under_data_is_no_dataset(desk: Path) -> None:
 ])  # fmt: skip
 @pytest.mark.parametrize("purge", ["", "1"])
 def test_no_link_is_followed_and_none_stops_it(desk: Path, link: str, purge: str) -> None:
-    target = desk.parent / "precious" / Path(link).name if Path(link).suffix else desk.parent / "precious"
+    target = (
+        desk.parent / "precious" / Path(link).name
+        if Path(link).suffix
+        else desk.parent / "precious"
+    )
     (desk.parent / "precious/__pycache__").mkdir()
     if (desk / link).exists():
         (desk / link).rename(desk / "aside")
@@ -132,10 +164,14 @@ def test_a_name_in_a_run_folder_s_config_leads_nowhere_else(desk: Path, name: st
 def test_without_a_terminal_nothing_is_purged_unasked(desk: Path) -> None:
     with pytest.raises(TrainfleetError, match="no terminal to ask on"):
         type_clean(PURGE="1")
-    assert (desk / "runs/mine/checkpoints/step-00000001/w").exists() and (desk / "data/mine/train/00000.bin").exists()
+    assert (desk / "runs/mine/checkpoints/step-00000001/w").exists() and (
+        desk / "data/mine/train/00000.bin"
+    ).exists()
 
 
-@pytest.mark.parametrize("where", [".", "../desk", "runs/mine", "data/mine", "python", "config.yaml", "link", "plan"])
+@pytest.mark.parametrize(
+    "where", [".", "../desk", "runs/mine", "data/mine", "python", "config.yaml", "link", "plan"]
+)
 def test_a_plan_is_written_to_no_folder_with_other_files(desk: Path, where: str) -> None:
     fill(desk / "python", ("module.py",))
     fill(desk / "plan", ("config.yaml",))
@@ -148,7 +184,9 @@ def test_a_plan_is_written_to_no_folder_with_other_files(desk: Path, where: str)
 
 def test_a_plan_is_written_to_a_new_folder_an_empty_one_and_an_earlier_plan_s(desk: Path) -> None:
     (desk / "empty").mkdir()
-    (desk / "config.yaml").write_text(yaml.safe_dump({"name": "mine", "data": {"name": "fresh", "sources": ["stdlib"]}}))
+    (desk / "config.yaml").write_text(
+        yaml.safe_dump({"name": "mine", "data": {"name": "fresh", "sources": ["stdlib"]}})
+    )
     for where in ("new", "empty", "new", "deep/er"):
         assert plan.main({"OUT": where}, 0.0) == 0
         assert (desk / where / "plan.json").exists() and (desk / where / "config.yaml").exists()

@@ -46,12 +46,26 @@ def sent(client: Any) -> list[str]:
 
 
 def supervise(log: Path, group: str) -> int:
-    words = [sys.executable, "-m", "trainfleet.supervisor", str(log), "--", sys.executable, "-c", WORDS]
-    environment = os.environ | {"PYTHONPATH": str(Path(trainfleet.__file__).parents[1]), LOGS: f"us-east-1 {group}"}
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.supervisor",
+        str(log),
+        "--",
+        sys.executable,
+        "-c",
+        WORDS,
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(trainfleet.__file__).parents[1]),
+        LOGS: f"us-east-1 {group}",
+    }
     return subprocess.run(words, env=environment, timeout=60, check=False).returncode
 
 
-def test_what_a_node_logs_is_in_cloudwatch_and_what_stood_there_before_is_not(client: Any, log: Path) -> None:
+def test_what_a_node_logs_is_in_cloudwatch_and_what_stood_there_before_is_not(
+    client: Any, log: Path
+) -> None:
     log.write_text("of an attempt before\n")
     assert supervise(log, GROUP) == 3, "the command's own exit code"
     assert sent(client) == log.read_text().splitlines()[1:] and len(sent(client)) == 2
@@ -60,15 +74,24 @@ def test_what_a_node_logs_is_in_cloudwatch_and_what_stood_there_before_is_not(cl
 def test_a_group_that_is_not_there_is_said_once_and_ends_nothing(client: Any, log: Path) -> None:
     assert supervise(log, "/another") == 3
     lines = log.read_text().splitlines()
-    assert len(lines) == 3 and sum("this log is not sent there" in line for line in lines) == 1, lines
-    assert [line.text for line in parse(lines, 0)] == ["one", "two"], "a verdict looks for no cause in it"
+    assert len(lines) == 3 and sum("this log is not sent there" in line for line in lines) == 1, (
+        lines
+    )
+    assert [line.text for line in parse(lines, 0)] == ["one", "two"], (
+        "a verdict looks for no cause in it"
+    )
 
 
 class Away:
     """A client whose requests, from one to another, find no way to CloudWatch; the others are noted."""
 
     def __init__(self, client: Any, lost: range = range(0)) -> None:
-        self.client, self.lost, self.asked, self.requests = client, lost, 0, list[list[dict[str, Any]]]()
+        self.client, self.lost, self.asked, self.requests = (
+            client,
+            lost,
+            0,
+            list[list[dict[str, Any]]](),
+        )
         self.exceptions = client.exceptions
 
     def create_log_stream(self, **words: Any) -> None:
@@ -96,16 +119,28 @@ def test_while_cloudwatch_is_away_lines_wait_and_none_is_lost(client: Any, log: 
 
 
 def test_long_lines_many_lines_and_half_a_line(client: Any, log: Path) -> None:
-    lines = [f"{number}" for number in range(MOST_LINES + 5)] + ["x" * (LONGEST + 9), "", "é" * 900_000, "last"]
+    lines = [f"{number}" for number in range(MOST_LINES + 5)] + [
+        "x" * (LONGEST + 9),
+        "",
+        "é" * 900_000,
+        "last",
+    ]
     log.write_text("\n".join(lines) + "\nhal")
     away = Away(client)
     said = Forwarder(log, 0, away, GROUP, STREAM)
     assert said.look()
     found = [event["message"] for request in away.requests for event in request]
-    assert found[: MOST_LINES + 5] == lines[: MOST_LINES + 5] and found[-1] == "last" and "hal" not in found
+    assert (
+        found[: MOST_LINES + 5] == lines[: MOST_LINES + 5]
+        and found[-1] == "last"
+        and "hal" not in found
+    )
     assert "x" * LONGEST in found and "".join(found).count("é") >= LONGEST // 2
     for request in away.requests:
-        assert len(request) <= MOST_LINES and sum(len(event["message"].encode()) + BESIDE for event in request) <= 1_048_576
+        assert (
+            len(request) <= MOST_LINES
+            and sum(len(event["message"].encode()) + BESIDE for event in request) <= 1_048_576
+        )
     with open(log, "a") as file:
         file.write("f\n")
     said.look()

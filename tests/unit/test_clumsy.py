@@ -32,7 +32,9 @@ def test_yaml_is_blamed_on_the_line_that_is_wrong(text: str, line: int, why: str
     assert problem.line == line and why in problem.message
 
 
-@pytest.mark.parametrize("value", ["a\nb", "\u202ex", "-rf", "~nobody-here/x", "$HOME/x", "\x1b[2J"])
+@pytest.mark.parametrize(
+    "value", ["a\nb", "\u202ex", "-rf", "~nobody-here/x", "$HOME/x", "\x1b[2J"]
+)
 @pytest.mark.parametrize("name", ["OUT", "CONFIG"])
 def test_a_variable_that_is_no_path_that_anyone_means_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -65,15 +67,22 @@ def refused(folder: Path, set: str) -> str:
 
 @pytest.mark.parametrize("key", ["model.preset", "data.tokenizer"])
 def test_a_name_or_page_of_the_hub_leads_to_its_address(tmp_path: Path, key: str) -> None:
-    for address in ("https://huggingface.co/meta-llama/Llama-2-7b/tree/main", "meta-llama/Llama-2-7b"):
+    for address in (
+        "https://huggingface.co/meta-llama/Llama-2-7b/tree/main",
+        "meta-llama/Llama-2-7b",
+    ):
         assert "did you mean hf://meta-llama/Llama-2-7b?" in refused(tmp_path, f"{key}={address}")
     assert "s3:// is nothing that models are read from" in refused(tmp_path, f"{key}=s3://bucket/x")
     assert "hf://tests" not in refused(tmp_path, f"{key}={tmp_path}/none")
 
 
 def test_a_tokenizer_that_can_t_end_a_document_is_refused_by_the_plan(tmp_path: Path) -> None:
-    (tmp_path / "tok.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}')
-    assert "has no end-of-document token" in refused(tmp_path, f"data.tokenizer={tmp_path}/tok.json")
+    (tmp_path / "tok.json").write_text(
+        '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}'
+    )
+    assert "has no end-of-document token" in refused(
+        tmp_path, f"data.tokenizer={tmp_path}/tok.json"
+    )
 
 
 def test_only_thousands_are_put_together(tmp_path: Path) -> None:
@@ -82,7 +91,10 @@ def test_only_thousands_are_put_together(tmp_path: Path) -> None:
 
 
 def test_a_file_s_name_begins_no_line_of_its_own() -> None:
-    assert str(InputError("is no JSON", where="a\nerror: b.jsonl:1")) == "a\\nerror: b.jsonl:1: is no JSON"
+    assert (
+        str(InputError("is no JSON", where="a\nerror: b.jsonl:1"))
+        == "a\\nerror: b.jsonl:1: is no JSON"
+    )
 
 
 @pytest.mark.parametrize("backend", ["ec2", "ssh"])
@@ -96,22 +108,30 @@ def test_what_a_backend_lacks_is_told_by_its_own_name(tmp_path: Path, backend: s
 
 def test_a_setting_that_is_no_number_is_told(tmp_path: Path) -> None:
     said = verbs.enter(tmp_path, "runs", code=1, variables={"TRAINFLEET_STARTED": "abc"})
-    assert "TRAINFLEET_STARTED is 'abc', which is no number" in said and "next: unset TRAINFLEET_STARTED" in said
+    assert (
+        "TRAINFLEET_STARTED is 'abc', which is no number" in said
+        and "next: unset TRAINFLEET_STARTED" in said
+    )
 
 
 @pytest.mark.parametrize(
-    "number, remedy", [(errno.EFBIG, "ulimit -f"), (errno.EROFS, "read-only"), (errno.EACCES, "writable for")]
+    "number, remedy",
+    [(errno.EFBIG, "ulimit -f"), (errno.EROFS, "read-only"), (errno.EACCES, "writable for")],
 )
 def test_each_cause_of_what_can_t_be_written_has_its_remedy(number: int, remedy: str) -> None:
     assert remedy in unwritable(Path("runs/x/lock"), OSError(number, os.strerror(number))).next
 
 
 @pytest.mark.parametrize("verb", ["sample", "eval", "export OUT=m"])
-def test_a_run_without_a_checkpoint_is_told_before_anything_is_loaded(tmp_path: Path, verb: str) -> None:
+def test_a_run_without_a_checkpoint_is_told_before_anything_is_loaded(
+    tmp_path: Path, verb: str
+) -> None:
     """Nothing of torch: the message comes from the control plane."""
     (tmp_path / "runs/base").mkdir(parents=True)
     (tmp_path / "config.yaml").write_text("name: base\ndata: {sources: [stdlib]}\n")
-    (tmp_path / "runs/base/config.yaml").write_text(dump_resolved(load(Settings(tmp_path / "config.yaml"))[0]))
+    (tmp_path / "runs/base/config.yaml").write_text(
+        dump_resolved(load(Settings(tmp_path / "config.yaml"))[0])
+    )
     said = verbs.enter(tmp_path, *verb.split(), code=1)
     assert "error: base: has no checkpoint yet" in said and not (tmp_path / "m").exists()
 
@@ -120,7 +140,9 @@ def test_the_next_command_is_about_the_config_that_was_typed(tmp_path: Path) -> 
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.txt").write_text("a few words\n" * 100)
     (tmp_path / "other.yaml").write_text("name: other\ndata: {sources: [text]}\n")
-    assert verbs.enter(tmp_path, "plan", "CONFIG=other.yaml").endswith("\nnext: make train CONFIG=other.yaml\n")
+    assert verbs.enter(tmp_path, "plan", "CONFIG=other.yaml").endswith(
+        "\nnext: make train CONFIG=other.yaml\n"
+    )
     (tmp_path / "other.yaml").rename(tmp_path / "config.yaml")
     assert verbs.enter(tmp_path, "plan").endswith("\nnext: make train\n")
 
@@ -137,7 +159,9 @@ def test_a_run_whose_results_are_no_file_is_listed_all_the_same(tmp_path: Path) 
     assert "unreadable: is a folder, not a file" in verbs.enter(tmp_path, "runs")
 
 
-def test_curves_without_a_number_are_drawn_without_a_word_of_the_library_s(recwarn: pytest.WarningsRecorder) -> None:
+def test_curves_without_a_number_are_drawn_without_a_word_of_the_library_s(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.01, 0.01), layout="constrained")
@@ -148,11 +172,17 @@ def test_curves_without_a_number_are_drawn_without_a_word_of_the_library_s(recwa
 @pytest.mark.parametrize("lost", ["config.yaml", "half a config.yaml", "checkpoints"])
 def test_what_a_finished_run_has_lost_comes_back_or_is_told(tmp_path: Path, lost: str) -> None:
     """The next command that other verbs name, make train, has to help."""
-    (tmp_path / "config.yaml").write_text("name: base\ndata: {sources: [text]}\ntrain: {steps: 4, sequence_length: 16}\n")
+    (tmp_path / "config.yaml").write_text(
+        "name: base\ndata: {sources: [text]}\ntrain: {steps: 4, sequence_length: 16}\n"
+    )
     verbs.write_text(tmp_path / "text")
     run = tmp_path / "runs/base"
     (run / "checkpoints/step-00000004").mkdir(parents=True)
-    told = {"status": "finished", "steps": 4, "last_checkpoint": "runs/base/checkpoints/step-00000004"}
+    told = {
+        "status": "finished",
+        "steps": 4,
+        "last_checkpoint": "runs/base/checkpoints/step-00000004",
+    }
     (run / "results.json").write_text(json.dumps(told))
     if lost == "checkpoints":
         (run / "checkpoints/step-00000004").rmdir()
@@ -161,6 +191,8 @@ def test_what_a_finished_run_has_lost_comes_back_or_is_told(tmp_path: Path, lost
     if lost.startswith("half"):
         (run / "config.yaml").write_text("name: base\ntrain: [")
     else:
-        assert "has lost its config.yaml\n  next: make train" in verbs.enter(tmp_path, "checkpoints", code=1)
+        assert "has lost its config.yaml\n  next: make train" in verbs.enter(
+            tmp_path, "checkpoints", code=1
+        )
     assert "nothing is left to do" in verbs.enter(tmp_path, "train")
     assert "has no committed.json" in verbs.enter(tmp_path, "checkpoints", code=1)

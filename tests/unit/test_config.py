@@ -43,7 +43,9 @@ def messages(tmp_path: Path, text: str, set: str = "", **short: tuple[str, str])
 
 def test_a_merge_key_is_told_what_to_write_instead(tmp_path: Path) -> None:
     told = messages(tmp_path, "name: a\ntrain: &a {steps: 3}\ncheckpoint:\n  <<: *a\n")
-    assert told[0].endswith("checkpoint.<<: unknown key; YAML's merge keys are not taken: write the keys out")
+    assert told[0].endswith(
+        "checkpoint.<<: unknown key; YAML's merge keys are not taken: write the keys out"
+    )
 
 
 WRITTEN = json.loads((FOLDER / "config.schema.json").read_text())
@@ -55,7 +57,9 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("name", files())
 def test_what_schema_holds_is_what_the_dataclasses_make(name: str) -> None:
-    assert (ROOT / "schema" / name).read_text() == files()[name], "python -m trainfleet.config.reference writes it"
+    assert (ROOT / "schema" / name).read_text() == files()[name], (
+        "python -m trainfleet.config.reference writes it"
+    )
 
 
 def test_the_schema_is_valid_and_every_key_is_described() -> None:
@@ -74,12 +78,19 @@ def test_defaults_obey_the_schema() -> None:
 def test_what_is_checked_is_the_schema_that_editors_read() -> None:
     def bare(part: Any) -> Any:
         return (
-            {name: bare(inner) for name, inner in part.items() if name != "description" or isinstance(inner, dict)}
+            {
+                name: bare(inner)
+                for name, inner in part.items()
+                if name != "description" or isinstance(inner, dict)
+            }
             if isinstance(part, dict)
             else part
         )
 
-    assert bare({name: part for name, part in WRITTEN.items() if name not in ("$schema", "title")}) == load_schema()
+    assert (
+        bare({name: part for name, part in WRITTEN.items() if name not in ("$schema", "title")})
+        == load_schema()
+    )
 
 
 def test_a_check_finds_what_the_jsonschema_package_finds() -> None:
@@ -92,13 +103,19 @@ def test_a_check_finds_what_the_jsonschema_package_finds() -> None:
     for key, part in walk(load_schema()):
         for value in VALUES:
             ours = {fault[:2] for fault in faults(value, part)}
-            assert ours - {((), "pattern")} == set(theirs(value, part)) - {((), "pattern")}, (key, value)
+            assert ours - {((), "pattern")} == set(theirs(value, part)) - {((), "pattern")}, (
+                key,
+                value,
+            )
             assert ours == set(theirs(value, part)) or str(value).endswith("\n"), (key, value)
 
 
 def test_a_table_is_the_list_of_what_may_be_written() -> None:
     model = load_schema()["properties"]["model"]["properties"]
-    assert model["preset"]["anyOf"][0]["enum"] == [*PRESETS, None] and model["family"]["enum"] == [*FAMILIES, None]
+    assert model["preset"]["anyOf"][0]["enum"] == [*PRESETS, None] and model["family"]["enum"] == [
+        *FAMILIES,
+        None,
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +135,12 @@ def test_a_field_makes_its_part_of_the_schema() -> None:
             "must": {"type": "string"},
             "plain": {"type": "boolean", "default": False},
             "derived": {"type": ["integer", "null"], "minimum": 1, "default": None},
-            "words": {"type": "array", "items": {"type": "string", "maxLength": 3}, "backends": ["ssh"], "default": ["a"]},
+            "words": {
+                "type": "array",
+                "items": {"type": "string", "maxLength": 3},
+                "backends": ["ssh"],
+                "default": ["a"],
+            },
             "either": {"type": ["integer", "string", "null"], "enum": ["a", 1, None], "default": 1},
         },
         "required": ["must"],
@@ -177,7 +199,10 @@ steps: 4
         ("name: [x\n", "not valid YAML"),
         ("name: a\nname: b\n", "config.yaml:2: name: duplicate key; it stands on line 1 already"),
         ("fleet: {}\n", "needs the key 'name'"),
-        ("name: a\ntrain: {learning_rate: -1}\n", "train.learning_rate: must be at least 1e-12 and at most 1, not -1"),
+        (
+            "name: a\ntrain: {learning_rate: -1}\n",
+            "train.learning_rate: must be at least 1e-12 and at most 1, not -1",
+        ),
         ("name: a\ntrain: {steps: 1.5}\n", "train.steps: must be a whole number, not 1.5"),
         ("name: a\ntrain: {steps: true}\n", "train.steps: must be a whole number, not true"),
         ("name: a\nfleet: 3\n", "fleet: must be a group of keys, not 3"),
@@ -186,11 +211,26 @@ steps: 4
             "fleet.shared_folder: null: the nodes of batch share no disk",
         ),
         ("name: a\nfleet: {backend: slrum, instance_type: trn1.32xlarge}\n", "did you mean slurm?"),
-        ("name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n", "did you mean trn1.32xlarge?"),
-        ("name: a\nfleet: {backend: ssh, instance_type: trn1.2xlarge}\n", "trn1.2xlarge has no EFA"),
-        ("name: a\ndata: {sources: [4]}\n", "data.sources[0]: must be text or a group of keys, not 4"),
-        ("name: a\nmodel: {vocabulary_size: 300}\n", "model.vocabulary_size: 300 is smaller than the tokenizer's 4096"),
-        ("name: a\nmodel: {preset: null}\n", "model.hidden_size: must be given, as model.preset is null"),
+        (
+            "name: a\nfleet: {backend: ssh, instance_type: trn1.32xlage}\n",
+            "did you mean trn1.32xlarge?",
+        ),
+        (
+            "name: a\nfleet: {backend: ssh, instance_type: trn1.2xlarge}\n",
+            "trn1.2xlarge has no EFA",
+        ),
+        (
+            "name: a\ndata: {sources: [4]}\n",
+            "data.sources[0]: must be text or a group of keys, not 4",
+        ),
+        (
+            "name: a\nmodel: {vocabulary_size: 300}\n",
+            "model.vocabulary_size: 300 is smaller than the tokenizer's 4096",
+        ),
+        (
+            "name: a\nmodel: {preset: null}\n",
+            "model.hidden_size: must be given, as model.preset is null",
+        ),
         (
             "name: a\ntrain: {micro_batch: 3}\n",
             "train.micro_batch: 3 does not divide a rank's 8 sequences; nearest that do: 1, 2, 4",
@@ -198,7 +238,10 @@ steps: 4
         ("name: a\ntrain: {layout: {tensor: 3}}\n", "= 3 does not divide the world size 2"),
         ("name: ../evil\n", "must be lower-case letters"),
         ("name: a\ntrain: {lr: 1e-3}\n", "train.lr: unknown key; did you mean learning_rate?"),
-        ("name: a\ntrain: {batch_size: 8}\n", "train.batch_size: unknown key; did you mean global_batch?"),
+        (
+            "name: a\ntrain: {batch_size: 8}\n",
+            "train.batch_size: unknown key; did you mean global_batch?",
+        ),
         (
             "name: a\ndata: {tokenizer: no/such.json}\n",
             "data.tokenizer: no/such.json: can't be read as a tokenizer: No such file",
@@ -210,7 +253,9 @@ def test_each_mistake_says_what_would_be_right(tmp_path: Path, text: str, messag
 
 
 def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> None:
-    found = messages(tmp_path, "name: a\n", "train.stps=4 nonsense", NODES=("fleet.nodes", "4; touch x"))
+    found = messages(
+        tmp_path, "name: a\n", "train.stps=4 nonsense", NODES=("fleet.nodes", "4; touch x")
+    )
     assert found == [
         'NODES: fleet.nodes: must be a whole number, not "4; touch x"',
         "SET: 'nonsense' is not key=value, as in SET='train.steps=50 train.seed=2'",
@@ -220,7 +265,10 @@ def test_variables_are_named_as_the_place_of_their_mistakes(tmp_path: Path) -> N
 
 def test_values_are_typed_as_people_mean_them(tmp_path: Path) -> None:
     config = load_text(
-        tmp_path, "name: on\ntrain: {learning_rate: 3e-4}\n", "train.steps=50 data.sources=[a,b]", NODES=("fleet.nodes", "1")
+        tmp_path,
+        "name: on\ntrain: {learning_rate: 3e-4}\n",
+        "train.steps=50 data.sources=[a,b]",
+        NODES=("fleet.nodes", "1"),
     )
     assert config.name == "on"
     assert config.train.learning_rate == 3e-4
@@ -240,7 +288,9 @@ def test_a_resolved_config_reads_back_as_it_was(tmp_path: Path) -> None:
     config = load(Settings(ROOT / "config.yaml"))[0]
     (tmp_path / "resolved.yaml").write_text(dump_resolved(config))
     assert load_resolved(tmp_path / "resolved.yaml") == config
-    assert load(Settings(tmp_path / "resolved.yaml"))[0] == config  # CONFIG=runs/<name>/config.yaml works too
+    assert (
+        load(Settings(tmp_path / "resolved.yaml"))[0] == config
+    )  # CONFIG=runs/<name>/config.yaml works too
 
 
 def test_keys_that_came_late_stand_last_in_a_resolved_config(tmp_path: Path) -> None:
@@ -268,13 +318,19 @@ def test_loading_a_config_is_light() -> None:
         "import sys; from pathlib import Path; from trainfleet.config import Settings, load; load(Settings(Path('config.yaml')));"
         "heavy = {'torch', 'tokenizers', 'matplotlib', 'rich', 'boto3'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "python")})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT / "python")}
+    )
 
 
 def test_a_whole_number_may_be_written_as_a_power_of_ten(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: a\ntrain: {steps: 1e3, learning_rate: 1}\n")
     train = load(Settings(tmp_path / "config.yaml", "fleet.nodes=2e0"))[0].train
-    assert isinstance(train.steps, int) and train.steps == 1000 and isinstance(train.learning_rate, float)
+    assert (
+        isinstance(train.steps, int)
+        and train.steps == 1000
+        and isinstance(train.learning_rate, float)
+    )
 
 
 def test_a_run_of_an_older_version_lacks_new_keys_and_is_read_all_the_same(tmp_path: Path) -> None:

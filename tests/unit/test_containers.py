@@ -69,8 +69,21 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def script(host: Path, *words: str, stack: str = "cpu", **more: str) -> str:
-    job = Job("tokenize", "x", Path("data/x"), 1, 1, "part", words, False, secrets=("THE_KEY",), image=IMAGE)
-    environment = {"PYTHONPATH": f"{ROOT / 'python'}:{host}"} | Seat(0, 1, "127.0.0.1").environment() | more
+    job = Job(
+        "tokenize",
+        "x",
+        Path("data/x"),
+        1,
+        1,
+        "part",
+        words,
+        False,
+        secrets=("THE_KEY",),
+        image=IMAGE,
+    )
+    environment = (
+        {"PYTHONPATH": f"{ROOT / 'python'}:{host}"} | Seat(0, 1, "127.0.0.1").environment() | more
+    )
     return node_script(job, Seat(0, 1, "127.0.0.1"), host, "python3", environment, "h", stack).text
 
 
@@ -94,18 +107,32 @@ def test_the_node_runs_in_the_image_and_leaves_its_log_and_code(host: Path) -> N
     assert run(host, "7", "two words", "$HOME").wait(20) == 7
     assert (host / "exit").read_text() == "7\n"
     (words,) = logged(host)
-    assert words[0] == "run" and f"--volume={host}:{host}" in words and "--rm" in words and "--network=host" in words
-    assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}" and "--ulimit=memlock=-1" in words
-    said: dict[str, Any] = json.loads(re.search(r"\{.*", (host / "data/x/logs/node-0.log").read_text())[0].replace("***", "-"))  # type: ignore[index]
+    assert (
+        words[0] == "run"
+        and f"--volume={host}:{host}" in words
+        and "--rm" in words
+        and "--network=host" in words
+    )
+    assert (
+        words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+        and "--ulimit=memlock=-1" in words
+    )
+    said: dict[str, Any] = json.loads(
+        re.search(r"\{.*", (host / "data/x/logs/node-0.log").read_text())[0].replace("***", "-")
+    )  # type: ignore[index]
     assert said["cwd"] == str(host) and said["words"] == ["7", "two words", "$HOME"]
-    assert said["environment"]["TRAINFLEET_ATTEMPT"] == "3" and said["environment"]["THE_KEY"] == "-"
+    assert (
+        said["environment"]["TRAINFLEET_ATTEMPT"] == "3" and said["environment"]["THE_KEY"] == "-"
+    )
 
 
 def test_no_value_of_a_secret_is_a_word_or_in_the_log(host: Path) -> None:
     run(host, "0").wait(20)
     assert (
         "canary"
-        not in (host / "log").read_text() + (host / "data/x/logs/node-0.log").read_text() + (host / "node.sh").read_text()
+        not in (host / "log").read_text()
+        + (host / "data/x/logs/node-0.log").read_text()
+        + (host / "node.sh").read_text()
     )
     assert "--env=THE_KEY" in logged(host)[0]
 
@@ -120,17 +147,23 @@ def test_sigterm_reaches_the_node_s_part(host: Path) -> None:
     assert process.wait(20) == 143 and (host / "exit").read_text() == "143\n"
 
 
-def test_a_disk_of_the_node_s_own_is_given_over_where_the_dataset_is_copied_to_it(host: Path) -> None:
+def test_a_disk_of_the_node_s_own_is_given_over_where_the_dataset_is_copied_to_it(
+    host: Path,
+) -> None:
     (host / "node.sh").write_text(script(host, "0", TRAINFLEET_COPY="/scratch"))
     assert subprocess.run(["sh", host / "node.sh"], timeout=20, check=False).returncode == 0
     assert "--volume=/scratch:/scratch" in logged(host)[0]
 
 
 def test_gpus_are_given_over_where_the_stack_has_them(host: Path) -> None:
-    assert "--gpus=all" in script(host, "0", stack="cuda-volta") and "--gpus" not in script(host, "0", stack="neuron")
+    assert "--gpus=all" in script(host, "0", stack="cuda-volta") and "--gpus" not in script(
+        host, "0", stack="neuron"
+    )
 
 
-def pull(host: Path, registry: str = "", **answers: tuple[int, str]) -> subprocess.CompletedProcess[str]:
+def pull(
+    host: Path, registry: str = "", **answers: tuple[int, str]
+) -> subprocess.CompletedProcess[str]:
     own = {"FAKE_ANSWERS": json.dumps(answers)}
     return subprocess.run(
         ["sh", "-c", pull_words(IMAGE, registry)],
@@ -145,14 +178,18 @@ def pull(host: Path, registry: str = "", **answers: tuple[int, str]) -> subproce
 def test_an_image_that_is_there_is_not_pulled(host: Path) -> None:
     (host / "log.pulled").touch()
     done = pull(host, image=(0, f"amd64 {LOCK}"))
-    assert done.stdout.strip() == f"amd64 {LOCK}" and [words[0] for words in logged(host)] == ["image"]
+    assert done.stdout.strip() == f"amd64 {LOCK}" and [words[0] for words in logged(host)] == [
+        "image"
+    ]
 
 
 def test_one_that_is_not_is_pulled_with_a_login_that_does_not_stay(host: Path) -> None:
     done = pull(host, "1.dkr.ecr.x.amazonaws.com", image=(0, f"amd64 {LOCK}"))
     assert done.returncode == 0 and done.stdout.strip() == f"amd64 {LOCK}"
     assert [words[0] for words in logged(host)] == ["image", "login", "pull", "image"]
-    assert (host / "log.stdin").read_text() == "canary-token" and "canary" not in (host / "log").read_text()
+    assert (host / "log.stdin").read_text() == "canary-token" and "canary" not in (
+        host / "log"
+    ).read_text()
 
 
 def test_one_that_can_t_be_pulled_says_why(host: Path) -> None:

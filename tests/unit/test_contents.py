@@ -37,9 +37,18 @@ def test_each_kind_of_file_is_the_program_s_and_no_other() -> None:
 
 
 def test_a_path_that_a_row_gives_is_one_that_it_matches() -> None:
-    words = {"split": "train", "digest": "0" * 16, "token": "0" * 16, "unit": "00000", "step": "step-00000007", "file": "loss"}
+    words = {
+        "split": "train",
+        "digest": "0" * 16,
+        "token": "0" * 16,
+        "unit": "00000",
+        "step": "step-00000007",
+        "file": "loss",
+    }
     for kind in contents.KINDS:
-        path = str(kind.at("", **dict.fromkeys(contents.WORDS, 3) | words)) + "/a" * kind.name.endswith("/")
+        path = str(
+            kind.at("", **dict.fromkeys(contents.WORDS, 3) | words)
+        ) + "/a" * kind.name.endswith("/")
         assert re.fullmatch(kind.pattern, path), kind
 
 
@@ -61,12 +70,20 @@ def test_a_host_removes_the_same_files_and_names_the_same_others(tmp_path: Path)
     assert not subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout
 
 
-@pytest.mark.parametrize("text", ["/etc/passwd\n", "data/other/x\n", "data/text/a\x1b[2J\n", "data/text/x\n" * 300])
+@pytest.mark.parametrize(
+    "text", ["/etc/passwd\n", "data/other/x\n", "data/text/a\x1b[2J\n", "data/text/x\n" * 300]
+)
 def test_what_a_host_says_that_it_left_is_not_believed_blindly(text: str) -> None:
     with pytest.raises(Implausible):
         removal_commands.read_left(text, ["data/text"])
 
 
 def test_the_objects_of_a_file_in_s3_are_known_by_its_name() -> None:
-    assert file_of("logs/node-0.log/1-00000042") == "logs/node-0.log" and file_of("asked/stop") == "stop"
-    assert file_of("train/00000.bin") == "train/00000.bin" and file_of("book/1-00000042") == "book/1-00000042"
+    assert (
+        file_of("logs/node-0.log/1-00000042") == "logs/node-0.log"
+        and file_of("asked/stop") == "stop"
+    )
+    assert (
+        file_of("train/00000.bin") == "train/00000.bin"
+        and file_of("book/1-00000042") == "book/1-00000042"
+    )

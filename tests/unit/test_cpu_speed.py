@@ -18,8 +18,19 @@ from trainfleet.hardware import cpu_speed, node_types
 from trainfleet.hardware.cpu_speed import CpuSpeed
 from trainfleet.recipes import FOLDER
 
-AMD = CpuSpeed("AMD EPYC", "2.13.0+cpu", 2, fp32=95e9, onednn=205e9, bf16=405e9, together=810e9, apart=800e9)
-INTEL = CpuSpeed("Xeon, AVX-512 alone", "2.13.0+cpu", 2, fp32=95e9, onednn=98e9, bf16=30e9, together=180e9, apart=260e9)
+AMD = CpuSpeed(
+    "AMD EPYC", "2.13.0+cpu", 2, fp32=95e9, onednn=205e9, bf16=405e9, together=810e9, apart=800e9
+)
+INTEL = CpuSpeed(
+    "Xeon, AVX-512 alone",
+    "2.13.0+cpu",
+    2,
+    fp32=95e9,
+    onednn=98e9,
+    bf16=30e9,
+    together=180e9,
+    apart=260e9,
+)
 Use = Callable[[CpuSpeed], None]
 
 
@@ -37,7 +48,12 @@ def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
 
 def test_a_trial_takes_what_is_clearly_faster() -> None:
     assert (AMD.by_onednn, AMD.half, AMD.is_apart, AMD.rate("fp32")) == (True, True, False, 205e9)
-    assert (INTEL.by_onednn, INTEL.half, INTEL.is_apart, INTEL.rate("fp32")) == (False, False, True, 95e9)
+    assert (INTEL.by_onednn, INTEL.half, INTEL.is_apart, INTEL.rate("fp32")) == (
+        False,
+        False,
+        True,
+        95e9,
+    )
     assert not replace(AMD, bf16=225e9).half, "a gain of a tenth in products is lost by casting"
 
 
@@ -49,7 +65,9 @@ def test_the_trial_of_this_machine_is_of_this_machine() -> None:
     assert (found.together > 0) == (found.apart > 0)
 
 
-def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     exact = matrix_products.is_exact()
     matrix_products.by_onednn(True)
     x, weight, _ = matrix_products.batch(torch.float32)[0]
@@ -60,7 +78,9 @@ def test_onednn_counts_only_where_its_numbers_are_those_of_fp32(monkeypatch: pyt
     assert not matrix_products.is_exact()
 
 
-def test_it_is_taken_once_for_a_cpu_and_a_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_taken_once_for_a_cpu_and_a_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[CpuSpeed] = []
 
     def take() -> CpuSpeed:
@@ -80,7 +100,9 @@ def test_it_is_taken_once_for_a_cpu_and_a_torch(tmp_path: Path, monkeypatch: pyt
     assert cpu_speed.of_this_machine().torch == "2.14" and len(taken) == 2
     (tmp_path / "trial.json").write_text('{"cpu": 1}')
     cpu_speed._taken.cache_clear()
-    assert cpu_speed.of_this_machine().torch == "2.14" and len(taken) == 3, "a damaged cache is replaced"
+    assert cpu_speed.of_this_machine().torch == "2.14" and len(taken) == 3, (
+        "a damaged cache is replaced"
+    )
     cpu_speed._taken.cache_clear()
 
 
@@ -94,9 +116,16 @@ def test_format_and_ranks_follow_from_it_and_are_shown(
     from trainfleet.backends import terms_of
 
     config, derived = load(Settings(FOLDER / "first-run.yaml", "fleet.nodes=1"), terms_of)
-    assert (format_of(config), config.fleet.ranks_per_node, config.train.precision) == (format, ranks, "auto")
+    assert (format_of(config), config.fleet.ranks_per_node, config.train.precision) == (
+        format,
+        ranks,
+        "auto",
+    )
     why = {each.key: (each.value, each.why) for each in derived}
-    assert why["train.precision"] == (format, told.formats()) and why["fleet.ranks_per_node"] == (ranks, told.processes())
+    assert why["train.precision"] == (format, told.formats()) and why["fleet.ranks_per_node"] == (
+        ranks,
+        told.processes(),
+    )
 
 
 def test_a_cpu_computes_by_the_trial(use: Use) -> None:

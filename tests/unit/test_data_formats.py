@@ -20,7 +20,10 @@ from trainfleet.data.sources import plan_units
 from trainfleet.trust.errors import DataError
 
 DATA = Data("set", (), "text", "bpe", 300, 0.1)
-TEXTS = [f"{number} " + "".join(random.Random(number).choices('ab é日😀\n\t",;\\', k=60)) for number in range(40)]
+TEXTS = [
+    f"{number} " + "".join(random.Random(number).choices('ab é日😀\n\t",;\\', k=60))
+    for number in range(40)
+]
 RECORDS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
 
 
@@ -61,7 +64,18 @@ def write(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["array.json", "lines.json", "a.csv", "a.arrow", "stream.arrow", "a.feather", "a.tar", "a.tar.gz", "a.tgz"]
+    "name",
+    [
+        "array.json",
+        "lines.json",
+        "a.csv",
+        "a.arrow",
+        "stream.arrow",
+        "a.feather",
+        "a.tar",
+        "a.tar.gz",
+        "a.tgz",
+    ],
 )
 def test_the_texts_come_out_as_they_went_in(name: str, tmp_path: Path) -> None:
     assert texts_of(write(tmp_path / name)) == TEXTS
@@ -100,7 +114,9 @@ def test_a_single_object_is_one_text(tmp_path: Path) -> None:
         ("a.txt.gz", b"\x1f\x8b\x08 no gzip", ["a.txt.gz", "damaged compressed"]),
     ],
 )  # fmt: skip
-def test_what_is_broken_is_named(name: str, content: bytes, told: list[str], tmp_path: Path) -> None:
+def test_what_is_broken_is_named(
+    name: str, content: bytes, told: list[str], tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         texts_of(tmp_path / name)

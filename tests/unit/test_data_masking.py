@@ -37,11 +37,23 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Documents of sentences `d17 s0 w0 w1 … .`, so that a token tells which document and sentence it is from."""
     root = tmp_path_factory.mktemp("masking")
     names = [f"d{i}" for i in range(DOCUMENTS)]
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *names, *(f"w{i}" for i in range(40))]
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        ".",
+        *names,
+        *(f"w{i}" for i in range(40)),
+    ]
     (root / "vocab.txt").write_text("\n".join(tokens) + "\n")
     with open(root / "text.jsonl", "w") as file:
         for name in names:
-            sentences = [f"{name} " + " ".join(f"{name} w{(s * 7 + k) % 40}" for k in range(6)) + " ." for s in range(12)]
+            sentences = [
+                f"{name} " + " ".join(f"{name} w{(s * 7 + k) % 40}" for k in range(6)) + " ."
+                for s in range(12)
+            ]
             file.write(json.dumps({"text": " ".join(sentences)}) + "\n")
     data = Data("set", (str(root / "text.jsonl"),), "text", str(root / "vocab.txt"), 0, 0.01)
     assert tokenize(data, Share(0, 1, 1), root / "data")
@@ -67,8 +79,12 @@ def test_masking_has_the_published_proportions(dataset: Dataset, specials: Speci
     assert (ids[:, 0] == specials.start).all() and (ids[:, -1] == specials.separator).all()
     inside, labels = ids[:, 1:-1], targets[:, 1:-1]
     chosen = labels != IGNORED
-    assert np.array_equal(np.where(chosen, labels, inside), plain), "what is not chosen is as it was, and targets are the text"
-    assert not np.isin(labels[chosen], [specials.start, specials.separator, specials.mask, specials.padding]).any()
+    assert np.array_equal(np.where(chosen, labels, inside), plain), (
+        "what is not chosen is as it was, and targets are the text"
+    )
+    assert not np.isin(
+        labels[chosen], [specials.start, specials.separator, specials.mask, specials.padding]
+    ).any()
     assert (chosen.sum(axis=1) == round(0.15 * 128)).all(), "as many in every row"
     masked, kept = (inside == specials.mask)[chosen].mean(), (inside == plain)[chosen].mean()
     assert abs(masked - 0.8) < 0.01 and abs(kept - 0.1) < 0.01
@@ -76,10 +92,14 @@ def test_masking_has_the_published_proportions(dataset: Dataset, specials: Speci
 
 
 @pytest.mark.parametrize("view", [Dataset, roberta, bert])
-def test_global_batches_are_the_same_for_any_world_after_a_resume_and_over_an_epoch(dataset: Dataset, view: Any) -> None:
+def test_global_batches_are_the_same_for_any_world_after_a_resume_and_over_an_epoch(
+    dataset: Dataset, view: Any
+) -> None:
     samples = dataset if view is Dataset else view(dataset)
     train = fit(Train, schema.fill({"name": "worlds"}, schema.load_schema())["train"] | CHOSEN)
-    first = samples.samples("train", train.sequence_length) // train.global_batch - 4  # an epoch ends in the middle of these
+    first = (
+        samples.samples("train", train.sequence_length) // train.global_batch - 4
+    )  # an epoch ends in the middle of these
     steps = range(first, first + 10)
 
     def hashes(world: int, steps: range) -> list[str]:
@@ -89,8 +109,13 @@ def test_global_batches_are_the_same_for_any_world_after_a_resume_and_over_an_ep
         found = []
         for step in steps:
             parts = [batch for rank in ranks for _, batch in rank.of(step)]
-            whole = torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts])
-            found.append(hashlib.sha256(b"".join(part.numpy().tobytes() for part in whole)).hexdigest())
+            whole = (
+                torch.cat([part.inputs for part in parts]),
+                torch.cat([part.targets for part in parts]),
+            )
+            found.append(
+                hashlib.sha256(b"".join(part.numpy().tobytes() for part in whole)).hexdigest()
+            )
         for rank in ranks:
             rank.reader.shutdown(cancel_futures=True)
         return found
@@ -107,11 +132,18 @@ def test_masks_do_not_depend_on_who_asks_and_change_every_epoch(dataset: Dataset
         whole = masked.batch("train", n - 8, 24, length, seed=1)
         for world in (2, 3, 8):
             part = 24 // world
-            ranks = [masked.batch("train", n - 8 + rank * part, part, length, seed=1) for rank in range(world)]
+            ranks = [
+                masked.batch("train", n - 8 + rank * part, part, length, seed=1)
+                for rank in range(world)
+            ]
             assert np.array_equal(np.concatenate(ranks), whole)
-    everything = [roberta(dataset).batch("train", epoch * n, n, 64, seed=1)[..., 1] for epoch in (0, 1)]
+    everything = [
+        roberta(dataset).batch("train", epoch * n, n, 64, seed=1)[..., 1] for epoch in (0, 1)
+    ]
     places = [dataset.positions("train", epoch * n, n, 62, seed=1)[1] for epoch in (0, 1)]
-    one, two = (targets[np.argsort(place)] for targets, place in zip(everything, places, strict=True))
+    one, two = (
+        targets[np.argsort(place)] for targets, place in zip(everything, places, strict=True)
+    )
     same = ((one != IGNORED) & (two != IGNORED)).sum() / (one != IGNORED).sum()
     assert 0.1 < same < 0.2, "the same token is masked again by chance only"
 
@@ -127,7 +159,11 @@ def test_pairs_are_what_their_label_says(dataset: Dataset, specials: Specials, s
     ended = apart = 0
     for row, types, label, expected in zip(plain, segments, labels, text, strict=True):
         first, second = row[types == 0], row[types == 1]
-        assert first[0] == specials.start and first[-1] == second[-1] == specials.separator and (np.diff(types) >= 0).all()
+        assert (
+            first[0] == specials.start
+            and first[-1] == second[-1] == specials.separator
+            and (np.diff(types) >= 0).all()
+        )
         assert len(first) >= 3 and len(second) >= 2
         ended += int(first[-2] in specials.sentence_ends)
         goes_on = np.array_equal(np.concatenate([first[1:-1], second[:-1]]), expected)

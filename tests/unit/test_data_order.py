@@ -22,7 +22,9 @@ def test_an_epoch_holds_every_sample_once(n: int) -> None:
     for key in ((0, 0), (1, 0), (1, 1), (2**31 - 1, 7)):
         assert sorted(permuted(np.arange(n), n, *key).tolist()) == list(range(n))
         for block, window in ((max(1, n // 50), 1), (4, 100), (16, 40), (1000, 5)):
-            assert sorted(windowed(np.arange(n, dtype=np.uint64), n, block, window, *key).tolist()) == list(range(n))
+            assert sorted(
+                windowed(np.arange(n, dtype=np.uint64), n, block, window, *key).tolist()
+            ) == list(range(n))
 
 
 def test_seeds_and_epochs_give_other_orders_that_look_random() -> None:
@@ -72,7 +74,9 @@ def test_every_source_has_its_share_and_its_own_epochs() -> None:
     for source, n in enumerate(MIXED.counts):
         mine = places[sources == source]
         count = np.bincount(mine.astype(int), minlength=n)
-        assert count.max() - count.min() <= 1 + 4096 // n, "no sample is ahead of another by more than a round"
+        assert count.max() - count.min() <= 1 + 4096 // n, (
+            "no sample is ahead of another by more than a round"
+        )
 
 
 def test_shares_are_whole_and_none_is_nothing() -> None:
@@ -82,10 +86,15 @@ def test_shares_are_whole_and_none_is_nothing() -> None:
         assert sum(shares) == 4096 and min(shares) >= 1
 
 
-@pytest.mark.parametrize("order", [replace(order, counts=tuple(10**12 for _ in order.counts)) for order in ORDERS])
+@pytest.mark.parametrize(
+    "order", [replace(order, counts=tuple(10**12 for _ in order.counts)) for order in ORDERS]
+)
 def test_a_place_far_in_a_huge_set_is_found_without_walking_there(order: Order) -> None:
     sources, places = order.at(512 * 10**9, 512)
-    assert len(set(zip(sources.tolist(), places.tolist(), strict=True))) == 512 and int(places.max()) < 10**12
+    assert (
+        len(set(zip(sources.tolist(), places.tolist(), strict=True))) == 512
+        and int(places.max()) < 10**12
+    )
     assert order.at(512 * 10**9 + 5, 1)[1][0] == places[5]
 
 

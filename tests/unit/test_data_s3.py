@@ -45,16 +45,35 @@ class Busy:
     """The server's application, answering 503 one time in five, or breaking the rule that a test sets."""
 
     def __init__(self, application: Callable[..., Any]) -> None:
-        self.application, self.draw, self.refused, self.always = application, random.Random(1), 0, ""
-        self.conditions, self.lost = set[str](), ""  # of requests that put a lock; an object whose next answer is lost
+        self.application, self.draw, self.refused, self.always = (
+            application,
+            random.Random(1),
+            0,
+            "",
+        )
+        self.conditions, self.lost = (
+            set[str](),
+            "",
+        )  # of requests that put a lock; an object whose next answer is lost
         self.lock = threading.Lock()
 
     def __call__(self, environment: dict[str, Any], start: Callable[..., Any]) -> Any:
         with self.lock:
-            self.conditions |= {name for name in CONDITIONS if name in environment and environment["PATH_INFO"].endswith("/lock")}
-            busy = self.draw.random() < 0.2 or bool(self.always and self.always in environment["PATH_INFO"])
+            self.conditions |= {
+                name
+                for name in CONDITIONS
+                if name in environment and environment["PATH_INFO"].endswith("/lock")
+            }
+            busy = self.draw.random() < 0.2 or bool(
+                self.always and self.always in environment["PATH_INFO"]
+            )
             self.refused += busy
-        if not busy and self.lost and environment["PATH_INFO"].endswith(self.lost) and environment["REQUEST_METHOD"] == "PUT":
+        if (
+            not busy
+            and self.lost
+            and environment["PATH_INFO"].endswith(self.lost)
+            and environment["REQUEST_METHOD"] == "PUT"
+        ):
             self.lost, busy = "", True
             b"".join(self.application(environment, lambda *_: None))
         if not busy:
@@ -80,7 +99,9 @@ def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     monkeypatch.setattr(sources, "GRID", 2**16)
     monkeypatch.setattr(s3_streams, "RANGE", 2**14)
     words = Path(source_files.__file__).read_text().splitlines()
-    lines = [json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)]
+    lines = [
+        json.dumps({"text": f"{i} " + "\n".join(words[i % 90 : i % 90 + 30])}) for i in range(300)
+    ]
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "a.jsonl").write_text("\n".join(lines))
@@ -91,7 +112,9 @@ def data(server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     return Data("set", ("s3://bucket/text",), "text", "bpe", 500, 0.1)
 
 
-def test_a_prefix_gives_the_same_dataset_as_the_folder(data: Data, server: Busy, tmp_path: Path) -> None:
+def test_a_prefix_gives_the_same_dataset_as_the_folder(
+    data: Data, server: Busy, tmp_path: Path
+) -> None:
     local = tokenize(replace(data, sources=(str(tmp_path / "text"),)), ALONE, tmp_path / "local")
     before = server.refused
     remote = tokenize(data, ALONE, tmp_path / "remote")
@@ -120,10 +143,13 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
 
     monkeypatch.setattr("trainfleet.data.dataset.BLOCK_BYTES", 2**14)
     here, there = (
-        Dataset.open(root / "set", config) for root, config in ((tmp_path / "local", local), (tmp_path / "elsewhere", remote))
+        Dataset.open(root / "set", config)
+        for root, config in ((tmp_path / "local", local), (tmp_path / "elsewhere", remote))
     )
     for first in range(0, 200, 20):
-        assert np.array_equal(here.batch("train", first, 20, 64, 1), there.batch("train", first, 20, 64, 1))
+        assert np.array_equal(
+            here.batch("train", first, 20, 64, 1), there.batch("train", first, 20, 64, 1)
+        )
     assert list((tmp_path / "elsewhere" / "set" / "cache").iterdir())
 
 
@@ -135,16 +161,25 @@ def run(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.chdir(home)
     (home / "given.yaml").write_text("name: x\n")
     config = load(Settings(home / "given.yaml"))[0]
-    data = replace(data, name=f"set-{tmp_path.name}", sources=(str(tmp_path / "text"),), store="s3://bucket/copied")
+    data = replace(
+        data,
+        name=f"set-{tmp_path.name}",
+        sources=(str(tmp_path / "text"),),
+        store="s3://bucket/copied",
+    )
     made = tokenize(data, ALONE, tmp_path / "made")
     assert made
-    train = replace(config.train, steps=2 * made.tokens // (16 * 64) + 1, global_batch=16, sequence_length=64)
+    train = replace(
+        config.train, steps=2 * made.tokens // (16 * 64) + 1, global_batch=16, sequence_length=64
+    )
     config = replace(config, data=data, train=train)
     write_atomic(Run(Path("runs/x")).config, dump_resolved(config))
     return config
 
 
-def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(
+    run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = local_copy.copy(run, tmp_path)
     streamed = Dataset.open(Path("data") / run.data.name, run.data)
     monkeypatch.setenv(MOUNTED, str(folder))
@@ -152,16 +187,24 @@ def test_a_copy_on_a_node_s_own_disk_gives_the_same_batches(run: Config, tmp_pat
     assert copied.identity == streamed.identity and isinstance(copied.store, FolderDataset)
     assert len(list(verify(copied.store, copied.manifest))) == 2 * len(copied.manifest.shards)
     for first in range(0, 200, 20):
-        assert np.array_equal(copied.batch("train", first, 20, 64, 1), streamed.batch("train", first, 20, 64, 1))
+        assert np.array_equal(
+            copied.batch("train", first, 20, 64, 1), streamed.batch("train", first, 20, 64, 1)
+        )
     read, asked = s3.read_range, list[str]()
-    monkeypatch.setattr(s3, "read_range", lambda address, *where: (asked.append(address), read(address, *where))[1])
+    monkeypatch.setattr(
+        s3, "read_range", lambda address, *where: (asked.append(address), read(address, *where))[1]
+    )
     assert local_copy.copy(run, tmp_path) == folder and not asked, "it is there already"
     (folder / "manifest.json").unlink()
     assert local_copy.copy(run, tmp_path) == folder
-    assert asked and not [name for name in asked if name.endswith(".bin")], "tokens that came before are not fetched again"
+    assert asked and not [name for name in asked if name.endswith(".bin")], (
+        "tokens that came before are not fetched again"
+    )
 
 
-def test_a_copy_that_is_damaged_or_not_worth_it_is_none(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_damaged_or_not_worth_it_is_none(
+    run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DataError, match="of which this run reads"):
         local_copy.copy(replace(run, train=replace(run.train, steps=1)), tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
@@ -179,8 +222,13 @@ def test_a_copy_that_is_damaged_or_not_worth_it_is_none(run: Config, tmp_path: P
     assert not list(tmp_path.glob("trainfleet/*/*/manifest.json"))
 
 
-def test_a_node_says_where_its_dataset_is(run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order, log = entrypoint.parse(["--on", "fleet", "--folder", "runs/x", "--ranks", "1", "--", "m"]), Log(tmp_path / "log")
+def test_a_node_says_where_its_dataset_is(
+    run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, log = (
+        entrypoint.parse(["--on", "fleet", "--folder", "runs/x", "--ranks", "1", "--", "m"]),
+        Log(tmp_path / "log"),
+    )
     monkeypatch.setenv("PYTHONPATH", str(Path(entrypoint.__file__).parents[1]))
     monkeypatch.delenv(MOUNTED, raising=False)
     entrypoint.copy_dataset(order, log)
@@ -190,13 +238,20 @@ def test_a_node_says_where_its_dataset_is(run: Config, tmp_path: Path, monkeypat
     monkeypatch.setenv(COPY, "/dev/shm")
     try:
         entrypoint.copy_dataset(order, log)
-        assert Path(os.environ[MOUNTED], "manifest.json").exists() and "is on this node's own disk" in log.path.read_text()
+        assert (
+            Path(os.environ[MOUNTED], "manifest.json").exists()
+            and "is on this node's own disk" in log.path.read_text()
+        )
     finally:
         shutil.rmtree(Path("/dev/shm/trainfleet") / run.data.name, ignore_errors=True)
 
 
 def test_of_two_jobs_on_two_machines_one_is_refused(
-    data: Data, server: Busy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Data,
+    server: Busy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
     monkeypatch.setattr(dataset_lock, "POLL", 0.1)
@@ -223,7 +278,9 @@ def test_the_claim_of_a_job_that_died_lapses(server: Busy, monkeypatch: pytest.M
         assert s3.read(address).startswith(b"4567 ")  # type: ignore[union-attr]
 
 
-def test_a_claim_whose_answer_was_lost_is_known_again(server: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_whose_answer_was_lost_is_known_again(
+    server: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dataset_lock, "LAPSE", 3600.0)
     server.lost = "/lost/lock"
     with Claim("s3://bucket/lost/lock", "0123"):
@@ -283,7 +340,11 @@ def test_what_s3_refuses_for_good_is_named(data: Data, server: Busy, tmp_path: P
     server.always = "a.jsonl"
     with pytest.raises(S3Error, match="S3 refuses") as caught:
         tokenize(data, ALONE, tmp_path)
-    assert "a.jsonl" in str(caught.value) and "SlowDown" in str(caught.value) and "10 times" in str(caught.value)
+    assert (
+        "a.jsonl" in str(caught.value)
+        and "SlowDown" in str(caught.value)
+        and "10 times" in str(caught.value)
+    )
 
 
 def test_an_object_that_changes_meanwhile_is_refused(data: Data, tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
     monkeypatch.setattr(sources, "GRID", 2**16)
     folder = tmp_path / "text"
     folder.mkdir()
-    words = [line for path in Path(__file__).parent.glob("*.py") for line in path.read_text().splitlines()]
+    words = [
+        line
+        for path in Path(__file__).parent.glob("*.py")
+        for line in path.read_text().splitlines()
+    ]
     lines = [json.dumps({"text": f"{i} " + "\n".join(words[i : i + 30])}) for i in range(400)]
     (folder / "a.jsonl").write_text("\n".join(lines))
     (folder / "b.txt").write_text("A plain text.\n" * 50)
@@ -55,9 +59,14 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Data:
 
 def content(folder: Path) -> dict[str, str]:
     """Hash of every file that a finished dataset consists of."""
-    kept = [path for path in sorted(folder.rglob("*")) if path.parent.name not in ("progress", "terms")]
+    kept = [
+        path for path in sorted(folder.rglob("*")) if path.parent.name not in ("progress", "terms")
+    ]
     files = [path for path in kept if path.is_file() and path.name != "head.json"]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def all_nodes(data: Data, root: Path, nodes: int) -> None:
@@ -88,8 +97,12 @@ def documented_index(path: Path) -> tuple[str, np.ndarray]:
     lengths = np.frombuffer(content, "<i4", count, 34)
     pointers = np.frombuffer(content, "<i8", count, 34 + 4 * count)
     documents = np.frombuffer(content, "<i8", bounds, 34 + 12 * count)
-    assert pointers.tolist() == [int(lengths[:i].sum()) * np.dtype(dtype).itemsize for i in range(count)]
-    assert documents.tolist() == list(range(bounds)) and len(content) == 34 + 12 * count + 8 * bounds
+    assert pointers.tolist() == [
+        int(lengths[:i].sum()) * np.dtype(dtype).itemsize for i in range(count)
+    ]
+    assert (
+        documents.tolist() == list(range(bounds)) and len(content) == 34 + 12 * count + 8 * bounds
+    )
     return dtype, lengths
 
 
@@ -100,13 +113,19 @@ def test_every_document_is_there_once_whole_and_ended(data: Data, tmp_path: Path
     for shard in found.shards:
         dtype, lengths = documented_index(tmp_path / "set" / f"{shard.path}.idx")
         ids = np.fromfile(tmp_path / "set" / f"{shard.path}.bin", dtype)
-        assert (len(lengths), int(lengths.sum()), int(lengths.max())) == (shard.documents, shard.tokens, shard.longest)
+        assert (len(lengths), int(lengths.sum()), int(lengths.max())) == (
+            shard.documents,
+            shard.tokens,
+            shard.longest,
+        )
         assert (int(ids.min()), int(ids.max())) == (shard.min_id, shard.max_id)
         for part in np.split(ids, np.cumsum(lengths)[:-1]):
             assert part[-1] == found.end_of_document
             texts.append(tokenizer.decode(part[:-1]))
     plan = sources.plan_units(data)
-    assert sorted(texts) == sorted(document.text for unit in plan.units for document in work_units.read_unit(unit, "text"))
+    assert sorted(texts) == sorted(
+        document.text for unit in plan.units for document in work_units.read_unit(unit, "text")
+    )
     assert 0.03 < found.validation_documents / found.documents < 0.2
     assert found.tokens + found.validation_tokens == sum(shard.tokens for shard in found.shards)
     assert found.checked > 0 and found.notes == ()
@@ -118,20 +137,34 @@ def test_a_restart_does_only_what_is_missing(data: Data, tmp_path: Path) -> None
     times = {path.name: path.stat().st_mtime_ns for path in folder.glob("units/*")}
     (folder / "manifest.json").unlink()
     (folder / "units" / "00001.json").unlink()  # killed between its files and its record
-    (folder / "train" / "00002.bin").write_bytes(b"half")  # a file that a crash of the machine cut off
+    (folder / "train" / "00002.bin").write_bytes(
+        b"half"
+    )  # a file that a crash of the machine cut off
     (folder / "train" / "00001.1.partial").write_bytes(b"half")  # what a killed process was writing
     tokenize(data, Share(0, 2, 1), tmp_path)
     tokenize(data, Share(1, 2, 1), tmp_path)
     assert content(folder) == whole
-    redone = {path.name for path in folder.glob("units/*") if path.stat().st_mtime_ns != times[path.name]}
+    redone = {
+        path.name for path in folder.glob("units/*") if path.stat().st_mtime_ns != times[path.name]
+    }
     assert redone == {"00001.json", "00002.json"} and not list(folder.rglob("*.partial"))
 
 
-def test_a_second_run_of_a_finished_dataset_does_nothing(data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_of_a_finished_dataset_does_nothing(
+    data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenize(data, ALONE, tmp_path)
-    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*") if path.name != "lock"}
+    times = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "set").rglob("*")
+        if path.name != "lock"
+    }
     tokenize(data, ALONE, tmp_path)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*") if path.name != "lock"} == times
+    assert {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "set").rglob("*")
+        if path.name != "lock"
+    } == times
     assert "finished already" in capsys.readouterr().out
 
 
@@ -145,7 +178,11 @@ def test_another_setting_is_refused_when_finished_and_starts_again_when_not(
     (tmp_path / "set" / "manifest.json").unlink()
     assert find(other, tmp_path) is None
     finished = tokenize(other, ALONE, tmp_path)
-    assert finished and finished.vocabulary_size == 400 and max(shard.max_id for shard in finished.shards) < 400
+    assert (
+        finished
+        and finished.vocabulary_size == 400
+        and max(shard.max_id for shard in finished.shards) < 400
+    )
     assert "starts again" in capsys.readouterr().out
 
 
@@ -156,8 +193,15 @@ def test_progress_adds_up_to_the_whole(data: Data, tmp_path: Path) -> None:
     assert 0 < half.bytes_done < half.bytes_total and not half.finished
     tokenize(data, Share(1, 2, 1), tmp_path)
     done, found = read_progress(tmp_path / "set"), find(data, tmp_path)
-    assert found and done.finished and done.bytes_done == done.bytes_total == sources.plan_units(data).bytes
-    assert (done.documents, done.tokens) == (found.documents, found.tokens + found.validation_tokens)
+    assert (
+        found
+        and done.finished
+        and done.bytes_done == done.bytes_total == sources.plan_units(data).bytes
+    )
+    assert (done.documents, done.tokens) == (
+        found.documents,
+        found.tokens + found.validation_tokens,
+    )
 
 
 def test_what_a_process_finds_is_raised_by_its_parent(data: Data, tmp_path: Path) -> None:
@@ -175,7 +219,13 @@ def test_the_lengths_of_all_documents_are_drawn(data: Data, tmp_path: Path) -> N
     assert found and sum(found.lengths) == found.documents == 401
     lengths.draw("set", found, tmp_path / "set" / "lengths.png")
     assert (tmp_path / "set" / "lengths.png").read_bytes().startswith(b"\x89PNG")
-    assert [lengths._power(number) for number in (0, 9, 10, 17, 20)] == ["1", "512", "1k", "128k", "1M"]
+    assert [lengths._power(number) for number in (0, 9, 10, 17, 20)] == [
+        "1",
+        "512",
+        "1k",
+        "128k",
+        "1M",
+    ]
 
 
 def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None:
@@ -183,11 +233,20 @@ def test_two_jobs_on_one_dataset_are_refused(data: Data, tmp_path: Path) -> None
         tokenize(data, ALONE, tmp_path)
 
 
-def test_a_frozen_job_loses_its_dataset_to_the_next_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_job_loses_its_dataset_to_the_next_and_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lock lives on, as that of a host whose power is gone does at a file server."""
     folder = tmp_path / "set"
-    frozen = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert frozen.stdout and frozen.stderr and frozen.stdout.readline() == b"held\n" and is_busy(folder)
+    frozen = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert (
+        frozen.stdout
+        and frozen.stderr
+        and frozen.stdout.readline() == b"held\n"
+        and is_busy(folder)
+    )
     frozen.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(dataset_lock, "PATIENCE", 2.0)
     with only_job(FolderDataset(folder)):
@@ -196,7 +255,9 @@ def test_a_frozen_job_loses_its_dataset_to_the_next_and_leaves(tmp_path: Path, m
     assert not is_busy(folder)
 
 
-def test_a_node_with_other_files_is_refused(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_other_files_is_refused(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenize_worker, "PATIENCE", 0.1)
     tokenize(data, Share(0, 2, 1), tmp_path)
     (Path(data.sources[0]) / "new.txt").write_text("only here")
@@ -223,7 +284,9 @@ def test_an_encoder_that_turns_out_wrong_is_replaced_and_named(
     assert any(backend.startswith("tokenizers") for backend in found.backends)
 
 
-def test_an_encoder_that_is_opened_anew_changes_nothing(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_is_opened_anew_changes_nothing(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, opened = tokenize(data, ALONE, tmp_path / "whole"), list[str]()
 
     def counted(*arguments: object) -> tuple[encoders.TextEncoder, list[str]]:
@@ -247,7 +310,10 @@ def test_batches_do_not_depend_on_who_asks(data: Data, tmp_path: Path) -> None:
     assert whole.shape == (48, 32) and whole.dtype == np.int64
     for world in (2, 3, 4, 8):
         part = 48 // world
-        ranks = [dataset.batch("train", first + rank * part, part, length, seed=1) for rank in range(world)]
+        ranks = [
+            dataset.batch("train", first + rank * part, part, length, seed=1)
+            for rank in range(world)
+        ]
         assert np.array_equal(np.concatenate(ranks), whole)
     assert not np.array_equal(whole, dataset.batch("train", first, 48, length, seed=2))
 
@@ -257,7 +323,10 @@ def test_an_epoch_reads_every_token_and_validation_is_in_order(data: Data, tmp_p
     dataset = Dataset.open(tmp_path / "set")
     assert found
     for split, total in (("train", found.tokens), ("validation", found.validation_tokens)):
-        shards = [np.fromfile(tmp_path / "set" / f"{shard.path}.bin", found.dtype) for shard in found.split(split)]
+        shards = [
+            np.fromfile(tmp_path / "set" / f"{shard.path}.bin", found.dtype)
+            for shard in found.split(split)
+        ]
         row = np.concatenate(shards).astype(np.int64)
         n = dataset.samples(split, 100)
         assert n == (total - 1) // 100
@@ -267,7 +336,10 @@ def test_an_epoch_reads_every_token_and_validation_is_in_order(data: Data, tmp_p
             assert np.array_equal(batch, np.stack(expected))
         else:
             assert not np.array_equal(batch, np.stack(expected))
-            assert np.array_equal(batch[np.argsort(dataset.positions(split, 0, n, 100, seed=3)[1])], np.stack(expected))
+            assert np.array_equal(
+                batch[np.argsort(dataset.positions(split, 0, n, 100, seed=3)[1])],
+                np.stack(expected),
+            )
 
 
 def test_opening_refuses_what_is_not_whole(data: Data, tmp_path: Path) -> None:
@@ -312,14 +384,18 @@ def test_a_changed_byte_is_found_by_sampling_and_by_verifying(data: Data, tmp_pa
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"is damaged") as told:
         Dataset.open(tmp_path / "set")
-    assert told.value.next == f"rm -r {tmp_path / 'set'} && make tokenize"  # nothing else is lost with it
+    assert (
+        told.value.next == f"rm -r {tmp_path / 'set'} && make tokenize"
+    )  # nothing else is lost with it
     with pytest.raises(DataError, match=r"is damaged"):
         list(verify(store, found))
 
 
 def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) -> None:
     folder = data.sources[0]
-    mixed = dataclasses.replace(data, sources=(Source(f"{folder}/a.jsonl", 3.0), Source(f"{folder}/c.txt", 1.0)))
+    mixed = dataclasses.replace(
+        data, sources=(Source(f"{folder}/a.jsonl", 3.0), Source(f"{folder}/c.txt", 1.0))
+    )
     Path(folder, "c.txt").write_text("Something else.\n" * 400)
     found = tokenize(mixed, ALONE, tmp_path)
     dataset = Dataset.open(tmp_path / "set", mixed)
@@ -327,17 +403,27 @@ def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) ->
     for first in (0, 5000):
         chosen, _ = dataset.positions("train", first, 4096, 64, seed=1)
         assert 0.72 < (chosen == 0).mean() < 0.78
-    texts = [load(tmp_path / "set").decode(row) for row in dataset.batch("train", 0, 40, 64, seed=1)]
+    texts = [
+        load(tmp_path / "set").decode(row) for row in dataset.batch("train", 0, 40, 64, seed=1)
+    ]
     assert 2 < sum("Something else" in text for text in texts) < 25
     one_by_one = [dataset.batch("train", g, 1, 64, seed=1) for g in range(40)]
     assert np.array_equal(np.concatenate(one_by_one), dataset.batch("train", 0, 40, 64, seed=1))
-    others = [mixed, dataclasses.replace(mixed, shuffle_window=64), dataclasses.replace(mixed, sources=data.sources)]
+    others = [
+        mixed,
+        dataclasses.replace(mixed, shuffle_window=64),
+        dataclasses.replace(mixed, sources=data.sources),
+    ]
     assert len({Dataset.open(tmp_path / "set", other).identity for other in others}) == 3, (
         "a run is not to go on in another order"
     )
     assert Dataset.open(tmp_path / "set").identity == found.identity
     with pytest.raises(DataError, match="some have none"):
-        sources.plan_units(dataclasses.replace(mixed, sources=(Source(f"{folder}/a.jsonl", 3.0), f"{folder}/c.txt")))
+        sources.plan_units(
+            dataclasses.replace(
+                mixed, sources=(Source(f"{folder}/a.jsonl", 3.0), f"{folder}/c.txt")
+            )
+        )
 
 
 NODE = """
@@ -366,11 +452,15 @@ def test_processes_give_the_same_bytes_and_stop_cleanly(data: Data, tmp_path: Pa
     process.terminate()
     assert process.wait(20) == 143
     assert not list((tmp_path / "three").rglob("*.partial"))
-    assert subprocess.run(arguments, env=environment, capture_output=True, text=True).stdout.endswith("True\n")
+    assert subprocess.run(
+        arguments, env=environment, capture_output=True, text=True
+    ).stdout.endswith("True\n")
     assert content(tmp_path / "three" / "set") == content(tmp_path / "one" / "set")
 
 
-def test_a_note_of_a_process_that_is_asked_to_stop_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_of_a_process_that_is_asked_to_stop_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stopped(*_: object) -> None:
         raise SystemExit(143)
 
@@ -404,13 +494,21 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(data: Data, tmp_pa
     environment = os.environ | {"PYTHONPATH": str(Path(manifest.__file__).parents[2])}
     arguments = [sys.executable, str(script), data.sources[0], str(tmp_path / "full"), "40000"]
     failed = subprocess.run(arguments, env=environment, capture_output=True, text=True)
-    assert failed.returncode == 1 and "can't write" in failed.stderr and "Traceback" not in failed.stderr, failed.stderr
-    assert not list((tmp_path / "full").rglob("*.partial")) and find(data, tmp_path / "full") is None
+    assert (
+        failed.returncode == 1
+        and "can't write" in failed.stderr
+        and "Traceback" not in failed.stderr
+    ), failed.stderr
+    assert (
+        not list((tmp_path / "full").rglob("*.partial")) and find(data, tmp_path / "full") is None
+    )
     again = tokenize(data, ALONE, tmp_path / "full")
     assert whole and again and again.identity == whole.identity
 
 
-def test_a_very_long_document_stays_one_document(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_document_stays_one_document(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = tokenize(data, ALONE, tmp_path / "whole")
     monkeypatch.setattr("trainfleet.data.work_units.LONG", 500)
     monkeypatch.setattr("trainfleet.data.work_units.PART", 100)

@@ -28,11 +28,17 @@ def data_of(*paths: Path | str) -> Data:
 
 
 def texts_of(data: Data) -> list[str]:
-    return [document.text for unit in plan_units(data).units for document in read_unit(unit, data.text_field)]
+    return [
+        document.text
+        for unit in plan_units(data).units
+        for document in read_unit(unit, data.text_field)
+    ]
 
 
 def write_lines(path: Path, texts: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
+    path.write_text(
+        "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
+    )
     return path
 
 
@@ -50,7 +56,10 @@ def write_any(path: Path, texts: list[str]) -> None:
 
 def some_texts(count: int, seed: int = 1) -> list[str]:
     draw = random.Random(seed)
-    return [f"{i} " + "".join(draw.choices('ab é日😀\n\t"\\', k=draw.randrange(1, 80))) for i in range(count)]
+    return [
+        f"{i} " + "".join(draw.choices('ab é日😀\n\t"\\', k=draw.randrange(1, 80)))
+        for i in range(count)
+    ]
 
 
 def test_every_kind_of_file_is_read_whole(tmp_path: Path) -> None:
@@ -63,7 +72,10 @@ def test_every_kind_of_file_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "ignored.bin").write_bytes(b"\xff")
     (tmp_path / ".hidden.txt").write_text("no")
     assert texts_of(data_of(tmp_path, tmp_path / "c.md")) == [*texts, *texts, "# title\n\0null"]
-    assert texts_of(data_of(f"{tmp_path}/*.md", tmp_path / "a.jsonl")) == ["# title\n\0null", *texts]
+    assert texts_of(data_of(f"{tmp_path}/*.md", tmp_path / "a.jsonl")) == [
+        "# title\n\0null",
+        *texts,
+    ]
 
 
 @pytest.mark.parametrize("ending", ["\n", ""])
@@ -73,17 +85,26 @@ def test_ranges_of_a_jsonl_file_hold_each_line_once(tmp_path: Path, ending: str)
     path.write_text(path.read_text().rstrip("\n") + ending)
     size = path.stat().st_size
     for step in (1, 2, 7, 64, 1000, size):
-        pieces = [SourcePiece(stat(str(path)), start, min(start + step, size)) for start in range(0, size, step)]
+        pieces = [
+            SourcePiece(stat(str(path)), start, min(start + step, size))
+            for start in range(0, size, step)
+        ]
         found = [document for piece in pieces for document in read_piece(piece, "text")]
         assert [document.text for document in found] == texts
         assert sum(document.consumed for document in found) == size
 
 
-def test_a_long_text_is_cut_into_documents_that_join_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_cut_into_documents_that_join_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "GRID", 256)
     monkeypatch.setattr(sources, "LARGEST_TEXT", 1024)
     monkeypatch.setattr(formats, "SEEK_BLANK", 100)
-    for text in ("\n".join(some_texts(100)), "é日😀" * 900, "word " * 90 + "\n\n" + "x" * 2000 + "\n"):
+    for text in (
+        "\n".join(some_texts(100)),
+        "é日😀" * 900,
+        "word " * 90 + "\n\n" + "x" * 2000 + "\n",
+    ):
         path = tmp_path / "long.txt"
         path.write_text(text)
         plan = plan_units(data_of(path))
@@ -92,10 +113,14 @@ def test_a_long_text_is_cut_into_documents_that_join_to_it(tmp_path: Path, monke
         assert "".join(found) == text
         assert len(found) >= 3
         whole = SourcePiece(stat(str(path)), 0, path.stat().st_size)
-        assert [document.text for document in read_piece(whole, "text")] == found, "the units' bounds must not matter"
+        assert [document.text for document in read_piece(whole, "text")] == found, (
+            "the units' bounds must not matter"
+        )
 
 
-def test_units_gather_small_files_and_cut_large_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_gather_small_files_and_cut_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "GRID", 1000)
     for i in range(20):
         (tmp_path / f"{i:02}.txt").write_text("x" * 300)
@@ -103,7 +128,11 @@ def test_units_gather_small_files_and_cut_large_ones(tmp_path: Path, monkeypatch
     plan = plan_units(data_of(tmp_path))
     assert plan == plan_units(data_of(tmp_path))
     assert [unit.index for unit in plan.units] == list(range(len(plan.units)))
-    assert sum(unit.bytes for unit in plan.units) == plan.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert (
+        sum(unit.bytes for unit in plan.units)
+        == plan.bytes
+        == sum(path.stat().st_size for path in tmp_path.iterdir())
+    )
     assert all(unit.bytes <= 1000 for unit in plan.units)
     assert plan.files == 21 and len(plan.units) < 15
 
@@ -113,15 +142,29 @@ def test_the_standard_library_is_a_source() -> None:
     assert plan.bytes > 5_000_000
     assert all(piece.path.startswith("stdlib:") for unit in plan.units for piece in unit.pieces)
     assert not any("site-packages" in piece.path for unit in plan.units for piece in unit.pieces)
-    json_files = [unit for unit in plan.units if any(piece.path == "stdlib:json/__init__.py" for piece in unit.pieces)]
-    assert any("JavaScript Object Notation" in document.text for document in read_unit(json_files[0], "text"))
+    json_files = [
+        unit
+        for unit in plan.units
+        if any(piece.path == "stdlib:json/__init__.py" for piece in unit.pieces)
+    ]
+    assert any(
+        "JavaScript Object Notation" in document.text
+        for document in read_unit(json_files[0], "text")
+    )
 
 
 def test_tables_of_the_standard_library_are_no_documents_and_that_is_said() -> None:
     units = plan_units(data_of("stdlib")).units
-    unit = next(unit for unit in units if any(piece.path == "stdlib:encodings/cp437.py" for piece in unit.pieces))
+    unit = next(
+        unit
+        for unit in units
+        if any(piece.path == "stdlib:encodings/cp437.py" for piece in unit.pieces)
+    )
     texts = [document.text for document in read_unit(unit, "text")]
-    assert not any("Python Character Mapping Codec cp437" in text for text in texts) and len(texts) > 20
+    assert (
+        not any("Python Character Mapping Codec cp437" in text for text in texts)
+        and len(texts) > 20
+    )
     assert left_out(unit, len(texts))[0].endswith(
         f"{len(unit.pieces) - len(texts)} of {len(unit.pieces)} files left out: a table of literals, empty, or not UTF-8"
     )
@@ -174,7 +217,9 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         (b'{"text": "\\ud800"}', ["surrogate"]),
     ],
 )
-def test_a_bad_line_is_named_in_whichever_range_it_is(tmp_path: Path, line: bytes, words: list[str]) -> None:
+def test_a_bad_line_is_named_in_whichever_range_it_is(
+    tmp_path: Path, line: bytes, words: list[str]
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "one"}\n\n{"text": "two"}\n' + line + b'\n{"text": "three"}\n')
     size = path.stat().st_size
@@ -220,7 +265,9 @@ def test_zstd_in_several_frames_is_read_whole_and_a_cut_one_refused(tmp_path: Pa
     texts = some_texts(3000)
     plain = write_lines(tmp_path / "a.jsonl", texts).read_bytes()
     half = plain.index(b"\n", len(plain) // 2) - 5  # frames need not end with lines
-    packed = b"".join(zstandard.ZstdCompressor().compress(part) for part in (plain[:half], plain[half:]))
+    packed = b"".join(
+        zstandard.ZstdCompressor().compress(part) for part in (plain[:half], plain[half:])
+    )
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(packed)
     assert texts_of(data_of(path)) == texts
@@ -228,7 +275,9 @@ def test_zstd_in_several_frames_is_read_whole_and_a_cut_one_refused(tmp_path: Pa
     refused(data_of(path), f"{path}:", "damaged compressed file", "middle of a frame")
 
 
-def test_parquet_is_read_by_row_groups_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_is_read_by_row_groups_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = some_texts(1000)
     path = tmp_path / "a.parquet"
@@ -236,7 +285,9 @@ def test_parquet_is_read_by_row_groups_once_each(tmp_path: Path, monkeypatch: py
     for grid in (1, 5000, 10**7):
         monkeypatch.setattr(sources, "GRID", grid)
         assert texts_of(data_of(path)) == texts
-    refused(replace(data_of(path), text_field="body"), "a.parquet", "lacks the field `body`", "id, text")
+    refused(
+        replace(data_of(path), text_field="body"), "a.parquet", "lacks the field `body`", "id, text"
+    )
     refused(replace(data_of(path), text_field="id"), "a.parquet", "is no text", "it is int64")
     path.write_bytes(path.read_bytes()[:-40])
     refused(data_of(path), "a.parquet", "damaged Parquet file")
@@ -257,22 +308,38 @@ def test_a_hugging_face_dataset_is_streamed_by_its_shards(tmp_path: Path) -> Non
 def test_each_source_may_have_its_own_text_field(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     (tmp_path / "b.jsonl").write_text('{"body": "two"}\n')
-    data = replace(DATA, sources=(str(tmp_path / "a.jsonl"), Source(str(tmp_path / "b.jsonl"), text_field="body")))
+    data = replace(
+        DATA,
+        sources=(str(tmp_path / "a.jsonl"), Source(str(tmp_path / "b.jsonl"), text_field="body")),
+    )
     units = plan_units(data).units
     assert [unit.source for unit in units] == [0, 1], "a unit belongs to one source"
-    assert [document.text for unit in units for document in read_unit(unit, data.text_field_of(unit.source))] == ["one", "two"]
+    assert [
+        document.text
+        for unit in units
+        for document in read_unit(unit, data.text_field_of(unit.source))
+    ] == ["one", "two"]
 
 
-def test_a_source_that_is_named_again_and_again_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_named_again_and_again_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text").mkdir()
     for number in range(20):
         (tmp_path / f"text/{number}.txt").write_text("some words")
     looked, look = list[int](), sources._entry
-    monkeypatch.setattr(sources, "_entry", lambda number, source: looked.append(number) or look(number, source))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        sources, "_entry", lambda number, source: looked.append(number) or look(number, source)
+    )  # type: ignore[func-returns-value]
     plan = plan_units(data_of(*[tmp_path / "text"] * 5000, tmp_path / "text/7.txt"))
-    assert looked == [0, 5000] and plan.files == 20 and [unit.source for unit in plan.units] == [0] * len(plan.units)
+    assert (
+        looked == [0, 5000]
+        and plan.files == 20
+        and [unit.source for unit in plan.units] == [0] * len(plan.units)
+    )
     assert [warning for warning in plan.warnings if "more than once" in warning] == [
-        f"{path} is in data.sources more than once: it is read once" for path in (tmp_path / "text", tmp_path / "text/7.txt")
+        f"{path} is in data.sources more than once: it is read once"
+        for path in (tmp_path / "text", tmp_path / "text/7.txt")
     ]
 
 
@@ -282,7 +349,9 @@ def test_the_same_file_twice_is_read_once_and_said(tmp_path: Path) -> None:
     assert plan.files == 1 and "more than once: it is read once" in plan.warnings[0]
 
 
-def test_sources_that_change_after_the_listing_are_noticed_and_ones_that_are_gone_are_not_missed(tmp_path: Path) -> None:
+def test_sources_that_change_after_the_listing_are_noticed_and_ones_that_are_gone_are_not_missed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.txt").write_text("one")
     data = data_of(tmp_path)
     listed = plan_units(data).identity

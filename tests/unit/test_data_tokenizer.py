@@ -19,7 +19,14 @@ from trainfleet.data.tokenizer import StreamDecoder, Tokenizer, load
 from trainfleet.data.wordpiece_cache import Words
 from trainfleet.trust.errors import DataError
 
-DATA = Data("set", (str(Path(__file__).parents[2] / "python" / "trainfleet" / "data"),), "text", "bpe", 600, 0.1)
+DATA = Data(
+    "set",
+    (str(Path(__file__).parents[2] / "python" / "trainfleet" / "data"),),
+    "text",
+    "bpe",
+    600,
+    0.1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,10 @@ def test_the_fast_encoder_agrees_with_the_reference(tokenizer: Tokenizer) -> Non
     pytest.importorskip("fastokens")
     encoder, passed = encoders.open_encoder(tokenizer.definition, tokenizer.reference)
     assert encoder.name == "fastokens" and not passed
-    texts = [*encoders.hard_texts(tokenizer.reference), *(path.read_text() for path in Path(__file__).parent.glob("*.py"))]
+    texts = [
+        *encoders.hard_texts(tokenizer.reference),
+        *(path.read_text() for path in Path(__file__).parent.glob("*.py")),
+    ]
     assert encoders.first_difference(encoder, tokenizer.reference, texts) is None
 
 
@@ -66,14 +76,18 @@ def test_encoding_is_flat_and_decodes_to_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.end_of_document not in ids, "a document can't contain its own end"
 
 
-def test_a_wrong_encoder_is_passed_over_and_named(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_encoder_is_passed_over_and_named(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Wrong(encoders.Fastokens):
         def encode(self, texts: list[str]) -> tuple[encoders.Ids, encoders.Offsets]:
             ids, offsets = super().encode(texts)
             return np.where(ids == ids.max(), 0, ids).astype(np.uint32), offsets
 
     monkeypatch.setitem(encoders.ENCODERS, "fastokens", Wrong)
-    encoder, passed = encoders.open_encoder(tokenizer.definition, tokenizer.reference, ("fastokens", "tokenizers"))
+    encoder, passed = encoders.open_encoder(
+        tokenizer.definition, tokenizer.reference, ("fastokens", "tokenizers")
+    )
     assert encoder.name == "tokenizers"
     assert "fastokens" in passed[0] and "otherwise" in passed[0]
 
@@ -88,17 +102,31 @@ def test_streaming_holds_back_half_a_character(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("lower", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_wordpiece_by_words_has_the_ids_of_whole_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: bool) -> None:
+def test_wordpiece_by_words_has_the_ids_of_whole_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lower: bool
+) -> None:
     sources = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     trained = BertWordPieceTokenizer(lowercase=lower)
     trained.train_from_iterator(sources, vocab_size=2000, show_progress=False)
     trained.save_model(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
     tokenizer = load(tmp_path)
-    assert tokenizer.encoder.name == Words.name and tokenizer.backend.startswith("tokenizers by words 0.")
-    points = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000 and (i < 0x3100 or i % 31 == 0)]
-    runs = ["".join(f"a{point}b {point}'{point}{point}\n" for point in points[i : i + 500]) for i in range(0, len(points), 500)]
-    texts = [*encoders.hard_texts(tokenizer.reference), *runs, *sources, "x" * 101 + " " + "y" * 100]
+    assert tokenizer.encoder.name == Words.name and tokenizer.backend.startswith(
+        "tokenizers by words 0."
+    )
+    points = [
+        chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000 and (i < 0x3100 or i % 31 == 0)
+    ]
+    runs = [
+        "".join(f"a{point}b {point}'{point}{point}\n" for point in points[i : i + 500])
+        for i in range(0, len(points), 500)
+    ]
+    texts = [
+        *encoders.hard_texts(tokenizer.reference),
+        *runs,
+        *sources,
+        "x" * 101 + " " + "y" * 100,
+    ]
     assert encoders.first_difference(tokenizer.encoder, tokenizer.reference, texts) is None
     monkeypatch.setattr(wordpiece_cache, "KEPT", 100)
     for text in sources:  # and when words are forgotten and learnt again
@@ -110,7 +138,9 @@ def test_only_a_wordpiece_is_encoded_by_words(tokenizer: Tokenizer) -> None:
         Words(tokenizer.definition, tokenizer.reference)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}}']
+)
 def test_a_broken_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
@@ -126,10 +156,14 @@ def test_a_tokenizer_without_an_end_token_is_refused(tokenizer: Tokenizer) -> No
         Tokenizer(json.dumps(content), "strange").end_of_document  # noqa: B018
 
 
-def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_in_parts_has_the_ids_of_the_whole(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(work_units, "PART", 2000)
     text = (
-        "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))) + "日本語の文章。" * 900 + " the end"
+        "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
+        + "日本語の文章。" * 900
+        + " the end"
     )
     found = list(work_units.parts(text, tokenizer.encoder))
     assert "".join(found) == text and 5 < len(found) < len(text) // 2000
@@ -137,7 +171,9 @@ def test_a_long_text_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, mon
     assert np.array_equal(ids, tokenizer.encode([text])[0])
 
 
-def test_a_tokenizer_that_can_not_be_cut_gets_the_text_whole(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_that_can_not_be_cut_gets_the_text_whole(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Prefixed(encoders.HuggingFace):
         """As SentencePiece does it: every text begins with a space."""
 

@@ -11,7 +11,16 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "trainfleet"
 NODE = ("engine", "models", "data")
 FILES = sorted(path for room in NODE for path in (PACKAGE / room).rglob("*.py"))
-NAMESPACES = {"cuda", "xpu", "mps", "npu", "hpu", "xla", "neuron", "accelerator"}  # of torch, each for one kind of device
+NAMESPACES = {
+    "cuda",
+    "xpu",
+    "mps",
+    "npu",
+    "hpu",
+    "xla",
+    "neuron",
+    "accelerator",
+}  # of torch, each for one kind of device
 ASKING = {"is_cuda", "is_xpu", "is_mps", "is_cpu", "is_available", "is_meta"}
 WORDS = {"cuda", "nccl", "xla", "neuron", "neuron_xla", "mps", "xpu"}
 # Private names of torch that the engine takes, as torch has no public one, and what each is for. A new torch is looked at here.
@@ -66,21 +75,33 @@ def asks(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def _is_kind(node: ast.expr) -> bool:
     return (isinstance(node, ast.Attribute) and node.attr in ("kind", "device_type")) or (
-        isinstance(node, ast.Attribute) and node.attr == "type" and "device" in ast.unparse(node.value)
+        isinstance(node, ast.Attribute)
+        and node.attr == "type"
+        and "device" in ast.unparse(node.value)
     )
 
 
 def _is_text(node: ast.expr) -> bool:
     elements = node.elts if isinstance(node, ast.Tuple | ast.Set | ast.List) else [node]
-    return all(isinstance(element, ast.Constant) and isinstance(element.value, str) for element in elements)
+    return all(
+        isinstance(element, ast.Constant) and isinstance(element.value, str) for element in elements
+    )
 
 
 def private(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Each private name of torch that a file takes: a module with an underscore, or an attribute with one of another's object."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch") and "._" in (node.module or ""):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").startswith("torch")
+            and "._" in (node.module or "")
+        ):
             yield node.lineno, str(node.module)
-        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+        ):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not own and node.attr not in OURS:
                 yield node.lineno, node.attr
@@ -106,8 +127,15 @@ def test_every_private_name_of_torch_is_in_the_table_and_nothing_else() -> None:
     for path in FILES:
         tree = ast.parse(path.read_text())
         if "torch" in {
-            name.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
-        } | {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}:
+            name.name.split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for name in node.names
+        } | {
+            (node.module or "").split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+        }:
             taken |= {name: f"{path}:{line}" for line, name in private(tree)}
     assert {name: where for name, where in taken.items() if name not in PRIVATE} == {}
     assert PRIVATE.keys() - taken.keys() == set()

@@ -50,11 +50,16 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_a_torch_without_cuda_is_named_and_no_cpu_takes_the_place(blind: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_cuda_is_named_and_no_cpu_takes_the_place(
+    blind: pytest.MonkeyPatch,
+) -> None:
     blind.setattr(torch.version, "cuda", None)
     error = refused("cuda")
     assert "ranks compute on GPUs" in error.what and error.where == "rank 3 on node 1"
-    assert f"torch {torch.__version__} is a build without CUDA" in error.why and "make setup" in error.next
+    assert (
+        f"torch {torch.__version__} is a build without CUDA" in error.why
+        and "make setup" in error.next
+    )
 
 
 def test_a_missing_driver_is_named(blind: pytest.MonkeyPatch) -> None:
@@ -62,18 +67,27 @@ def test_a_missing_driver_is_named(blind: pytest.MonkeyPatch) -> None:
     assert "no NVIDIA driver is loaded" in refused("cuda").why
 
 
-def test_a_driver_that_torch_finds_too_old_is_named_in_torchs_words(blind: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_driver_that_torch_finds_too_old_is_named_in_torchs_words(
+    blind: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040).\nPlease update"
+        )
 
-    (driver := tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02\nGCC version: 9\n")
+    (driver := tmp_path / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02\nGCC version: 9\n"
+    )
     blind.setattr(torch.version, "cuda", "13.0")
     blind.setattr(cuda, "DRIVER", driver)
     blind.setattr(torch.cuda, "init", fail)
     blind.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     why = refused("cuda").why
     assert (
-        "too old (found version 11040)" in why and "470.57.02" in why and "CUDA 13.0" in why and "CUDA_VISIBLE_DEVICES=0,1" in why
+        "too old (found version 11040)" in why
+        and "470.57.02" in why
+        and "CUDA 13.0" in why
+        and "CUDA_VISIBLE_DEVICES=0,1" in why
     )
 
 
@@ -85,7 +99,9 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch: pytest.MonkeyPa
     assert "rank 4 of its node has no GPU" in error.what and "torch sees 4" in error.why
 
 
-@pytest.mark.parametrize(("count", "told"), [(0, ""), (8, "8 accelerators of this node stay idle: fleet.stack is cpu")])
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, ""), (8, "8 accelerators of this node stay idle: fleet.stack is cpu")]
+)
 def test_a_cpu_that_was_planned_is_opened_beside_gpus_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int, told: str
 ) -> None:
@@ -109,16 +125,26 @@ def test_what_has_no_file_here_is_refused() -> None:
         ((9, 0), [], True),
     ],
 )
-def test_a_build_has_code_for_a_gpu_or_not(capability: tuple[int, int], targets: list[str], runs: bool) -> None:
+def test_a_build_has_code_for_a_gpu_or_not(
+    capability: tuple[int, int], targets: list[str], runs: bool
+) -> None:
     assert cuda.has_code_for(capability, targets) == runs
 
 
 @pytest.mark.parametrize(
-    ("stack", "kind"), [("cpu", "cpu"), ("cuda", "cuda"), ("cuda-volta", "cuda"), ("neuron-xla", "neuron_xla")]
+    ("stack", "kind"),
+    [("cpu", "cpu"), ("cuda", "cuda"), ("cuda-volta", "cuda"), ("neuron-xla", "neuron_xla")],
 )
 def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
-    recipe = "bert-large-trn1" if kind == "neuron_xla" else "llama-3-8b-p5"  # a stack for other devices is refused
-    config, _ = load(Settings(RECIPES / f"{recipe}.yaml", f"fleet.stack={stack} train.precision=fp32 train.weights=fp32"))
+    recipe = (
+        "bert-large-trn1" if kind == "neuron_xla" else "llama-3-8b-p5"
+    )  # a stack for other devices is refused
+    config, _ = load(
+        Settings(
+            RECIPES / f"{recipe}.yaml",
+            f"fleet.stack={stack} train.precision=fp32 train.weights=fp32",
+        )
+    )
     assert config.fleet.device == kind
 
 
@@ -131,7 +157,9 @@ def test_the_plan_names_the_device_by_the_stack(stack: str, kind: str) -> None:
         (1, accelerators.BY_NAME["V100-32GB"], "cuda-volta"),
     ],
 )
-def test_this_machines_accelerators_are_planned(monkeypatch: pytest.MonkeyPatch, count: int, found: Any, stack: str) -> None:
+def test_this_machines_accelerators_are_planned(
+    monkeypatch: pytest.MonkeyPatch, count: int, found: Any, stack: str
+) -> None:
     monkeypatch.setattr(node_types, "local_accelerators", lambda: count)
     monkeypatch.setattr(node_types, "local_accelerator", lambda: found)
     config, derived = load(Settings(RECIPES / "first-run.yaml", "fleet.nodes=1"))
@@ -175,14 +203,21 @@ def test_selective_recomputation_keeps_what_the_device_names() -> None:
 def test_without_a_fused_adamw_ours_takes_the_same_steps_and_leaves_the_same_out() -> None:
     held = []
     for device in (Cpu(), Other()):
-        model, train = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5)), replace(TRAIN, weight_decay=0.1)
+        model, train = (
+            nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5)),
+            replace(TRAIN, weight_decay=0.1),
+        )
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():
             parameter.data.normal_(generator=generator)
         update = optimizer.build(model, train, device)
         for step in range(4):
             for parameter in model.parameters():
-                parameter.grad = torch.full_like(parameter, float("nan")) if step == 2 else torch.sin(parameter.detach() + step)
+                parameter.grad = (
+                    torch.full_like(parameter, float("nan"))
+                    if step == 2
+                    else torch.sin(parameter.detach() + step)
+                )
             optimizer.leave_out(update, torch.tensor(float(step == 2)))
             update.step()
         held.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
@@ -208,28 +243,40 @@ def test_ranks_on_gpus_have_one_group_of_gloo_for_their_hosts_and_wait_half_an_h
     def note(*given: Any, **named: Any) -> Any:
         made.append((str(backend := given[3]), named["timeout"]))
         group, store = make(*given[:3], distributed_c10d.Backend("fake"), *given[4:], **named)
-        distributed_c10d._world.pg_map[group] = backend, store  # what a group that is made without one has too
+        distributed_c10d._world.pg_map[group] = (
+            backend,
+            store,
+        )  # what a group that is made without one has too
         return group, store
 
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", note)
     monkeypatch.setattr(distributed_c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
-    monkeypatch.setattr(distributed_c10d, "rendezvous", lambda *_, **__: iter([(FakeStore(), 0, 8)]))
+    monkeypatch.setattr(
+        distributed_c10d, "rendezvous", lambda *_, **__: iter([(FakeStore(), 0, 8)])
+    )
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda how: None)
     for name, answer in {"set_device": None, "device_count": 8, "is_initialized": True}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "8")
     degrees = "train.layout.pipeline=2 train.layout.context=2 train.layout.shard=2"
-    config = load(Settings(RECIPES / "llama-3-8b-p5.yaml", f"fleet.nodes=1 fleet.ranks_per_node=8 {degrees}"))[0]
+    config = load(
+        Settings(RECIPES / "llama-3-8b-p5.yaml", f"fleet.nodes=1 fleet.ranks_per_node=8 {degrees}")
+    )[0]
     with join(Unseen()) as world:
         mesh, _ = Mesh(config, world.device), Peers()
         assert mesh.grid.device_type == "cuda" and mesh.context_group
-    assert [backend for backend, _ in made if backend != "nccl"] == ["gloo", "gloo"]  # the ranks', and their checkpoints'
+    assert [backend for backend, _ in made if backend != "nccl"] == [
+        "gloo",
+        "gloo",
+    ]  # the ranks', and their checkpoints'
     assert min(timeout for _, timeout in made) >= timedelta(minutes=30)
 
 
 @pytest.mark.parametrize(("major", "name"), [(7, "float32"), (8, "tf32")])
-def test_results_say_which_products_a_run_in_fp32_had(monkeypatch: pytest.MonkeyPatch, major: int, name: str) -> None:
+def test_results_say_which_products_a_run_in_fp32_had(
+    monkeypatch: pytest.MonkeyPatch, major: int, name: str
+) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
     for each, answer in {
         "is_available": True,
@@ -239,5 +286,8 @@ def test_results_say_which_products_a_run_in_fp32_had(monkeypatch: pytest.Monkey
     }.items():
         monkeypatch.setattr(torch.cuda, each, lambda *_, answer=answer: answer)
     device = cuda.Cuda(0)
-    trainers: list[Any] = [SimpleNamespace(device=device, precision=format_) for format_ in (torch.float32, torch.bfloat16)]
+    trainers: list[Any] = [
+        SimpleNamespace(device=device, precision=format_)
+        for format_ in (torch.float32, torch.bfloat16)
+    ]
     assert [products(trainer) for trainer in trainers] == [name, "bfloat16"]

@@ -25,7 +25,12 @@ from trainfleet.plan.request import Request
 from trainfleet.trust.errors import BackendError, ConfigError
 
 TYPES = [name for name, row in node_types.INSTANCE_TYPES.items() if row.memory_gib > 32]
-TRAINED_ON = set(botocore.session.get_session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum)
+TRAINED_ON = set(
+    botocore.session.get_session()
+    .get_service_model("sagemaker")
+    .shape_for("TrainingInstanceType")
+    .enum
+)
 ROLE = "arn:aws:iam::123456789012:role/train"
 QUEUE = "arn:aws:batch:us-east-1:123456789012:job-queue/mine"
 OWN = {
@@ -34,7 +39,9 @@ OWN = {
 }
 
 
-def config_of(folder: Path, backend: str, instance_type: str = "p4d.24xlarge", nodes: int = 4, **fleet: Any) -> Config:
+def config_of(
+    folder: Path, backend: str, instance_type: str = "p4d.24xlarge", nodes: int = 4, **fleet: Any
+) -> Config:
     own = OWN[backend] | fleet.pop(backend, {})
     said = {
         "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "store": "s3://bkt/sets", "vocabulary_size": 340},
@@ -57,7 +64,9 @@ def sound(request: Request) -> dict[str, Any]:
     """The last body of a request, all of which its service's model takes once it has a name."""
     for artifact, body in zip(request.artifacts, bodies(request), strict=True):
         _, service, operation = artifact.name.removesuffix(".json").split("-")
-        name = {"SubmitJob": {"jobName": "x"}, "CreateTrainingJob": {"TrainingJobName": "x"}}.get(operation, {})
+        name = {"SubmitJob": {"jobName": "x"}, "CreateTrainingJob": {"TrainingJobName": "x"}}.get(
+            operation, {}
+        )
         assert problems_of(service, operation, body | name) == [], artifact.name
     return bodies(request)[-1]
 
@@ -69,9 +78,14 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("instance_type", TYPES)
 @pytest.mark.parametrize("backend", ["batch", "sagemaker"])
-def test_every_request_is_valid_for_every_type(backend: str, instance_type: str, tmp_path: Path) -> None:
+def test_every_request_is_valid_for_every_type(
+    backend: str, instance_type: str, tmp_path: Path
+) -> None:
     if backend == "sagemaker" and f"ml.{instance_type}" not in TRAINED_ON:
-        with pytest.raises(ConfigError, match=f"{instance_type}: SageMaker trains on no such machines; trn2.48xlarge works"):
+        with pytest.raises(
+            ConfigError,
+            match=f"{instance_type}: SageMaker trains on no such machines; trn2.48xlarge works",
+        ):
             config_of(tmp_path, backend, instance_type)
         return
     config = config_of(tmp_path, backend, instance_type)
@@ -86,7 +100,9 @@ def test_every_request_is_valid_for_every_type(backend: str, instance_type: str,
         assert any(device.startswith("/dev/neuron") for device in devices) == neuron
         needs = {entry["type"]: int(entry["value"]) for entry in container["resourceRequirements"]}
         assert needs["VCPU"] == row.vcpus and needs["MEMORY"] < row.memory_gib * 1024
-        assert needs.get("GPU", 0) == (row.accelerators if row.accelerator and row.accelerator.kind == "cuda" else 0)
+        assert needs.get("GPU", 0) == (
+            row.accelerators if row.accelerator and row.accelerator.kind == "cuda" else 0
+        )
 
 
 @pytest.mark.parametrize("instance_type", [name for name in TYPES if f"ml.{name}" in TRAINED_ON])
@@ -95,12 +111,18 @@ def test_sagemaker_gets_a_key_of_the_volume_only_where_the_type_has_no_disks_of_
 ) -> None:
     """botocore: "You can't request a VolumeKmsKeyId when using an instance type with local storage"."""
     config = config_of(tmp_path, "sagemaker", instance_type, sagemaker={"kms_key": "alias/x"})
-    asked = any("VolumeKmsKeyId" in body.get("ResourceConfig", {}) for request in requests(config) for body in bodies(request))
+    asked = any(
+        "VolumeKmsKeyId" in body.get("ResourceConfig", {})
+        for request in requests(config)
+        for body in bodies(request)
+    )
     assert asked == (node_types.INSTANCE_TYPES[instance_type].nvme_gb == 0)
 
 
 @pytest.mark.parametrize("backend", ["batch", "sagemaker"])
-def test_every_node_is_told_for_which_versions_the_job_was_planned(backend: str, tmp_path: Path) -> None:
+def test_every_node_is_told_for_which_versions_the_job_was_planned(
+    backend: str, tmp_path: Path
+) -> None:
     """Its image compares them with its own (entrypoint.py): also one that no launcher could look at."""
     config = config_of(tmp_path, backend)
     for request in requests(config):
@@ -139,7 +161,17 @@ FSX = {"input_mode": "fsx", "file_system": "fs-0123456789abcdef0:/fsx/sets", **V
     [
         ({"input_mode": "file"}, ("InputDataConfig", 0, "InputMode", "File")),
         ({"input_mode": "fastfile"}, ("AlgorithmSpecification", "TrainingInputMode", "FastFile")),
-        (FSX, ("InputDataConfig", 0, "DataSource", "FileSystemDataSource", "DirectoryPath", "/fsx/sets/stdlib")),
+        (
+            FSX,
+            (
+                "InputDataConfig",
+                0,
+                "DataSource",
+                "FileSystemDataSource",
+                "DirectoryPath",
+                "/fsx/sets/stdlib",
+            ),
+        ),
         ({"warm_pool_minutes": 30}, ("ResourceConfig", "KeepAlivePeriodInSeconds", 1800)),
         ({"max_hours": 672}, ("StoppingCondition", "MaxRuntimeInSeconds", 2419200)),
         ({"retries": 30}, ("RetryStrategy", "MaximumRetryAttempts", 30)),
@@ -150,7 +182,9 @@ FSX = {"input_mode": "fsx", "file_system": "fs-0123456789abcdef0:/fsx/sets", **V
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_every_key_of_sagemaker_is_in_a_valid_request(keys: dict[str, Any], where: tuple[Any, ...], tmp_path: Path) -> None:
+def test_every_key_of_sagemaker_is_in_a_valid_request(
+    keys: dict[str, Any], where: tuple[Any, ...], tmp_path: Path
+) -> None:
     body: Any = sound(list(requests(config_of(tmp_path, "sagemaker", sagemaker=keys)))[1])
     for step in where[:-1]:
         body = body[step]
@@ -159,14 +193,28 @@ def test_every_key_of_sagemaker_is_in_a_valid_request(keys: dict[str, Any], wher
 
 def test_managed_spot_waits_for_machines_and_saves_to_s3_itself(tmp_path: Path) -> None:
     body = sound(list(requests(config_of(tmp_path, "sagemaker", spot=True)))[1])
-    assert body["EnableManagedSpotTraining"] and body["StoppingCondition"]["MaxWaitTimeInSeconds"] == 864000
-    assert "CheckpointConfig" not in body, "which would bring every checkpoint to every machine at a restart"
+    assert (
+        body["EnableManagedSpotTraining"]
+        and body["StoppingCondition"]["MaxWaitTimeInSeconds"] == 864000
+    )
+    assert "CheckpointConfig" not in body, (
+        "which would bring every checkpoint to every machine at a restart"
+    )
 
 
 @pytest.mark.parametrize(
-    ("size", "mode"), [(None, "stream"), (10**9, "file"), (59 * 10**9, "file"), (61 * 10**9, "stream"), (10**13, "stream")]
+    ("size", "mode"),
+    [
+        (None, "stream"),
+        (10**9, "file"),
+        (59 * 10**9, "file"),
+        (61 * 10**9, "stream"),
+        (10**13, "stream"),
+    ],
 )
-def test_the_dataset_s_size_decides_how_nodes_get_it(size: int | None, mode: str, tmp_path: Path) -> None:
+def test_the_dataset_s_size_decides_how_nodes_get_it(
+    size: int | None, mode: str, tmp_path: Path
+) -> None:
     found = input_of(config_of(tmp_path, "sagemaker"), size)
     assert found.mode == mode and found.why and found.seconds <= 60
 
@@ -181,10 +229,15 @@ def test_a_logged_step_is_what_sagemaker_s_metrics_read() -> None:
 
 
 def test_a_queue_may_be_named_by_its_arn(tmp_path: Path) -> None:
-    assert {sound(request)["jobQueue"] for request in requests(config_of(tmp_path, "batch", batch={"queue": QUEUE}))} == {QUEUE}
+    assert {
+        sound(request)["jobQueue"]
+        for request in requests(config_of(tmp_path, "batch", batch={"queue": QUEUE}))
+    } == {QUEUE}
 
 
-def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_referred_to_and_never_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-11")
     arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:wandb-AbCdEf"
     more = {"secrets": ["HF_TOKEN", "WANDB"], "secret_arns": [f"WANDB={arn}"]}
@@ -205,21 +258,59 @@ def test_secrets_are_referred_to_and_never_said(tmp_path: Path, monkeypatch: pyt
             {"aws": {"region": "us-east-1", "image": "ami-0123456789abcdef0"}},
             "fleet.batch.queue mine has machines of its own",
         ),
-        ("batch", {"batch": {"queue": QUEUE.replace("east", "west")}}, "is not in fleet.aws.region us-east-1"),
+        (
+            "batch",
+            {"batch": {"queue": QUEUE.replace("east", "west")}},
+            "is not in fleet.aws.region us-east-1",
+        ),
         ("batch", {"image": "none"}, "fleet.image"),
         ("sagemaker", {"image": "none"}, "fleet.image"),
-        ("sagemaker", {"sagemaker": {"input_mode": "fsx"}}, "fleet.sagemaker.file_system: is missing"),
-        ("sagemaker", {"sagemaker": {"subnets": ["subnet-0123456789abcdef0"]}}, "fleet.sagemaker.security_groups: are missing"),
-        ("sagemaker", {"sagemaker": {"wait_hours": 3}}, "fleet.sagemaker.wait_hours: is for fleet.spot"),
-        ("sagemaker", {"spot": True, "sagemaker": {"wait_hours": 3}}, "3 is less than max_hours 120"),
-        ("sagemaker", {"spot": True, "sagemaker": {"training_plan": PLAN}}, "fleet.sagemaker.training_plan: is reserved"),
-        ("sagemaker", {"sagemaker": {"training_plan": PLAN, "warm_pool_minutes": 3}}, "fleet.sagemaker.warm_pool_minutes"),
-        ("sagemaker", {"sagemaker": {"encrypt_traffic": True}}, "fleet.sagemaker.encrypt_traffic: true"),
-        ("sagemaker", {"shared_folder": "/fsx/x"}, 'fleet.shared_folder: "/fsx/x": the nodes of sagemaker share no disk'),
+        (
+            "sagemaker",
+            {"sagemaker": {"input_mode": "fsx"}},
+            "fleet.sagemaker.file_system: is missing",
+        ),
+        (
+            "sagemaker",
+            {"sagemaker": {"subnets": ["subnet-0123456789abcdef0"]}},
+            "fleet.sagemaker.security_groups: are missing",
+        ),
+        (
+            "sagemaker",
+            {"sagemaker": {"wait_hours": 3}},
+            "fleet.sagemaker.wait_hours: is for fleet.spot",
+        ),
+        (
+            "sagemaker",
+            {"spot": True, "sagemaker": {"wait_hours": 3}},
+            "3 is less than max_hours 120",
+        ),
+        (
+            "sagemaker",
+            {"spot": True, "sagemaker": {"training_plan": PLAN}},
+            "fleet.sagemaker.training_plan: is reserved",
+        ),
+        (
+            "sagemaker",
+            {"sagemaker": {"training_plan": PLAN, "warm_pool_minutes": 3}},
+            "fleet.sagemaker.warm_pool_minutes",
+        ),
+        (
+            "sagemaker",
+            {"sagemaker": {"encrypt_traffic": True}},
+            "fleet.sagemaker.encrypt_traffic: true",
+        ),
+        (
+            "sagemaker",
+            {"shared_folder": "/fsx/x"},
+            'fleet.shared_folder: "/fsx/x": the nodes of sagemaker share no disk',
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_can_t_be_is_refused_by_key(backend: str, fleet: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_can_t_be_is_refused_by_key(
+    backend: str, fleet: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path, backend, **fleet)
     assert said in str(caught.value)

@@ -33,13 +33,21 @@ def make(seed: int = 1) -> Llama:
     model.initialize(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(1 if parameter.ndim == 1 else 20)  # far from uniform, so that a wrong token is a clear mistake
+            parameter.mul_(
+                1 if parameter.ndim == 1 else 20
+            )  # far from uniform, so that a wrong token is a clear mistake
     return model
 
 
-def write(prompt: list[int], temperature: float = 0.0, seed: int = 0, stop_at: int = -1) -> list[int]:
+def write(
+    prompt: list[int], temperature: float = 0.0, seed: int = 0, stop_at: int = -1
+) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return list(continuation(make(), prompt, temperature=temperature, top_k=8, generator=generator, stop_at=stop_at))
+    return list(
+        continuation(
+            make(), prompt, temperature=temperature, top_k=8, generator=generator, stop_at=stop_at
+        )
+    )
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
@@ -62,7 +70,9 @@ def test_it_ends_with_the_document_and_with_the_context() -> None:
 
 
 def test_a_prompt_longer_than_the_context_leaves_room_to_write() -> None:
-    assert write(list(range(60))) == write(list(range(48, 60))) and len(write(list(range(60)))) == 12
+    assert (
+        write(list(range(60))) == write(list(range(48, 60))) and len(write(list(range(60)))) == 12
+    )
 
 
 def test_the_seed_decides() -> None:
@@ -77,7 +87,9 @@ def test_only_the_likeliest_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])
-def test_a_corpus_without_validation_text_has_a_sample_all_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_corpus_without_validation_text_has_a_sample_all_the_same(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run's last act must not fail it: there is no text, or nothing but the ends of documents."""
     end = 3
 
@@ -88,7 +100,11 @@ def test_a_corpus_without_validation_text_has_a_sample_all_the_same(tokens: int,
             assert length > 0
             return torch.full((1, length + 1), end)
 
-    monkeypatch.setattr(generate, "load_tokenizer", lambda _: SimpleNamespace(decode=lambda ids: " ".join(map(str, ids))))
+    monkeypatch.setattr(
+        generate,
+        "load_tokenizer",
+        lambda _: SimpleNamespace(decode=lambda ids: " ".join(map(str, ids))),
+    )
     silent: Any = Silent()
     sample = generate.write_sample(make(), silent, seed=0)
     assert sample["prompt"] == str(end) and sample["text"]
@@ -107,10 +123,17 @@ def tokenizer() -> Tokenizer:
 MERGES = [("d", "e"), ("de", "f"), ("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("n", "a"), ("Ġ", "na"), ("m", "e"),
           ("Ġna", "me"), ("Ġname", "s")]  # fmt: skip
 LETTERS = ["Ġ", "Ċ", "Ã", "©", "<", *"abcdefhlmnopsxyz"]
-VOCABULARY = {token: id for id, token in enumerate(["<|endoftext|>", *LETTERS, *(first + second for first, second in MERGES)])}
+VOCABULARY = {
+    token: id
+    for id, token in enumerate(
+        ["<|endoftext|>", *LETTERS, *(first + second for first, second in MERGES)]
+    )
+}
 
 
-def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The model here likes " name" best, which is one token: after a token of a blank alone it would write two blanks."""
     scores = {VOCABULARY["Ġname"]: 5.0, VOCABULARY["Ġnames"]: 4.0}
     logits = torch.tensor([scores.get(id, -5.0) for id in range(len(VOCABULARY))])
@@ -128,7 +151,9 @@ def test_the_prompt_of_the_readme_gives_a_name_and_no_second_blank(tokenizer: To
     assert "".join(generate.stream(options)) == "def name name"
 
 
-def test_a_run_says_that_it_concludes_before_it_writes_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_that_it_concludes_before_it_writes_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watchdog gives a step ten seconds; on a busy machine, or of a large model, a sample takes longer."""
     said: list[object] = []
     monkeypatch.setattr(engine, "write_sample", lambda *_: said.append("sample"))

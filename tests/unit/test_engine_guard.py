@@ -31,31 +31,45 @@ def held(model: nn.Module) -> TorchParts:
 
 def judged(guard: StepGuard, values: list[tuple[float, float]], first: int = 1) -> list[int]:
     """The steps that are left out of a sequence of losses and norms."""
-    answers = [guard.skips(step, *map(torch.tensor, pair)) for step, pair in enumerate(values, first)]
+    answers = [
+        guard.skips(step, *map(torch.tensor, pair)) for step, pair in enumerate(values, first)
+    ]
     return [step for step, answer in enumerate(answers, first) if answer.item()]
 
 
 def usual(steps: int) -> list[tuple[float, float]]:
     """A loss that falls and a norm that rises, both with noise, as runs begin."""
     noise = torch.randn(steps, 2, generator=torch.Generator().manual_seed(0))
-    return [(7 - 0.02 * i + 0.1 * a, 1 + 0.01 * i + 0.2 * abs(b)) for i, (a, b) in enumerate(noise.tolist())]
+    return [
+        (7 - 0.02 * i + 0.1 * a, 1 + 0.01 * i + 0.2 * abs(b))
+        for i, (a, b) in enumerate(noise.tolist())
+    ]
 
 
 @pytest.mark.parametrize("bad", [(NAN, 1.0), (3.0, NAN), (float("inf"), 1.0), (3.0, float("inf"))])
-def test_what_is_not_finite_is_left_out_from_the_first_step_on(world: World, bad: tuple[float, float]) -> None:
+def test_what_is_not_finite_is_left_out_from_the_first_step_on(
+    world: World, bad: tuple[float, float]
+) -> None:
     assert judged(StepGuard(TRAIN, world), [bad, (3.0, 1.0), bad, bad]) == [1, 3, 4]
 
 
 @pytest.mark.parametrize("bad", [(15.0, 2.0), (4.0, 40.0)])
-def test_a_spike_of_either_is_left_out_once_the_usual_is_known(world: World, bad: tuple[float, float]) -> None:
+def test_a_spike_of_either_is_left_out_once_the_usual_is_known(
+    world: World, bad: tuple[float, float]
+) -> None:
     early = [bad, *usual(40)]
     assert judged(StepGuard(TRAIN, world), early) == []
     assert judged(StepGuard(TRAIN, world), [*usual(MEMORY + 20), bad, (4.2, 2.0)]) == [MEMORY + 21]
-    assert judged(StepGuard(replace(TRAIN, spike_sigmas=0), world), [*usual(MEMORY + 20), bad]) == []
+    assert (
+        judged(StepGuard(replace(TRAIN, spike_sigmas=0), world), [*usual(MEMORY + 20), bad]) == []
+    )
 
 
 def test_a_level_that_stays_becomes_the_usual_one(world: World) -> None:
-    left_out = judged(StepGuard(TRAIN, world), [(3.0 + 0.01 * (i % 3), 1.0) for i in range(200)] + [(4.5, 1.0)] * 60)
+    left_out = judged(
+        StepGuard(TRAIN, world),
+        [(3.0 + 0.01 * (i % 3), 1.0) for i in range(200)] + [(4.5, 1.0)] * 60,
+    )
     assert left_out[0] == 201 and len(left_out) < 30
 
 
@@ -90,7 +104,9 @@ def test_weights_past_saving_are_named_at_once(world: World) -> None:
     assert error.value.why == "numbers in the weights are not finite: bias"
 
 
-def test_what_is_read_back_of_a_recording_is_not_judged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_back_of_a_recording_is_not_judged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where programs are only compiled ahead, counts and weights are whatever the memory held."""
     guard = StepGuard(TRAIN, world)
     guard.counts = torch.tensor([7_000_000, 9, 3])

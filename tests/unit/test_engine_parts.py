@@ -44,7 +44,9 @@ class Numbered:
     def samples(self, split: str, sequence_length: int) -> int:
         return SEQUENCES
 
-    def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> np.ndarray:
+    def batch(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> np.ndarray:
         assert split == "validation" or seed == TRAIN.seed
         return np.repeat(np.arange(first, first + count)[:, None], sequence_length + 1, axis=1)
 
@@ -67,26 +69,37 @@ def taken(step: int, ranks: int, micro_batch: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2), (8, 1)])
-def test_a_step_takes_the_same_samples_however_it_is_shared_out(ranks: int, micro_batch: int) -> None:
-    assert taken(1, ranks, micro_batch) == list(range(8)) and taken(5, ranks, micro_batch) == list(range(32, 40))
+def test_a_step_takes_the_same_samples_however_it_is_shared_out(
+    ranks: int, micro_batch: int
+) -> None:
+    assert taken(1, ranks, micro_batch) == list(range(8)) and taken(5, ranks, micro_batch) == list(
+        range(32, 40)
+    )
 
 
 def test_what_was_read_ahead_is_used_only_for_its_step() -> None:
     part = Batches(Numbered(), Part(TRAIN), 0, 1, Cpu())  # type: ignore[arg-type]
-    steps = [[int(row[0]) // 8 + 1 for _, batch in part.of(step) for row in batch.inputs] for step in (1, 2, 7, 3)]
+    steps = [
+        [int(row[0]) // 8 + 1 for _, batch in part.of(step) for row in batch.inputs]
+        for step in (1, 2, 7, 3)
+    ]
     part.reader.shutdown(cancel_futures=True)
     assert [set(rows) for rows in steps] == [{1}, {2}, {7}, {3}]
 
 
 def test_targets_are_the_inputs_one_later() -> None:
     inputs, targets, documents = batches.split(torch.arange(14).view(2, 7))
-    assert torch.equal(inputs[:, 1:], targets[:, :-1]) and targets[1, -1] == 13 and documents is None
+    assert (
+        torch.equal(inputs[:, 1:], targets[:, :-1]) and targets[1, -1] == 13 and documents is None
+    )
 
 
 class Packed(Numbered):
     """A dataset whose every token is 3, the end of a document, where its sample's number and place add up to an even number."""
 
-    def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> np.ndarray:
+    def batch(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> np.ndarray:
         places = np.arange(first, first + count)[:, None] + np.arange(sequence_length + 1)[None, :]
         return np.where(places % 2, 7, 3)
 
@@ -108,19 +121,32 @@ def test_batches_say_where_documents_end_when_that_is_asked_for(separate: bool) 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
 def test_validation_is_the_same_sequences_at_any_world_size(ranks: int) -> None:
-    parts = [batches.validation(Numbered(), Part(TRAIN), rank, ranks, Cpu()) for rank in range(ranks)]  # type: ignore[arg-type]
-    assert [int(row[0]) for part in parts for batch in part for row in batch.inputs] == list(range(7))
+    parts = [
+        batches.validation(Numbered(), Part(TRAIN), rank, ranks, Cpu()) for rank in range(ranks)
+    ]  # type: ignore[arg-type]
+    assert [int(row[0]) for part in parts for batch in part for row in batch.inputs] == list(
+        range(7)
+    )
 
 
 def test_validation_takes_no_more_than_there_is() -> None:
-    assert batches.validation_count(Numbered(), Part(replace(TRAIN, validation_sequences=99))) == SEQUENCES  # type: ignore[arg-type]
+    assert (
+        batches.validation_count(Numbered(), Part(replace(TRAIN, validation_sequences=99)))
+        == SEQUENCES
+    )  # type: ignore[arg-type]
 
 
 def test_learning_rate_warms_up_and_ends_at_the_floor() -> None:
     rates = [learning_rate(TRAIN, step) for step in range(1, 101)]
-    assert rates[0] == pytest.approx(0.001) and rates[9] == pytest.approx(0.01) and rates[99] == pytest.approx(0.001)
+    assert (
+        rates[0] == pytest.approx(0.001)
+        and rates[9] == pytest.approx(0.01)
+        and rates[99] == pytest.approx(0.001)
+    )
     assert rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[54] == pytest.approx(0.01 * (0.1 + 0.9 * 0.5), rel=1e-6)  # half way down the cosine
+    assert rates[54] == pytest.approx(
+        0.01 * (0.1 + 0.9 * 0.5), rel=1e-6
+    )  # half way down the cosine
 
 
 def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
@@ -130,7 +156,9 @@ def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
 def test_only_matrices_decay() -> None:
     layer = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.RMSNorm(3))
     groups = optimizer.build(layer, TRAIN, Cpu()).param_groups
-    assert {tuple(p.shape) for p in groups[0]["params"]} == {(4, 3), (3, 3)} and groups[0]["weight_decay"] == 0.1
+    assert {tuple(p.shape) for p in groups[0]["params"]} == {(4, 3), (3, 3)} and groups[0][
+        "weight_decay"
+    ] == 0.1
     assert all(p.ndim == 1 for p in groups[1]["params"]) and groups[1]["weight_decay"] == 0
 
 
@@ -153,13 +181,25 @@ def test_every_second_is_in_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     with watch.stage("checkpoint"):
         now[0] += 3
     now[0] += 1
-    assert watch.stages() == {"startup": 10.0, "train": 6.0, "validate": 2.0, "checkpoint": 3.0, "total": 21.0}
+    assert watch.stages() == {
+        "startup": 10.0,
+        "train": 6.0,
+        "validate": 2.0,
+        "checkpoint": 3.0,
+        "total": 21.0,
+    }
     assert watch.trained == 1006.0
 
 
 def test_precision_is_what_all_devices_are_good_at() -> None:
-    found = [[World(0, 1, 0, Cpu(), native).precision(asked) for asked in ("auto", "fp32", "bf16")] for native in (False, True)]
-    assert found == [[torch.float32, torch.float32, torch.bfloat16], [torch.bfloat16, torch.float32, torch.bfloat16]]
+    found = [
+        [World(0, 1, 0, Cpu(), native).precision(asked) for asked in ("auto", "fp32", "bf16")]
+        for native in (False, True)
+    ]
+    assert found == [
+        [torch.float32, torch.float32, torch.bfloat16],
+        [torch.bfloat16, torch.float32, torch.bfloat16],
+    ]
 
 
 def test_a_device_knows_itself() -> None:
@@ -207,7 +247,9 @@ class Philox(Cpu):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_first_weights_are_those_of_every_layout_on_every_device(tmp_path: Path, family: str) -> None:
+def test_first_weights_are_those_of_every_layout_on_every_device(
+    tmp_path: Path, family: str
+) -> None:
     """Replicas draw where the device draws, as a divided model does: else a layout chosen by `auto` would change a run."""
     from trainfleet.config import Settings, load
     from trainfleet.engine.parallel import Replicas
@@ -220,9 +262,14 @@ def test_first_weights_are_those_of_every_layout_on_every_device(tmp_path: Path,
     )
     config = load(Settings(tmp_path / "config.yaml"))[0]
     with join(Philox()) as world:
-        ours, theirs = Replicas(config, world).weights(), divide(config, world.device, torch.float32).weights()
+        ours, theirs = (
+            Replicas(config, world).weights(),
+            divide(config, world.device, torch.float32).weights(),
+        )
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
     hosts = models.build(config.model)
     hosts.initialize(config.train.seed)
-    assert not torch.equal(ours["lm_head.weight"], hosts.state_dict()["lm_head.weight"]), "the stand-in draws as the host does"
+    assert not torch.equal(ours["lm_head.weight"], hosts.state_dict()["lm_head.weight"]), (
+        "the stand-in draws as the host does"
+    )

@@ -33,7 +33,9 @@ def table(engine: str) -> str:
         f"{'yes' if row['again'] else 'no'} | [read]({row['read']}) |"
         for row in ROWS[engine]
     ]
-    return "\n".join(["| it says | verdict | another attempt | source |", "|---|---|---|---|", *rows])
+    return "\n".join(
+        ["| it says | verdict | another attempt | source |", "|---|---|---|---|", *rows]
+    )
 
 
 @pytest.mark.parametrize("engine", ROWS)
@@ -41,19 +43,33 @@ def test_the_page_has_the_table_that_is_tested(engine: str) -> None:
     assert f"\n{table(engine)}\n" in PAGE.read_text(), f"put this into {PAGE}:\n{table(engine)}"
 
 
-@pytest.mark.parametrize(("engine", "row"), CASES, ids=[f"{engine}-{row['says'][:40]}" for engine, row in CASES])
-def test_a_reason_has_its_verdict(engine: str, row: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("engine", "row"), CASES, ids=[f"{engine}-{row['says'][:40]}" for engine, row in CASES]
+)
+def test_a_reason_has_its_verdict(
+    engine: str, row: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing else is known: the containers have said nothing, and the engine's reason is all there is."""
     monkeypatch.chdir(tmp_path)
     request = Request(Job("train", "x", Path("runs/x"), 2, 1, "m", (), True), ())
     verdict = judge(
-        request, AttemptOutcome(Status(Phase.ENDED, row["says"], exits={0: 1}), None), Run(Path("runs/x")), start_now(request)
+        request,
+        AttemptOutcome(Status(Phase.ENDED, row["says"], exits={0: 1}), None),
+        Run(Path("runs/x")),
+        start_now(request),
     )
-    assert (verdict.cause, verdict.then is not Then.STOP) == (row["means"], row["again"]), str(verdict)
+    assert (verdict.cause, verdict.then is not Then.STOP) == (row["means"], row["again"]), str(
+        verdict
+    )
 
 
 def test_batch_itself_tries_again_what_a_machine_did_and_nothing_else() -> None:
     rules = retries(3)["evaluateOnExit"]
-    assert rules[-1] == {"onReason": "*", "action": "EXIT"}, "without it Batch tries again whatever matches no rule"
+    assert rules[-1] == {"onReason": "*", "action": "EXIT"}, (
+        "without it Batch tries again whatever matches no rule"
+    )
     assert len(rules) <= 5 and all(rule["action"] == "RETRY" for rule in rules[:-1])
-    assert {"onStatusReason": "Host EC2*", "action": "RETRY"} in rules and {"onExitCode": "1", "action": "RETRY"} not in rules
+    assert {"onStatusReason": "Host EC2*", "action": "RETRY"} in rules and {
+        "onExitCode": "1",
+        "action": "RETRY",
+    } not in rules

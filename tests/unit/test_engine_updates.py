@@ -39,7 +39,9 @@ def descend(name: str, steps: int = 30, **values: float) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(("name", "rate", "left"), [("adamw", 0.01, 0.6), ("lamb", 0.05, 0.95), ("muon", 0.01, 0.6)])
+@pytest.mark.parametrize(
+    ("name", "rate", "left"), [("adamw", 0.01, 0.6), ("lamb", 0.05, 0.95), ("muon", 0.01, 0.6)]
+)
 def test_every_optimizer_learns_a_batch_by_heart(name: str, rate: float, left: float) -> None:
     """LAMB's steps are parts of the weights' own length, which are small at first: it takes its time."""
     losses = descend(name, learning_rate=rate)
@@ -48,7 +50,12 @@ def test_every_optimizer_learns_a_batch_by_heart(name: str, rate: float, left: f
 
 def stepped(kind: type[AdamW], matrix: bool, gradients: list[Tensor], **settings: float) -> Tensor:
     parameter = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
-    update = kind([{"params": [parameter], "matrix": matrix, "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.99), eps=1e-8)
+    update = kind(
+        [{"params": [parameter], "matrix": matrix, "weight_decay": 0.1}],
+        lr=0.01,
+        betas=(0.9, 0.99),
+        eps=1e-8,
+    )
     for gradient in gradients:
         parameter.grad = gradient.clone()
         update.step()
@@ -90,7 +97,9 @@ def one_by_one(matrix: Tensor) -> Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def test_muon_steps_matrices_together_as_it_would_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_steps_matrices_together_as_it_would_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of several shapes, lying and standing, and more of one shape than go at once."""
     monkeypatch.setattr(optimizers, "AT_ONCE", 2 * 8 * 24)
     dice = torch.Generator().manual_seed(5)
@@ -99,19 +108,35 @@ def test_muon_steps_matrices_together_as_it_would_one_by_one(monkeypatch: pytest
     before = [parameter.detach().clone() for parameter in parameters]
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape, generator=dice)
-    Muon([{"params": parameters, "matrix": True, "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.95), eps=1e-8).step()
+    Muon(
+        [{"params": parameters, "matrix": True, "weight_decay": 0.1}],
+        lr=0.01,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    ).step()
     for parameter, old in zip(parameters, before, strict=True):
         ahead = parameter.grad.lerp(parameter.grad * 0.05, 0.95)  # type: ignore[union-attr]
         change = one_by_one(ahead) * 0.2 * max(old.shape) ** 0.5
-        torch.testing.assert_close(parameter.detach(), old * (1 - 0.01 * 0.1) - 0.01 * change, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            parameter.detach(), old * (1 - 0.01 * 0.1) - 0.01 * change, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("kind", [Lamb, Muon])
 @pytest.mark.parametrize("matrix", [True, False])
 def test_a_step_that_is_left_out_changes_nothing(kind: type[AdamW], matrix: bool) -> None:
     parameter = nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
-    update = kind([{"params": [parameter], "matrix": matrix, "weight_decay": 0.1}], lr=0.01, betas=(0.9, 0.99), eps=1e-8)
-    for gradient, skip in ((GRADIENTS[0], 0.0), (torch.full((3, 4), torch.nan), 1.0), (GRADIENTS[1], 0.0)):
+    update = kind(
+        [{"params": [parameter], "matrix": matrix, "weight_decay": 0.1}],
+        lr=0.01,
+        betas=(0.9, 0.99),
+        eps=1e-8,
+    )
+    for gradient, skip in (
+        (GRADIENTS[0], 0.0),
+        (torch.full((3, 4), torch.nan), 1.0),
+        (GRADIENTS[1], 0.0),
+    ):
         update.found_inf, parameter.grad = torch.tensor(skip), gradient.clone()
         update.step()
     torch.testing.assert_close(parameter.detach(), stepped(kind, matrix, GRADIENTS[:2]))
@@ -125,10 +150,14 @@ def rates(train: Train) -> list[float]:
     ("schedule", "half_way", "power"),
     [("cosine", 0.55, 1.0), ("linear", 0.55, 1.0), ("polynomial", 0.325, 2.0), ("wsd", 1.0, 1.0)],
 )
-def test_a_schedule_warms_up_falls_and_ends_at_the_floor(schedule: str, half_way: float, power: float) -> None:
+def test_a_schedule_warms_up_falls_and_ends_at_the_floor(
+    schedule: str, half_way: float, power: float
+) -> None:
     train = replace(TRAIN, schedule=schedule, schedule_power=power, learning_rate_floor=0.1)
     found = rates(train)
-    assert found[:10] == pytest.approx([step / 10 for step in range(1, 11)]) and found[99] == pytest.approx(0.1)
+    assert found[:10] == pytest.approx([step / 10 for step in range(1, 11)]) and found[
+        99
+    ] == pytest.approx(0.1)
     assert found[54] == pytest.approx(half_way) and found[9:] == sorted(found[9:], reverse=True)
     if schedule == "wsd":
         assert found[79] == 1.0 and found[89] == pytest.approx(0.55)

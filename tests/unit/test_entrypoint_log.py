@@ -40,10 +40,25 @@ def home(tmp_path: Path) -> Path:
 
 
 def start(home: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINFLEET_", "AWS_BATCH", "SLURM"))}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRAINFLEET_", "AWS_BATCH", "SLURM"))
+    }
     told = plain | {"PYTHONPATH": f"{ROOT / 'python'}:{home.parent}"} | environment
-    command = [sys.executable, "-m", "trainfleet.entrypoint", "--folder", "data/x", "--in", str(home), *words]
-    return subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "trainfleet.entrypoint",
+        "--folder",
+        "data/x",
+        "--in",
+        str(home),
+        *words,
+    ]
+    return subprocess.Popen(
+        command, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_on_batch_it_finds_out_by_itself_and_the_engine_keeps_its_lines(home: Path) -> None:
@@ -55,7 +70,9 @@ def test_on_batch_it_finds_out_by_itself_and_the_engine_keeps_its_lines(home: Pa
 
 
 def test_on_a_host_nothing_is_said_twice(home: Path) -> None:
-    process = start(home, "--", "part", "0", TRAINFLEET_AGAIN="0", **Seat(0, 1, "127.0.0.1").environment())
+    process = start(
+        home, "--", "part", "0", TRAINFLEET_AGAIN="0", **Seat(0, 1, "127.0.0.1").environment()
+    )
     assert process.communicate(timeout=20)[0] == "" and process.returncode == 0
     assert "node 0 of 1" in (home / "data/x/logs/node-0.log").read_text()
 
@@ -76,7 +93,11 @@ def test_sigterm_ends_it_with_the_command_s_own_code(home: Path) -> None:
 def test_who_nobody_started_is_told_so(home: Path) -> None:
     process = start(home, "--", "part", "0")
     _, said = process.communicate(timeout=20)
-    assert process.returncode == 1 and "was not started as a node of a job" in said and "next: " in said
+    assert (
+        process.returncode == 1
+        and "was not started as a node of a job" in said
+        and "next: " in said
+    )
     assert not home.exists()
 
 
@@ -84,15 +105,38 @@ def test_who_nobody_started_is_told_so(home: Path) -> None:
     "words", [[], ["--folder", "x"], ["--folder", "x", "--"], ["--on", "lsf", "--folder", "x", "--", "m"],
               ["--folder", "x", "--ranks", "-1", "--", "m"], ["--folder", "x", "--ranks", "two", "--", "m"], ["train"]]
 )  # fmt: skip
-def test_a_wrong_line_is_refused_with_how_it_should_be(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_line_is_refused_with_how_it_should_be(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(words)
-    assert caught.value.code == 2 and "python -m trainfleet.entrypoint [--on ENGINE]" in capsys.readouterr().err
+    assert (
+        caught.value.code == 2
+        and "python -m trainfleet.entrypoint [--on ENGINE]" in capsys.readouterr().err
+    )
 
 
 def test_the_command_s_words_are_its_own() -> None:
-    order = parse(["--on", "batch", "--folder", "runs/x", "--ranks", "2", "--", "m", "--folder", "y", "--", "-n"])
-    assert order.command == ("m", "--folder", "y", "--", "-n") and (order.ranks, order.wait) == (2, batch.SEATING.terms.wait)
+    order = parse(
+        [
+            "--on",
+            "batch",
+            "--folder",
+            "runs/x",
+            "--ranks",
+            "2",
+            "--",
+            "m",
+            "--folder",
+            "y",
+            "--",
+            "-n",
+        ]
+    )
+    assert order.command == ("m", "--folder", "y", "--", "-n") and (order.ranks, order.wait) == (
+        2,
+        batch.SEATING.terms.wait,
+    )
 
 
 def test_every_engine_of_ours_has_its_name_and_its_terms() -> None:
@@ -100,7 +144,9 @@ def test_every_engine_of_ours_has_its_name_and_its_terms() -> None:
     assert fleet.SEATING.terms.wait == 0 and engine_sagemaker.SEATING.terms.grace < 120
 
 
-def test_engines_are_told_apart_by_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_told_apart_by_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def found(**environment: str) -> str:
         for name in ("TRAINFLEET_NODE", "SLURM_JOB_ID", *BATCH):
             monkeypatch.delenv(name, raising=False)
@@ -119,7 +165,11 @@ def test_engines_are_told_apart_by_what_they_say(tmp_path: Path, monkeypatch: py
 
 def as_sagemaker(monkeypatch: pytest.MonkeyPatch, seat: Seat, failure: Path) -> None:
     """This process is a host of SageMaker, with this seat and this file for a failure's reason."""
-    monkeypatch.setattr(engine_sagemaker, "SEATING", Seating("sagemaker", lambda: seat, lambda: True, Terms(failure=failure)))
+    monkeypatch.setattr(
+        engine_sagemaker,
+        "SEATING",
+        Seating("sagemaker", lambda: seat, lambda: True, Terms(failure=failure)),
+    )
 
 
 @pytest.fixture
@@ -135,7 +185,9 @@ def sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_node(home: Path, *words: str) -> int:
-    return entrypoint.run_node(parse(["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--", *words]))
+    return entrypoint.run_node(
+        parse(["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--", *words])
+    )
 
 
 def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
@@ -146,10 +198,15 @@ def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
     monkeypatch.setenv(entrypoint.LOCK, "cpu 2026-11-20 ba9876543210")
     with pytest.raises(BackendError, match="other versions than the config's stack") as caught:
         run_node(home, "part", "0")
-    assert caught.value.why == "it is of the lock cpu 2026-01-01 0123456789ab, the config's stack of cpu 2026-11-20 ba9876543210"
+    assert (
+        caught.value.why
+        == "it is of the lock cpu 2026-01-01 0123456789ab, the config's stack of cpu 2026-11-20 ba9876543210"
+    )
     assert caught.value.why in sagemaker.read_text()
     log = (home / "runs/x/logs/node-0.log").read_text()
-    assert caught.value.why in log and log.count("node 0 of 1") == 1, "the job did not start a second time"
+    assert caught.value.why in log and log.count("node 0 of 1") == 1, (
+        "the job did not start a second time"
+    )
     sagemaker.unlink()
     monkeypatch.setenv(entrypoint.IMAGE_LOCK, "cpu 2026-11-20 ba9876543210")
     assert run_node(home, "part", "0") == 0 and not sagemaker.exists()
@@ -158,16 +215,31 @@ def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
 def test_a_failure_s_reason_is_left_for_sagemaker(sagemaker: Path, home: Path) -> None:
     assert run_node(home, "part", "0") == 0 and not sagemaker.exists()
     assert run_node(home, "part", "3") == 3
-    assert sagemaker.read_text().startswith("node 0: exit code 3; its last lines:\n") and "node 0 of 1" in sagemaker.read_text()
+    assert (
+        sagemaker.read_text().startswith("node 0: exit code 3; its last lines:\n")
+        and "node 0 of 1" in sagemaker.read_text()
+    )
 
 
 def test_what_a_rank_said_of_itself_is_the_reason(sagemaker: Path, home: Path) -> None:
     run = Run(home / "runs" / "x", "node-0-1")
     for order, message in ((1, "old"), (2, "first"), (2, "second")):
-        run.record("fault", order=order, rank=0, node=0, error="DataError", message=message * 999, why="w", next="make tokenize")
+        run.record(
+            "fault",
+            order=order,
+            rank=0,
+            node=0,
+            error="DataError",
+            message=message * 999,
+            why="w",
+            next="make tokenize",
+        )
         time.sleep(0.01)
     assert run_node(home, "part", "1") == 1
-    assert sagemaker.read_text().startswith("node 0: DataError: firstfirst") and len(sagemaker.read_text()) == entrypoint.REASON
+    assert (
+        sagemaker.read_text().startswith("node 0: DataError: firstfirst")
+        and len(sagemaker.read_text()) == entrypoint.REASON
+    )
 
 
 def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
@@ -182,9 +254,25 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
     assert "the reason of the failure can't be left" in capsys.readouterr().err
 
 
-def test_a_node_that_can_t_begin_leaves_why(sagemaker: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_can_t_begin_leaves_why(
+    sagemaker: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     as_sagemaker(monkeypatch, Seat(1, 2, "127.0.0.1", 1), sagemaker)
-    order = ["--on", "sagemaker", "--folder", "runs/x", "--in", str(home), "--ranks", "1", "--wait", "0.3", "--", "part", "0"]
+    order = [
+        "--on",
+        "sagemaker",
+        "--folder",
+        "runs/x",
+        "--in",
+        str(home),
+        "--ranks",
+        "1",
+        "--wait",
+        "0.3",
+        "--",
+        "part",
+        "0",
+    ]
     with pytest.raises(BackendError, match="node 0 of 2 has not come"):
         entrypoint.run_node(parse(order))
     assert "node 0 of 2 has not come" in sagemaker.read_text() and "next: " in sagemaker.read_text()

@@ -26,7 +26,9 @@ def sent(data: bytes) -> list[str]:
 
 def test_an_order_is_the_words_of_a_verb_and_shows_nothing_in_a_process_list() -> None:
     config = load(Settings(CONFIG))[0]
-    line = remote_verb.encode("sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"})
+    line = remote_verb.encode(
+        "sample", config, {"PROMPT": "a 'b'\n$(c)", "SET": "train.steps=5", "CONFIG": "mine.yaml"}
+    )
     assert line.count(b"\n") == 1
     verb, config_word, prompt = sent(line)
     assert (verb, prompt) == ("sample", "PROMPT=a 'b'\n$(c)")
@@ -44,7 +46,10 @@ def test_what_is_no_order_is_refused(line: bytes) -> None:
 def test_a_list_of_files_names_plain_files_only() -> None:
     assert read_listing("12 config.json\n0 model-00001-of-00002.safetensors\n") == {
         "config.json": 12, "model-00001-of-00002.safetensors": 0}  # fmt: skip
-    assert read_listing("1 done\n9 weights/model/dp_rank_00.pt\n") == {"done": 1, "weights/model/dp_rank_00.pt": 9}
+    assert read_listing("1 done\n9 weights/model/dp_rank_00.pt\n") == {
+        "done": 1,
+        "weights/model/dp_rank_00.pt": 9,
+    }
     for text in (
         "1 ../x",
         "1 a/../b",

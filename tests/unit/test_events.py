@@ -38,7 +38,11 @@ FREE = {
 def wrong(event: Mapping[str, Any]) -> list[str]:
     """What of a recorded event is not as the table has it."""
     always, known = known_fields(event["event"])
-    extra = [key for key, value in event.items() if key not in ("time", "event") and not isinstance(value, known.get(key, ()))]
+    extra = [
+        key
+        for key, value in event.items()
+        if key not in ("time", "event") and not isinstance(value, known.get(key, ()))
+    ]
     return extra + [key for key in always if key not in event]
 
 
@@ -60,7 +64,10 @@ def recorded() -> Iterator[tuple[str, ast.Call]]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(called, ast.Attribute)
-                and (called.attr == "_record" or (called.attr in ("record", "note") and "run" in whose))
+                and (
+                    called.attr == "_record"
+                    or (called.attr in ("record", "note") and "run" in whose)
+                )
             ):
                 yield str(path.relative_to(PACKAGE)), node
 
@@ -74,32 +81,67 @@ def test_every_event_that_is_recorded_is_in_the_table_with_its_fields() -> None:
             continue
         seen.add(name.value)
         always, known = known_fields(name.value)
-        assert always <= {word.arg for word in call.keywords} <= known.keys(), f"{file}:{call.lineno}"
+        assert always <= {word.arg for word in call.keywords} <= known.keys(), (
+            f"{file}:{call.lineno}"
+        )
     assert len(seen) >= 10
 
 
 def test_a_verdict_is_recorded_as_the_table_has_it() -> None:
-    assert {field.name for field in fields(Verdict)} | {"who", "then"} == EVENTS["verdict"]["fields"].keys()
-    assert not wrong({"event": "verdict", "time": 1.0} | Verdict("nan", "words", 1, None, "host", ("a",), "next").record())
+    assert {field.name for field in fields(Verdict)} | {"who", "then"} == EVENTS["verdict"][
+        "fields"
+    ].keys()
+    assert not wrong(
+        {"event": "verdict", "time": 1.0}
+        | Verdict("nan", "words", 1, None, "host", ("a",), "next").record()
+    )
 
 
-def test_what_was_recorded_comes_back_by_time_and_each_writer_s_in_its_order(tmp_path: Path) -> None:
+def test_what_was_recorded_comes_back_by_time_and_each_writer_s_in_its_order(
+    tmp_path: Path,
+) -> None:
     first, rank = Run(tmp_path), Run(tmp_path, events.node(0, 3))
     first.record("launched", nodes=1, ranks_per_node=1)
     rank.record("checkpointed", step=1, seconds=0.1)
     first.record("quarantined", host="a", evidence="b")
-    assert [event["event"] for event in first.read_events()] == ["launched", "checkpointed", "quarantined"]
-    assert sorted(path.name for path in first.events.iterdir()) == [f"{events.launcher()}.jsonl", "node-0-3.jsonl"]
-    back = [{"event": "a", "time": 5.0}, {"event": "b", "time": 3.0}, {"event": "c", "time": 7.0}]  # its clock was set back
-    assert [event["event"] for event in merge([back, [{"event": "other", "time": 6.0}]])] == ["a", "b", "other", "c"]
+    assert [event["event"] for event in first.read_events()] == [
+        "launched",
+        "checkpointed",
+        "quarantined",
+    ]
+    assert sorted(path.name for path in first.events.iterdir()) == [
+        f"{events.launcher()}.jsonl",
+        "node-0-3.jsonl",
+    ]
+    back = [
+        {"event": "a", "time": 5.0},
+        {"event": "b", "time": 3.0},
+        {"event": "c", "time": 7.0},
+    ]  # its clock was set back
+    assert [event["event"] for event in merge([back, [{"event": "other", "time": 6.0}]])] == [
+        "a",
+        "b",
+        "other",
+        "c",
+    ]
 
 
 def test_what_is_no_event_is_left_out() -> None:
-    lines: list[Any] = [{"event": "a"}, {"time": 1.0}, [], 3, None, {"event": 1, "time": 1.0}, {"event": "a", "time": "now"}]
+    lines: list[Any] = [
+        {"event": "a"},
+        {"time": 1.0},
+        [],
+        3,
+        None,
+        {"event": 1, "time": 1.0},
+        {"event": "a", "time": "now"},
+    ]
     assert merge([lines, [{"event": "good", "time": 1}]]) == [{"event": "good", "time": 1}]
 
 
-def test_a_feed_gives_each_event_once_of_every_writer_also_of_one_that_comes_late(tmp_path: Path) -> None:
+def test_a_feed_gives_each_event_once_of_every_writer_also_of_one_that_comes_late(
+    tmp_path: Path,
+) -> None:
     run, late = Run(tmp_path), Run(tmp_path, events.node(1, 1))
     run.record("launched", nodes=1, ranks_per_node=1)
     whole, new = Feed(tmp_path), Feed(tmp_path, from_end=True)
@@ -115,7 +157,9 @@ def test_a_host_s_name_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_one_file_of_a_run_that_began_before_is_read_too(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_text(json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n")
+    (tmp_path / "events.jsonl").write_text(
+        json.dumps({"time": 1.0, "event": "launched", "nodes": 2}) + "\n"
+    )
     run = Run(tmp_path)
     run.record("finished", step=1)
     assert [event["event"] for event in run.read_events()] == ["launched", "finished"]

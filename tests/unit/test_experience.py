@@ -39,7 +39,9 @@ def finished(name: str, ratio: float, settings: str = "", **results: object) -> 
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_resolved(one))
     speed = ratio * one.train.global_batch * one.train.sequence_length / step.total
-    (folder / "results.json").write_text(json.dumps({"status": "finished", "steps": 50, "tokens_per_second": speed} | results))
+    (folder / "results.json").write_text(
+        json.dumps({"status": "finished", "steps": 50, "tokens_per_second": speed} | results)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,9 @@ def test_the_nearest_runs_count() -> None:
     for name, ratio in (("a", 0.8), ("b", 0.9), ("c", 1.9)):
         finished(name, ratio)
     found = experience_of(config("new"))
-    assert found and (found.of, found.runs) == ("this layout", 3) and found.ratio == pytest.approx(0.9)
+    assert (
+        found and (found.of, found.runs) == ("this layout", 3) and found.ratio == pytest.approx(0.9)
+    )
     before, after = estimate(config("new"), Bill(0.0)), estimate(config("new"), Bill(0.0), found)
     assert before.seconds and after.seconds == pytest.approx(before.seconds / 0.9)
 
@@ -76,20 +80,29 @@ def test_runs_that_teach_nothing_are_left_out() -> None:
 def test_the_plan_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     config("new")
     assert command(["plan"]) == 0
-    assert "no run on this machine has been measured yet" in " ".join(capsys.readouterr().out.split())
+    assert "no run on this machine has been measured yet" in " ".join(
+        capsys.readouterr().out.split()
+    )
     finished("a", 0.8)
     config("new")
     assert command(["plan"]) == 0
-    assert "corrected by 1 finished run of this layout, which had 0.80 times" in " ".join(capsys.readouterr().out.split())
+    assert "corrected by 1 finished run of this layout, which had 0.80 times" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
-def test_the_plan_says_how_often_training_goes_through_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_says_how_often_training_goes_through_the_data(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Of what is not tokenized yet roughly; of a dataset exactly."""
     verbs.write_text(Path("text"))
     data = "{name: text, sources: [text], vocabulary_size: 340}"
     Path("config.yaml").write_text(TEXT.format(name="new").replace("{vocabulary_size: 500}", data))
     assert command(["plan"]) == 0
-    told = re.search(r"training sees 25,600 tokens: ([0-9.]+) epochs, roughly", " ".join(capsys.readouterr().out.split()))
+    told = re.search(
+        r"training sees 25,600 tokens: ([0-9.]+) epochs, roughly",
+        " ".join(capsys.readouterr().out.split()),
+    )
     assert told and 0.5 < float(told[1]) < 5
     one = load(Settings(Path("config.yaml")))[0]
     tokenize(one.data, Share(0, 1, 1))
@@ -98,7 +111,10 @@ def test_the_plan_says_how_often_training_goes_through_the_data(capsys: pytest.C
     assert command(["plan"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert f"data/text is there: {tokens:,} tokens of 40 documents" in words
-    assert f"training sees 25,600 tokens: {25_600 / tokens:.2g} epochs" in words and "epochs, roughly" not in words
+    assert (
+        f"training sees 25,600 tokens: {25_600 / tokens:.2g} epochs" in words
+        and "epochs, roughly" not in words
+    )
 
 
 def profiled(name: str, factor: float, waited: float = 0.001) -> None:
@@ -107,15 +123,27 @@ def profiled(name: str, factor: float, waited: float = 0.001) -> None:
     step = predict(one)
     assert step
     forward = factor * step.group("computing") / 3 + step.launches
-    spent = {"forward": forward, "backward": 2 * (forward - step.launches), "communication": waited, "optimizer": step.update}
+    spent = {
+        "forward": forward,
+        "backward": 2 * (forward - step.launches),
+        "communication": waited,
+        "optimizer": step.update,
+    }
     seconds = sum(spent.values()) + step.other
     speed = one.train.global_batch * one.train.sequence_length / seconds
-    line = {f"{part}_seconds": value for part, value in spent.items()} | {"seconds": seconds, "tokens_per_second": speed}
+    line = {f"{part}_seconds": value for part, value in spent.items()} | {
+        "seconds": seconds,
+        "tokens_per_second": speed,
+    }
     slow = {key: 50 * value for key, value in line.items()}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump_resolved(one))
-    (folder / "results.json").write_text(json.dumps({"status": "finished", "steps": 16, "tokens_per_second": 1.0}))
-    lines = [{"step": number} | (slow if number < 8 else line) for number in range(1, 17)]  # warming up, or profiled
+    (folder / "results.json").write_text(
+        json.dumps({"status": "finished", "steps": 16, "tokens_per_second": 1.0})
+    )
+    lines = [
+        {"step": number} | (slow if number < 8 else line) for number in range(1, 17)
+    ]  # warming up, or profiled
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
@@ -124,9 +152,13 @@ def test_a_profile_teaches_of_other_layouts_part_by_part() -> None:
     profiled("new-profile-1", 1.5)
     found = experience_of(other := config("new", "train.layout.tensor=2"))
     assert found and (found.runs, found.of) == (1, "this model")
-    assert found.parts["computing"] == pytest.approx(1.5) and found.parts["update"] == pytest.approx(1.0)
+    assert found.parts["computing"] == pytest.approx(1.5) and found.parts[
+        "update"
+    ] == pytest.approx(1.0)
     before, after = estimate(other, Bill(0.0)).step, estimate(other, Bill(0.0), found).step
-    assert before and after and after.launches == before.launches and after.tensor == before.tensor > 0
+    assert (
+        before and after and after.launches == before.launches and after.tensor == before.tensor > 0
+    )
     assert after.products == pytest.approx(1.5 * before.products)
     same = experience_of(config("new"))
     assert same and same.of == "this layout" and not same.parts and 0.5 < same.ratio < 1

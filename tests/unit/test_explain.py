@@ -24,35 +24,60 @@ def explain(capsys: pytest.CaptureFixture[str], log: object) -> tuple[int, str]:
     return code, said.out + said.err
 
 
-def test_a_log_of_all_ranks_names_the_rank_and_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_of_all_ranks_names_the_rank_and_no_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (log := tmp_path / "train.log").write_text(MEMORY + LOST)
     code, said = explain(capsys, log)
-    assert code == 0 and said.startswith("failed: rank 3: the device ran out of memory (device-memory)"), said
+    assert code == 0 and said.startswith(
+        "failed: rank 3: the device ran out of memory (device-memory)"
+    ), said
     assert "  next: " in said and "node" not in said.splitlines()[0]
 
 
-def test_a_folder_has_a_log_of_each_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_has_a_log_of_each_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "worker-0.log").write_text(LOST)
     (tmp_path / "worker-1.log").write_text(MEMORY)
     code, said = explain(capsys, tmp_path)
-    assert code == 0 and said.startswith("failed: rank 3 on node 1: the device ran out of memory"), said
+    assert code == 0 and said.startswith(
+        "failed: rank 3 on node 1: the device ran out of memory"
+    ), said
 
 
-def test_what_is_piped_in_is_read_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_piped_in_is_read_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(MEMORY.encode())))
     assert explain(capsys, "-")[1].startswith("failed: rank 3: the device ran out of memory")
 
 
 def test_a_log_of_no_failure_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (log := tmp_path / "train.log").write_text("step 1 loss 3.2\nstep 2 loss 3.1\n\x1b[31mstep 3 loss 3.0\n")
+    (log := tmp_path / "train.log").write_text(
+        "step 1 loss 3.2\nstep 2 loss 3.1\n\x1b[31mstep 3 loss 3.0\n"
+    )
     code, said = explain(capsys, log)
-    assert code == 1 and said.startswith("no line says why it ended") and "step 3" in said and "\x1b" not in said, said
+    assert (
+        code == 1
+        and said.startswith("no line says why it ended")
+        and "step 3" in said
+        and "\x1b" not in said
+    ), said
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\x7fELF\0\0\n\0 write error: No space left on device\n"])
-def test_what_is_not_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\x7fELF\0\0\n\0 write error: No space left on device\n"]
+)
+def test_what_is_not_a_log_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
     log = tmp_path / "log"
     if content is not None:
         log.write_bytes(content)
     code, said = explain(capsys, log)
-    assert code not in (0, 130) and f"{log}: is not a log" in said and "make explain LOG=train.log" in said, said
+    assert (
+        code not in (0, 130)
+        and f"{log}: is not a log" in said
+        and "make explain LOG=train.log" in said
+    ), said

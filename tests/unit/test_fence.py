@@ -34,7 +34,13 @@ print("beats", flush=True); time.sleep(20)"""
 def start(folder: Path, *numbers: int) -> subprocess.Popen[str]:
     """A rank of a process of its own, whose heart beats by now."""
     words = [sys.executable, "-c", HEART, str(folder), *map(str, numbers)]
-    process = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PYTHONPATH": "python"})
+    process = subprocess.Popen(
+        words,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"PYTHONPATH": "python"},
+    )
     assert process.stdout and process.stdout.readline() == "beats\n"
     return process
 
@@ -56,9 +62,14 @@ def test_an_engine_that_starts_the_same_order_again_gets_another_number(tmp_path
         fence.enter(tmp_path, order)
 
 
-def test_where_every_start_finds_an_empty_folder_the_engine_s_count_tells_them_apart(tmp_path: Path) -> None:
+def test_where_every_start_finds_an_empty_folder_the_engine_s_count_tells_them_apart(
+    tmp_path: Path,
+) -> None:
     assert fence.enter(tmp_path / "first", 5) == 5
-    assert fence.enter(tmp_path / "second", 5, least=1) == 6 and fence.enter(tmp_path / "third", 5, least=2) == 7
+    assert (
+        fence.enter(tmp_path / "second", 5, least=1) == 6
+        and fence.enter(tmp_path / "third", 5, least=2) == 7
+    )
     assert fence.current(tmp_path / "third") == Attempt(5, 7)
 
 
@@ -116,10 +127,16 @@ def test_what_fails_in_an_attempt_that_is_over_is_no_fault(tmp_path: Path) -> No
     record_fault(run, RuntimeError("Connection closed by peer"), Attempt(order, number))
     record_fault(run, RuntimeError("before it met the others"), Attempt(order, 0))
     record_fault(run, ValueError("its own again"), Attempt(order, later))
-    assert [event["message"] for event in run.read_events()] == ["its own", "before it met the others", "its own again"]
+    assert [event["message"] for event in run.read_events()] == [
+        "its own",
+        "before it met the others",
+        "its own again",
+    ]
 
 
-def test_a_host_that_remembers_a_listing_sees_a_new_attempt_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_remembers_a_listing_sees_a_new_attempt_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a client of NFS does, for up to a minute; a file that it opens it asks for."""
     fence.begin(tmp_path)
     names = [path.name for path in (tmp_path / "heartbeats/attempts").iterdir()]

@@ -52,11 +52,18 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("code", LOCKLESS)
-def test_without_locks_one_of_this_machine_stands_in(shared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_without_locks_one_of_this_machine_stands_in(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     lacks(monkeypatch, fcntl, "flock", code, shared)
     assert not is_locked(shared / "run")
     first = take_lock(shared / "run")
-    assert first and take_lock(shared / "run") is None and is_locked(shared / "run") and not is_locked(shared / "other")
+    assert (
+        first
+        and take_lock(shared / "run") is None
+        and is_locked(shared / "run")
+        and not is_locked(shared / "other")
+    )
     first.close()
     assert not is_locked(shared / "run")
     store = open_store(shared / "data", None)
@@ -65,7 +72,9 @@ def test_without_locks_one_of_this_machine_stands_in(shared: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("code", LOCKLESS)
-def test_where_no_folder_has_locks_work_goes_on_without(shared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_where_no_folder_has_locks_work_goes_on_without(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     lacks(monkeypatch, fcntl, "flock", code, shared.parent)
     with take_lock(shared / "run") or pytest.fail("locked"):
         assert not is_locked(shared / "run")
@@ -91,8 +100,14 @@ def test_a_command_tells_once_that_a_file_system_has_no_locks(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EDQUOT])
-def test_an_operation_that_fails_is_not_one_that_lacks(shared: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    for operation in (lambda: take_lock(shared / "run"), lambda: claim(shared / "a", ""), lambda: run_folder.sync_folder(shared)):
+def test_an_operation_that_fails_is_not_one_that_lacks(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    for operation in (
+        lambda: take_lock(shared / "run"),
+        lambda: claim(shared / "a", ""),
+        lambda: run_folder.sync_folder(shared),
+    ):
         with monkeypatch.context() as patched:
             for module, name in ((fcntl, "flock"), (os, "link"), (os, "fsync")):
                 lacks(patched, module, name, code, shared)
@@ -108,13 +123,19 @@ def test_without_second_names_one_still_gets_a_claim_and_an_intent(
     lacks(monkeypatch, os, "link", code, shared)
     assert [claim(shared / "terms" / "1", text) for text in "ab"] == [True, False]
     assert (shared / "terms" / "1").read_text() == "a"
-    run, mine, other = Run(shared / "run"), launch_intent.mine("make train"), launch_intent.mine("make eval")
+    run, mine, other = (
+        Run(shared / "run"),
+        launch_intent.mine("make train"),
+        launch_intent.mine("make eval"),
+    )
     assert launch_intent.leave(run, mine) is None
     assert (found := launch_intent.leave(run, other)) and found.intent == mine
     assert [path.name for path in run.folder.iterdir()] == [launch_intent.FILE]
 
 
-def test_a_host_leaves_an_intent_where_files_have_no_second_names(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_leaves_an_intent_where_files_have_no_second_names(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (shared / "ln").write_text("#!/bin/sh\necho 'ln: Operation not permitted' >&2\nexit 1\n")
     (shared / "ln").chmod(0o755)
     monkeypatch.setenv("PATH", f"{shared}:{os.environ['PATH']}")
@@ -148,6 +169,12 @@ def test_one_place_decides_what_a_file_system_lacks() -> None:
     found = {
         f"{path.relative_to(PACKAGE)}:{name}"
         for path in FILES
-        for name in re.findall(r"\b(fcntl\.(?:flock|lockf)|os\.link|\.hardlink_to)\(", path.read_text())
+        for name in re.findall(
+            r"\b(fcntl\.(?:flock|lockf)|os\.link|\.hardlink_to)\(", path.read_text()
+        )
     }
-    assert found == {"host/file_systems.py:fcntl.flock", "host/file_systems.py:os.link", "host/temporary_folders.py:fcntl.flock"}
+    assert found == {
+        "host/file_systems.py:fcntl.flock",
+        "host/file_systems.py:os.link",
+        "host/temporary_folders.py:fcntl.flock",
+    }

@@ -37,7 +37,14 @@ def desk(tmp_path: Path) -> Path:
 
 
 def make(desk: Path, *words: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(["make", *words], cwd=desk, text=True, capture_output=True, check=False, env=os.environ | environment)
+    done = subprocess.run(
+        ["make", *words],
+        cwd=desk,
+        text=True,
+        capture_output=True,
+        check=False,
+        env=os.environ | environment,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -51,10 +58,20 @@ def test_help_and_recipes_fit_80_columns(desk: Path) -> None:
 
 
 @pytest.mark.parametrize("goals", [("help", "train"), ("train", "help")])
-def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: tuple[str, str]) -> None:
+def test_help_of_a_verb_tells_its_variables_and_does_nothing(
+    desk: Path, goals: tuple[str, str]
+) -> None:
     code, text = make(desk, *goals)
-    assert code == 0 and text.startswith("make train [NAME=value ...]: ") and "NODES" in text and "make plan" not in text
-    assert make(desk, "help", "drills") == (0, "make drills: the slow tests, in groups [ONLY CHANGED]\n")
+    assert (
+        code == 0
+        and text.startswith("make train [NAME=value ...]: ")
+        and "NODES" in text
+        and "make plan" not in text
+    )
+    assert make(desk, "help", "drills") == (
+        0,
+        "make drills: the slow tests, in groups [ONLY CHANGED]\n",
+    )
     assert not (desk / "runs").exists()
     (desk / ".venv/bin/python").write_text("#!/bin/sh\necho ran; exit 1\n")
     assert make(desk, "help")[0] == 0  # without Python
@@ -67,7 +84,12 @@ def test_help_of_a_verb_tells_its_variables_and_does_nothing(desk: Path, goals: 
 def test_bash_completes_a_verb_and_its_options(typed: list[str], offered: str) -> None:
     words = " ".join(map(shlex.quote, typed))
     program = f'{completion()}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _trainfleet trainfleet {typed[-1]}; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-ec", f"complete() {{ :; }}; {program}"], text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        ["bash", "-ec", f"complete() {{ :; }}; {program}"],
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert (done.stdout.strip(), done.stderr) == (offered, "")
 
 
@@ -80,18 +102,28 @@ def test_the_page_of_verbs_has_each_of_them_and_each_variable() -> None:
             assert variables <= {name for verb in verbs if verb in VERBS for name in VERBS[verb]}
             told |= dict.fromkeys(verbs, variables)
     everywhere = {"CONFIG", "SET", "RUN"}
-    lacking = {verb: left for verb, takes in VERBS.items() if (left := set(takes) - everywhere - told[verb])}
+    lacking = {
+        verb: left
+        for verb, takes in VERBS.items()
+        if (left := set(takes) - everywhere - told[verb])
+    }
     assert lacking == {}
 
 
-def test_from_another_folder_it_says_where_to_type(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_from_another_folder_it_says_where_to_type(
+    desk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     code, text = make(elsewhere, "-f", str(desk / "Makefile"), "plan")
     assert code != 0 and f"Type: make -C {desk}/" in text and not list(elsewhere.iterdir())
 
 
-@pytest.mark.parametrize("goal", ["trian", "$(shell touch evil)", "`touch evil`;touch evil", "tr'ain\""])
-def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(desk: Path, goal: str) -> None:
+@pytest.mark.parametrize(
+    "goal", ["trian", "$(shell touch evil)", "`touch evil`;touch evil", "tr'ain\""]
+)
+def test_a_misspelt_verb_is_refused_with_a_suggestion_and_only_ever_data(
+    desk: Path, goal: str
+) -> None:
     code, text = make(desk, goal)
     assert code != 0 and "is not a verb" in text and "next: make shows them all" in text
     assert ("did you mean train?" in text) == ("evil" not in goal)
@@ -104,13 +136,20 @@ NAMES = {"tests": "test", "data": "", "schema": "", "docs": "", "python": "", "d
 
 
 @pytest.mark.parametrize("goal", NAMES)
-def test_a_goal_that_is_no_verb_is_refused_also_where_a_file_has_its_name(desk: Path, goal: str) -> None:
+def test_a_goal_that_is_no_verb_is_refused_also_where_a_file_has_its_name(
+    desk: Path, goal: str
+) -> None:
     path = desk / goal
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.mkdir() if "." not in goal else path.touch()
     code, text = make(desk, goal)
-    assert code != 0 and "is not a verb" in text and "up to date" not in text and "Nothing to be done" not in text, text
+    assert (
+        code != 0
+        and "is not a verb" in text
+        and "up to date" not in text
+        and "Nothing to be done" not in text
+    ), text
     assert not NAMES[goal] or f"did you mean {NAMES[goal]}?" in text
     assert not (desk / "evil").exists()
     (desk / ".venv/bin/python").unlink()
@@ -133,13 +172,17 @@ def test_a_misspelt_verb_installs_nothing_on_a_bare_machine(desk: Path) -> None:
 @pytest.mark.parametrize("verb", ["sample", "eval", "export", "checkpoints", "verify"])
 def test_a_verb_that_needs_a_run_says_that_there_is_none(desk: Path, verb: str) -> None:
     code, text = make(desk, verb, *(["OUT=model"] if verb == "export" else []))
-    assert code != 0 and text.startswith("error: runs/first-run: was never started\n  next: make train\n")
+    assert code != 0 and text.startswith(
+        "error: runs/first-run: was never started\n  next: make train\n"
+    )
     assert not (desk / "runs").exists()
 
 
 def test_a_look_at_the_data_leaves_no_run_behind(desk: Path) -> None:
     code, text = make(desk, "inspect")
-    assert code != 0 and text.startswith("error: data/stdlib: holds no finished dataset\n  next: make tokenize\n")
+    assert code != 0 and text.startswith(
+        "error: data/stdlib: holds no finished dataset\n  next: make tokenize\n"
+    )
     assert not (desk / "runs").exists()
 
 
@@ -155,25 +198,45 @@ def test_one_request_to_stop_counts_once_however_often_make_and_the_shell_pass_i
 
 
 def test_a_planned_command_is_folded_so_that_a_shell_still_takes_it() -> None:
-    words = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *"x" * 60, "a b " * 8, "--log={scratch}"]
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; print(sys.argv[1:])",
+        *"x" * 60,
+        "a b " * 8,
+        "--log={scratch}",
+    ]
     lines = list(fold([shlex.quote(word) for word in words], 80))
     assert len(lines) > 2 and max(map(len, lines)) <= max(80, 8 + len(sys.executable))
-    done = subprocess.run(["sh", "-c", "\n".join(lines)], text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", "\n".join(lines)], text=True, capture_output=True, check=True
+    )
     assert done.stdout == f"{words[3:]}\n"
     assert hung("  head  ", "word " * 30).splitlines()[1].startswith("        word")
 
 
 def test_names_and_text_are_utf_8_in_any_locale(desk: Path) -> None:
     (desk / "übung.yaml").write_text("name: a\ndata: {sources: [täxt]}\n", encoding="utf-8")
-    code, text = make(desk, "plan", "CONFIG=übung.yaml", LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
-    assert code != 0 and "error: übung.yaml:2: data.sources[0]: täxt can't be read as a source" in text
+    code, text = make(
+        desk, "plan", "CONFIG=übung.yaml", LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0"
+    )
+    assert (
+        code != 0 and "error: übung.yaml:2: data.sources[0]: täxt can't be read as a source" in text
+    )
 
 
 def test_in_a_pipe_an_error_comes_after_what_was_said_before_it(desk: Path) -> None:
     (desk / "config.yaml").unlink()
     (desk / "config.yaml").write_text("name: a\ndata: {sources: [missing]}\n")
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(["make", "plan"], cwd=desk, env=buffered, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        ["make", "plan"],
+        cwd=desk,
+        env=buffered,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert 0 < done.stdout.index("estimate") < done.stdout.index("missing can't be read")
 
 
@@ -206,7 +269,9 @@ def test_a_recipe_in_another_folder_keeps_its_link_to_the_schema(desk: Path) -> 
         code, text = make(desk, "config", "RECIPE=first-run", f"CONFIG={path}")
         assert code == 0, text
         link = (desk / path).read_text().splitlines()[0].partition("$schema=")[2]
-        assert ((desk / path).parent / link).resolve() == (ROOT / "schema" / "config.schema.json").resolve(), link
+        assert ((desk / path).parent / link).resolve() == (
+            ROOT / "schema" / "config.schema.json"
+        ).resolve(), link
 
 
 def test_the_page_of_keys_shows_what_stands_between_angle_brackets() -> None:
@@ -221,4 +286,7 @@ def test_every_test_that_the_table_of_what_users_love_names_is_there() -> None:
     rows = [line for line in page.splitlines() if line[:3].strip("| ").isdigit()]
     assert len(rows) == 26
     for file, _, name in re.findall(r"`(tests/[\w/]+\.py)(::(\w+))?`", page):
-        assert f"def {name}(" in (ROOT / file).read_text() if name else (ROOT / file).exists(), (file, name)
+        assert f"def {name}(" in (ROOT / file).read_text() if name else (ROOT / file).exists(), (
+            file,
+            name,
+        )

@@ -47,7 +47,11 @@ def test_a_mistake_is_named_in_plain_words(text: str, words: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["name: a\t\ntrain:\n  steps:\t5\t# x\n\t\n \t # y\n", '{\n\t"name": "a",\n\t"train": {\n\t\t"steps": 5\n\t}\n}\n']
+    "text",
+    [
+        "name: a\t\ntrain:\n  steps:\t5\t# x\n\t\n \t # y\n",
+        '{\n\t"name": "a",\n\t"train": {\n\t\t"steps": 5\n\t}\n}\n',
+    ],
 )
 def test_tabs_separate_where_they_indent_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
@@ -77,7 +81,11 @@ def test_a_variable_that_means_nothing_is_refused_in_few_words(words: str, tmp_p
     monkeypatch.setattr("trainfleet.cli.sample.forwarded", lambda verb, variables: None)
     (tmp_path / "config.yaml").write_text("name: a\n")
     assert main(words.split()) == 2 and list(tmp_path.iterdir()) == [tmp_path / "config.yaml"]
-    assert words.split()[1].partition("=")[0] in (said := capsys.readouterr().err) and len(said) < 1000 and "next: " in said
+    assert (
+        words.split()[1].partition("=")[0] in (said := capsys.readouterr().err)
+        and len(said) < 1000
+        and "next: " in said
+    )
 
 
 def test_plots_are_drawn_through_no_link(tmp_path: Path) -> None:
@@ -130,14 +138,26 @@ def test_marks_and_ends_of_line_in_a_text_are_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "code"), [("> /dev/full", 1), ("2>&-", 0), ("<&- >&- 2>&-", 0)])
 def test_what_cannot_be_said_is_an_error_and_a_closed_stream_none(words: str, code: int) -> None:
-    path = os.pathsep.join([str(Path(__file__).parents[2] / "python"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(__file__).parents[2] / "python"), os.environ.get("PYTHONPATH", "")]
+    )
     command = f"exec {sys.executable} -m trainfleet recipes {words}"
     done = subprocess.run(
-        ["bash", "-c", command], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        ["bash", "-c", command],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == code and "Traceback" not in done.stderr and ("No space left" in done.stderr) == (code == 1)
+    assert (
+        done.returncode == code
+        and "Traceback" not in done.stderr
+        and ("No space left" in done.stderr) == (code == 1)
+    )
 
 
 def test_the_head_of_a_traceback_alone_is_not_quoted() -> None:
-    told = str(Verdict("checkpoint", "w", 0, None, "a", ("b", "Traceback (most recent call last):"), "n"))
+    told = str(
+        Verdict("checkpoint", "w", 0, None, "a", ("b", "Traceback (most recent call last):"), "n")
+    )
     assert "| b" in told and "Traceback" not in told

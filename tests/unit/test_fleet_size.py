@@ -31,35 +31,57 @@ class Fake(Transport):
     """A transport that reaches nothing."""
 
     def __init__(self, count: int) -> None:
-        self.hosts = tuple(Host(f"n{number}", f"10.0.{number // 250}.{number % 250 + 1}") for number in range(count))
+        self.hosts = tuple(
+            Host(f"n{number}", f"10.0.{number // 250}.{number % 250 + 1}")
+            for number in range(count)
+        )
         self._left_behind = {}
 
 
 class Shell(Fake):
     """Hosts that are this machine's shell."""
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | HostFailure:
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=timeout, check=False)
+    def ask(
+        self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None
+    ) -> Result | HostFailure:
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, timeout=timeout, check=False
+        )
         return Result(done.returncode, done.stdout, done.stderr, 0.0)
 
 
-def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(tmp_path: Path) -> None:
+def test_commands_that_wait_for_one_another_meet_however_many_hosts_there_are(
+    tmp_path: Path,
+) -> None:
     """As `Transport.run` gave them to 64 threads, the first 64 waited for the others for ever."""
     count = THREADS + 6
     meet = f'touch {tmp_path}/$$; for _ in $(seq 150); do [ "$(ls {tmp_path} | wc -l)" = {count} ] && echo met && exit 7; sleep 0.2; done'
     shell = Shell(count)
     answers = gate.run_together(shell, lambda host: meet, timeout=40, hosts=shell.hosts)
-    assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
-        (7, "met\n")
-    ] * count
+    assert [
+        (answer.exit_code, answer.stdout)
+        for answer in answers.values()
+        if isinstance(answer, Result)
+    ] == [(7, "met\n")] * count
     assert not list(Path("/tmp").glob(f"trainfleet-{16 * '[0-9a-f]'}-0"))
 
 
-def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_does_not_end_is_ended_and_the_others_answers_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(gate, "END_SECONDS", 1)
-    shell, commands = Shell(2), {"n0": "echo first", "n1": f"echo second; sleep 60; touch {tmp_path}/late"}
-    answers = gate.run_together(shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts)
-    assert [(answer.exit_code, answer.stdout) for answer in answers.values() if isinstance(answer, Result)] == [
+    shell, commands = (
+        Shell(2),
+        {"n0": "echo first", "n1": f"echo second; sleep 60; touch {tmp_path}/late"},
+    )
+    answers = gate.run_together(
+        shell, lambda host: commands[host.name], timeout=30, hosts=shell.hosts
+    )
+    assert [
+        (answer.exit_code, answer.stdout)
+        for answer in answers.values()
+        if isinstance(answer, Result)
+    ] == [
         (0, "first\n"),
         (124, "second\n"),
     ]
@@ -73,7 +95,9 @@ class Simulated(Fake):
         self.begun: set[Host] = set()
         self.asking, self.most, self.lock = 0, 0, threading.Lock()
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | HostFailure:
+    def ask(
+        self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None
+    ) -> Result | HostFailure:
         with self.lock:
             self.asking += 1
             self.most = max(self.most, self.asking)
@@ -87,7 +111,9 @@ class Simulated(Fake):
         if "umask 077; mkdir /tmp/" in command:
             self.begun.add(host)
         elif command.startswith("for _ in"):
-            assert len(self.begun) == len(self.hosts), "the first host waits for ranks that nobody has started"
+            assert len(self.begun) == len(self.hosts), (
+                "the first host waits for ranks that nobody has started"
+            )
         elif "kill -KILL" in command:
             record = {"bandwidth": 95.0, "bytes": 1 << 30, "nodes": len(self.hosts), "pairs": []}
             return f"connected\n{gate.BANDWIDTH}{json.dumps(record)}\nNET/OFI Selected provider is efa, fabric is efa (found 4 nics)\n"
@@ -140,7 +166,9 @@ def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path)
             continue
         with pytest.raises(ConfigError) as refused:
             load(Settings(tmp_path / "config.yaml"), terms_of)
-        assert "config.yaml:2: fleet.nodes: one head can't watch over 513 nodes" in str(refused.value)
+        assert "config.yaml:2: fleet.nodes: one head can't watch over 513 nodes" in str(
+            refused.value
+        )
         assert "slurm, batch and sagemaker" in str(refused.value)
 
 
@@ -151,7 +179,11 @@ def test_ranks_on_hosts_are_told_how_long_they_may_be_without_a_launcher(tmp_pat
     known = list(fleet(2, P3DN).values())
     chosen = [Host("a", "10.0.0.1"), Host("b", "10.0.0.2")]
     backend.head().facts = dict(zip(chosen, known, strict=True))
-    script = backend._script(Job("train", "x", Path("runs/x"), 2, 1, "trainfleet.engine", (), True), 1, chosen).text
+    script = backend._script(
+        Job("train", "x", Path("runs/x"), 2, 1, "trainfleet.engine", (), True), 1, chosen
+    ).text
     assert f"{lease.VARIABLE}={lease.ORPHANED_AFTER}" in script.replace("'", "")
-    tokens = backend._script(Job("tokenize", "x", Path("runs/x"), 2, 1, "trainfleet.data", (), False), 1, chosen).text
+    tokens = backend._script(
+        Job("tokenize", "x", Path("runs/x"), 2, 1, "trainfleet.data", (), False), 1, chosen
+    ).text
     assert lease.VARIABLE not in tokens

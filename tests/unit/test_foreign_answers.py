@@ -55,7 +55,9 @@ ODD = [
     "=",
     ",",
 ]
-FUZZ = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(
+    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_subnormal=False) | st.text(max_size=20) | st.sampled_from(NAMES),
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=8) | st.sampled_from(NAMES), inner, max_size=5), max_leaves=25,
@@ -76,7 +78,15 @@ def grown(text: str, chance: random.Random) -> str:
     for _ in range(chance.randint(1, 4)):
         start = chance.randint(0, len(text))
         end = min(len(text), start + chance.choice((0, 1, 3, 20)))
-        part = chance.choice((chance.choice(ODD), text[start:end] * 2, "", text[start:end][::-1], chr(chance.randint(0, 0x2FFF))))
+        part = chance.choice(
+            (
+                chance.choice(ODD),
+                text[start:end] * 2,
+                "",
+                text[start:end][::-1],
+                chr(chance.randint(0, 0x2FFF)),
+            )
+        )
         text = text[:start] + part + text[end:]
     return text
 
@@ -87,7 +97,9 @@ def test_a_true_answer_that_has_changed_is_believed_or_untrue(reader: str) -> No
     for seed in range(300):
         found = believe(reader, grown(READERS[reader][1], random.Random(seed)))
         if isinstance(found, Facts):
-            assert found.hostname.isascii() and all(address.isascii() for address in found.addresses)
+            assert found.hostname.isascii() and all(
+                address.isascii() for address in found.addresses
+            )
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -99,13 +111,18 @@ def test_any_text_is_believed_or_untrue(reader: str, text: str) -> None:
 
 @settings(FUZZ, max_examples=60)
 @given(
-    files=st.dictionaries(st.sampled_from([*NAMES, "results.json", "stop"]), JSON, max_size=3) | JSON,
+    files=st.dictionaries(st.sampled_from([*NAMES, "results.json", "stop"]), JSON, max_size=3)
+    | JSON,
     paths=JSON,
     whole=JSON,
     now=JSON,
 )
-def test_any_values_of_the_mirror_s_keys_are_believed_or_untrue(files: Any, paths: Any, whole: Any, now: Any) -> None:
-    news = believe("mirror", json.dumps({"files": files, "paths": paths, "whole": whole, "now": now}))
+def test_any_values_of_the_mirror_s_keys_are_believed_or_untrue(
+    files: Any, paths: Any, whole: Any, now: Any
+) -> None:
+    news = believe(
+        "mirror", json.dumps({"files": files, "paths": paths, "whole": whole, "now": now})
+    )
     assert news is None or all(limit(name) is not None for name in news.names)
 
 
@@ -119,4 +136,6 @@ def test_any_piece_is_believed_or_untrue(values: list[Any]) -> None:
 @settings(FUZZ, max_examples=60)
 @given(record=JSON)
 def test_any_measurement_is_believed_or_untrue(record: Any) -> None:
-    believe("bandwidth", json.dumps({"bandwidth": record, "bytes": record, "nodes": 2, "pairs": record}))
+    believe(
+        "bandwidth", json.dumps({"bandwidth": record, "bytes": record, "nodes": 2, "pairs": record})
+    )

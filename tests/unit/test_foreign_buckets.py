@@ -50,22 +50,35 @@ def listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pages], Server]:
 RUN = BucketStore("s3://bucket/runs/one")
 
 
-def test_a_listing_that_names_other_objects_deletes_none_of_them(listing: Callable[[Pages], Server]) -> None:
+def test_a_listing_that_names_other_objects_deletes_none_of_them(
+    listing: Callable[[Pages], Server],
+) -> None:
     server = listing([{"Contents": [{"Key": "elsewhere/precious", "Size": 1}]}])
     with pytest.raises(S3Error, match="'elsewhere/precious', which is no object below it"):
         RUN.abandon(4)
     assert server.deleted == []
 
 
-def test_a_listing_without_an_end_is_left(listing: Callable[[Pages], Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_without_an_end_is_left(
+    listing: Callable[[Pages], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(s3, "LISTED", 50)
-    listing({"CommonPrefixes": [{"Prefix": f"runs/one/step-{number:08}/"}]} for number in itertools.count())
+    listing(
+        {"CommonPrefixes": [{"Prefix": f"runs/one/step-{number:08}/"}]}
+        for number in itertools.count()
+    )
     with pytest.raises(S3Error, match="more than 50 entries"):
         RUN.steps()
 
 
 def test_only_names_of_ours_are_steps(listing: Callable[[Pages], Server]) -> None:
-    names = ["step-00000004", "step-000000004", "step-٠٠٠٠٠٠٠٨", f"step-{'9' * 5000}", "step-100000000"]
+    names = [
+        "step-00000004",
+        "step-000000004",
+        "step-٠٠٠٠٠٠٠٨",
+        f"step-{'9' * 5000}",
+        "step-100000000",
+    ]
     listing([{"CommonPrefixes": [{"Prefix": f"runs/one/{name}/"} for name in names]}])
     assert RUN.steps() == [4, 100_000_000]
     assert (
@@ -87,7 +100,9 @@ ENTRIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=range(len(ENTRIES)))
-def test_a_source_in_s3_lists_only_what_is_below_it(entry: dict[str, Any], listing: Callable[[Pages], Server]) -> None:
+def test_a_source_in_s3_lists_only_what_is_below_it(
+    entry: dict[str, Any], listing: Callable[[Pages], Server]
+) -> None:
     listing([{"Contents": [entry]}])
     with pytest.raises(S3Error, match="not to be believed"):
         source_files.list_files("s3://bucket/text/")
@@ -99,8 +114,12 @@ def test_a_name_that_ends_a_line_is_refused(listing: Callable[[Pages], Server]) 
         RUN.steps()
 
 
-@pytest.mark.parametrize("page", [{}, {"ResponseMetadata": {}}, {"Contents": [], "IsTruncated": True}])
-def test_a_page_that_is_no_listing_is_no_empty_prefix(page: dict[str, Any], listing: Callable[[Pages], Server]) -> None:
+@pytest.mark.parametrize(
+    "page", [{}, {"ResponseMetadata": {}}, {"Contents": [], "IsTruncated": True}]
+)
+def test_a_page_that_is_no_listing_is_no_empty_prefix(
+    page: dict[str, Any], listing: Callable[[Pages], Server]
+) -> None:
     """A proxy's 200 and a page whose end is missing: a run that believes them begins again from nothing."""
     listing([page])
     with pytest.raises(S3Error, match="not to be believed"):
@@ -108,7 +127,10 @@ def test_a_page_that_is_no_listing_is_no_empty_prefix(page: dict[str, Any], list
 
 
 def test_a_bucket_elsewhere_says_where() -> None:
-    answer = {"Error": {"Code": "PermanentRedirect"}, "ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-3"}}}
+    answer = {
+        "Error": {"Code": "PermanentRedirect"},
+        "ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-3"}},
+    }
     with pytest.raises(S3Error, match="AWS_REGION=eu-west-3"), s3.explained("s3://bucket/x"):
         raise ClientError(answer, "ListObjectsV2")
     for missing in (KeyError("ETag"), ValueError("invalid literal for int(): 'large'")):

@@ -71,7 +71,9 @@ def seal(folder: Path, **changes: Any) -> None:
     place = folder / "checkpoints" / NAME
     commit = parse((OLD / NAME / MARKER).read_text(), "here")
     files = {
-        path.name: FileSum(len(data := path.read_bytes()), zlib.crc32(data)) for path in place.iterdir() if path.name != MARKER
+        path.name: FileSum(len(data := path.read_bytes()), zlib.crc32(data))
+        for path in place.iterdir()
+        if path.name != MARKER
     }
     (place / MARKER).write_text(render(replace(commit, **{"files": files} | changes)))
 
@@ -104,8 +106,17 @@ def by_the_index(place: Path) -> dict[str, Any]:
     for name, tensor in json.loads((place / "index.json").read_text()).items():
         found[name] = np.empty(tensor["shape"], formats[tensor["dtype"]])
         for piece in tensor["pieces"]:
-            numbers = np.memmap(place / piece["file"], found[name].dtype, "r", piece["begins"], tuple(piece["shape"]))
-            at = tuple(slice(begins, begins + length) for begins, length in zip(piece["offsets"], piece["shape"], strict=True))
+            numbers = np.memmap(
+                place / piece["file"],
+                found[name].dtype,
+                "r",
+                piece["begins"],
+                tuple(piece["shape"]),
+            )
+            at = tuple(
+                slice(begins, begins + length)
+                for begins, length in zip(piece["offsets"], piece["shape"], strict=True)
+            )
             found[name][at] = numbers
     return found
 
@@ -114,7 +125,9 @@ def by_torch(place: Path) -> dict[str, torch.Tensor]:
     """The same by torch's reader."""
     reader = HuggingFaceStorageReader(str(place))
     entries = reader.read_metadata().state_dict_metadata.items()
-    found: dict[str, Any] = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries}
+    found: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries
+    }
     load(found, storage_reader=reader, no_dist=True)
     return found
 
@@ -124,19 +137,29 @@ def test_others_read_the_same_bits_by_the_index_and_by_the_headers(folder: Path)
     theirs, plain = by_torch(place), by_the_index(place)
     assert found.keys() == theirs.keys() == plain.keys()
     for name, tensor in found.items():
-        assert torch.equal(tensor, theirs[name]) and np.array_equal(tensor.numpy(), plain[name]), name
+        assert torch.equal(tensor, theirs[name]) and np.array_equal(tensor.numpy(), plain[name]), (
+            name
+        )
 
 
 def alone() -> Any:
     """The only rank of a job."""
     same: Callable[[Any], Any] = lambda value: value  # noqa: E731
-    return SimpleNamespace(rank=0, first=True, gather=lambda plan: [plan], tell=same, scatter=lambda shares: shares[0])
+    return SimpleNamespace(
+        rank=0, first=True, gather=lambda plan: [plan], tell=same, scatter=lambda shares: shares[0]
+    )
 
 
 def test_every_number_format_comes_back_and_nothing_is_a_pickle(tmp_path: Path) -> None:
     """Transposed tensors, tensors of no dimension and empty ones too; a rank's random state has one length at each save."""
-    state: dict[str, Any] = {name: (torch.arange(6) % 2).to(dtype).reshape(2, 3).t() for name, dtype in DTYPES.items()}
-    state |= {"count": torch.tensor(7), "empty": torch.empty(0, 3), "random": {"0": rng_state.read(Cpu())}}
+    state: dict[str, Any] = {
+        name: (torch.arange(6) % 2).to(dtype).reshape(2, 3).t() for name, dtype in DTYPES.items()
+    }
+    state |= {
+        "count": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "random": {"0": rng_state.read(Cpu())},
+    }
     store, place = FolderStore(tmp_path), tmp_path / NAME
     snapshot = Snapshot(alone(), state)
     for _ in range(2):
@@ -151,10 +174,16 @@ def test_every_number_format_comes_back_and_nothing_is_a_pickle(tmp_path: Path) 
         flat = state | {"random.0": state["random"]["0"]}
         assert found.keys() == theirs.keys() == flat.keys() - {"random"}
         for name, tensor in found.items():
-            assert torch.equal(tensor, flat[name]) and torch.equal(tensor, theirs[name]) and tensor.dtype == flat[name].dtype
+            assert (
+                torch.equal(tensor, flat[name])
+                and torch.equal(tensor, theirs[name])
+                and tensor.dtype == flat[name].dtype
+            )
         assert rng_state.restore(found["random.0"], Cpu())
     for path in place.iterdir():
-        assert not any(sign in path.read_bytes() for sign in (b"torch._utils", b"collections", b"PK\x03\x04"))
+        assert not any(
+            sign in path.read_bytes() for sign in (b"torch._utils", b"collections", b"PK\x03\x04")
+        )
     with safe_open(place / FIRST, framework="pt") as file:
         assert torch.equal(file.get_tensor("BF16"), state["BF16"])
 
@@ -184,7 +213,12 @@ def test_a_checkpoint_of_another_format_is_one_message(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["verify", "checkpoints", *(pytest.param(verb, marks=pytest.mark.thorough) for verb in ("sample", "export", "eval"))]
+    "verb",
+    [
+        "verify",
+        "checkpoints",
+        *(pytest.param(verb, marks=pytest.mark.thorough) for verb in ("sample", "export", "eval")),
+    ],
 )
 def test_verbs_tell_what_is_wrong_with_a_foreign_checkpoint(folder: Path, verb: str) -> None:
     run = folder / "runs" / "old"
@@ -197,18 +231,24 @@ def test_verbs_tell_what_is_wrong_with_a_foreign_checkpoint(folder: Path, verb: 
     words = ["SET=name=old", *(["OUT=out"] if verb == "export" else [])]
     said = verbs.enter(folder, verb, *words, code=0 if verb == "checkpoints" else 1)
     assert "Traceback" not in said and not (folder / CANARY).exists()
-    assert verb == "checkpoints" or ("can't be believed" in said and NAME in said and "next: " in said)
+    assert verb == "checkpoints" or (
+        "can't be believed" in said and NAME in said and "next: " in said
+    )
 
 
 @pytest.fixture
 def peers(tmp_path: Path) -> Iterator[Peers]:
     """This process as the only rank of a job."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+    )
     yield Peers()
     dist.destroy_process_group()
 
 
-def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path, peers: Peers) -> None:
+def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(
+    folder: Path, peers: Peers
+) -> None:
     place, config = folder / "checkpoints" / NAME, load_resolved(folder / "config.yaml")
     model = models.build(config.model)
     parts = TorchParts(model, torch.optim.AdamW(model.parameters()))
@@ -226,13 +266,18 @@ def test_a_run_neither_goes_on_from_nor_begins_with_a_foreign_index(folder: Path
 
 
 @pytest.mark.parametrize("harmed", [index.FILE, FIRST, "marker", "names"])
-def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(folder: Path, peers: Peers, harmed: str) -> None:
+def test_a_run_does_not_begin_with_a_foreign_checkpoint_in_a_bucket(
+    folder: Path, peers: Peers, harmed: str
+) -> None:
     config, place = load_resolved(folder / "config.yaml"), folder / "checkpoints" / NAME
     model = models.build(config.model)
     parts = TorchParts(model, torch.optim.AdamW(model.parameters()))
     with serve(lambda application: application):
         upload(place)
-        for address in ("s3://bucket/run", f"s3://bucket/run/{NAME}"):  # the newest of a run, or one
+        for address in (
+            "s3://bucket/run",
+            f"s3://bucket/run/{NAME}",
+        ):  # the newest of a run, or one
             assert resuming.load_weights(peers, address, parts, config).endswith(NAME)
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         match harmed:
@@ -299,7 +344,9 @@ LIES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_an_index_says_is_held_against_the_files(folder: Path, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_index_says_is_held_against_the_files(
+    folder: Path, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By whoever reads the weights, and by the plan before it."""
     rewrite(folder, LIES[lie])
     refuse(folder, monkeypatch)
@@ -310,7 +357,10 @@ def test_what_an_index_says_is_held_against_the_files(folder: Path, lie: str, mo
 def test_an_index_that_is_none_or_is_cut_off_is_refused_in_one_sentence(
     folder: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, before = folder / "checkpoints" / NAME / index.FILE, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    path, before = (
+        folder / "checkpoints" / NAME / index.FILE,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
     path.write_bytes(data or path.read_bytes()[:-100])
     seal(folder)
     refuse(folder, monkeypatch)
@@ -322,11 +372,19 @@ def refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         verify_all(folder)
     error = caught.value
     assert (
-        NAME in error.where and index.FILE in error.why and "made to do harm" in error.why and error.next and len(error.why) < 400
+        NAME in error.where
+        and index.FILE in error.why
+        and "made to do harm" in error.why
+        and error.next
+        and len(error.why) < 400
     )
     monkeypatch.chdir(folder)
     config = load_resolved(folder / "config.yaml")
-    config = replace(config, name="new", train=replace(config.train, init_from=str(folder / "checkpoints" / NAME)))
+    config = replace(
+        config,
+        name="new",
+        train=replace(config.train, init_from=str(folder / "checkpoints" / NAME)),
+    )
     said = [message for _, message in init_from.faults(config)]
     assert len(said) == 1 and "can't be believed" in said[0], said
 
@@ -340,7 +398,9 @@ def test_pieces_of_another_step_are_refused(folder: Path) -> None:
     store = FolderStore(folder / "checkpoints")
     commit = listing.read(store, STEP)
     with pytest.raises(Broken, match=f"{SECOND} has other bytes than were written"):
-        resuming.load_model(store, commit, models.build(load_resolved(folder / "config.yaml").model))
+        resuming.load_model(
+            store, commit, models.build(load_resolved(folder / "config.yaml").model)
+        )
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:
@@ -374,11 +434,16 @@ def test_changed_files_end_in_an_error_or_in_numbers(folder: Path, name: str) ->
         except TrainfleetError:
             refused += 1
     assert refused > 5 or name != index.FILE
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes, for files of 300"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, (
+        "kilobytes, for files of 300"
+    )
 
 
 def test_changed_markers_are_refused_whatever_their_checksum_says() -> None:
-    draw, whole = random.Random(2), json.loads((OLD / NAME / MARKER).read_text())["commit"] | {"scale": [65536.0, 3, 1, 2]}
+    draw, whole = (
+        random.Random(2),
+        json.loads((OLD / NAME / MARKER).read_text())["commit"] | {"scale": [65536.0, 3, 1, 2]},
+    )
     strange = [
         None,
         -1,
@@ -405,7 +470,10 @@ def test_changed_markers_are_refused_whatever_their_checksum_says() -> None:
             commit = parse(text, "here")
         except RunError:
             continue
-        assert all(name.isascii() and "/" not in name for name in commit.files) and abs(commit.time) < 1e12
+        assert (
+            all(name.isascii() and "/" not in name for name in commit.files)
+            and abs(commit.time) < 1e12
+        )
         assert parse(render(commit), "here") == commit
 
 

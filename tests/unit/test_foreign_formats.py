@@ -48,12 +48,15 @@ def test_what_lies_beside_a_model_does_not_hide_it(desk: Path) -> None:
 def test_quantized_weights_are_named(desk: Path, method: str) -> None:
     folder = hugging_face(desk / "model")
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": method}}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": method}})
+    )
     assert "quantized (" in told(folder) and method in told(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("tekken.json", "Tekken"), ("tokenizer.model", "tiktoken"), ("qwen.tiktoken", "tiktoken")]
+    ("name", "what"),
+    [("tekken.json", "Tekken"), ("tokenizer.model", "tiktoken"), ("qwen.tiktoken", "tiktoken")],
 )
 def test_a_foreign_tokenizer_is_named_with_what_to_do(tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / name).write_text("IQ== 0\nIg== 1\n" if name != "tekken.json" else '{"vocab": []}')
@@ -65,4 +68,6 @@ def test_a_foreign_tokenizer_is_named_with_what_to_do(tmp_path: Path, name: str,
 
 def test_every_format_has_a_test() -> None:
     names = [*FOLDERS, "tekken.json", "qwen.tiktoken"]
-    assert all(any(fnmatchcase(name, mark) for name in names for mark in marks) for marks, _, _ in FORMATS)
+    assert all(
+        any(fnmatchcase(name, mark) for name in names for mark in marks) for marks, _, _ in FORMATS
+    )

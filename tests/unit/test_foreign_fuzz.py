@@ -39,9 +39,15 @@ FILES = {name: FileSum(**file) for name, file in MARKER["files"].items()}
 
 def changed(record: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     """The record with a few keys of other values, left out or put in."""
-    values = st.dictionaries(st.sampled_from(sorted(record)) | st.text(max_size=6), JSON, max_size=3)
+    values = st.dictionaries(
+        st.sampled_from(sorted(record)) | st.text(max_size=6), JSON, max_size=3
+    )
     lost = st.sets(st.sampled_from(sorted(record)), max_size=1)
-    return st.builds(lambda new, gone: {key: value for key, value in (record | new).items() if key not in gone}, values, lost)
+    return st.builds(
+        lambda new, gone: {key: value for key, value in (record | new).items() if key not in gone},
+        values,
+        lost,
+    )
 
 
 def read(look: Callable[[], object], *places: str) -> bool:
@@ -58,7 +64,12 @@ def read(look: Callable[[], object], *places: str) -> bool:
 @given(record=changed(MARKER))
 def test_any_marker_is_a_commit_or_refused(record: dict[str, Any]) -> None:
     body = json.dumps(record, indent=1)
-    read(lambda: parse(f'{{"crc32": "{zlib.crc32(body.encode()):08x}",\n"commit": {body}}}\n', "step-4"), "step-4")
+    read(
+        lambda: parse(
+            f'{{"crc32": "{zlib.crc32(body.encode()):08x}",\n"commit": {body}}}\n', "step-4"
+        ),
+        "step-4",
+    )
 
 
 @FUZZ
@@ -83,6 +94,10 @@ def test_any_manifest_is_one_or_refused(name: str, data: st.DataObject, tmp_path
 @given(data=st.data())
 def test_any_config_of_a_run_is_one_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     record = yaml.safe_load((template() / "runs/first-run/config.yaml").read_text())
-    part = data.draw(st.sampled_from(sorted(key for key, value in record.items() if isinstance(value, dict))))
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(record | {part: data.draw(changed(record[part]))}))
+    part = data.draw(
+        st.sampled_from(sorted(key for key, value in record.items() if isinstance(value, dict)))
+    )
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump(record | {part: data.draw(changed(record[part]))})
+    )
     read(lambda: load_resolved(tmp_path / "config.yaml"), "config.yaml")

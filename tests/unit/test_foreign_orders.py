@@ -79,14 +79,21 @@ def test_a_job_is_kept_whole(run: Run) -> None:
     found = load_job(run)
     assert found
     job = replace(
-        found[1].job, image="registry.example/trainfleet:1", attempt=3, secrets=("A",), environment={"B": "c"}, port=29500
+        found[1].job,
+        image="registry.example/trainfleet:1",
+        attempt=3,
+        secrets=("A",),
+        environment={"B": "c"},
+        port=29500,
     )
     assert Job.of(job.record()) == job
 
 
 def test_what_is_right_is_read(run: Run) -> None:
     assert fence.current(run.folder) == Attempt(1, 1) and stack_dumps.asked(run.folder) == "5.0"
-    assert read_beats(run.folder, 1) == {0: BEAT} and read_holder(run.folder) == Holder("here", 1, 3, 5.0)
+    assert read_beats(run.folder, 1) == {0: BEAT} and read_holder(run.folder) == Holder(
+        "here", 1, 3, 5.0
+    )
     found = load_job(run)
     assert found and found[0].nodes == 1 and found[0].token == found[1].token
     assert Local().status(Local().find(run)).exits == {0: 0}
@@ -108,7 +115,9 @@ def test_other_contents_and_other_files_are_an_order_none_or_told_of(run: Run, n
             change(path)
             with watched():
                 look(run)
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+                missing_ok=True
+            )
 
 
 @pytest.mark.parametrize("name", [HANDLE, REQUEST, FILE])
@@ -122,10 +131,16 @@ def test_each_key_of_another_kind_is_refused_with_its_name(run: Run, name: str) 
             try:
                 read_holder(run.folder), load_job(run)
             except TrainfleetError as error:
-                assert str(path) in str(error) and (isinstance(value, bytes) or key[-1] in str(error)), (key, value, str(error))
+                assert str(path) in str(error) and (
+                    isinstance(value, bytes) or key[-1] in str(error)
+                ), (key, value, str(error))
             else:
                 kind = type(record[key[0]] if len(key) == 1 else record["job"][key[1]])
-                fine = isinstance(value, kind) or (kind is float and type(value) is int) or value is None
+                fine = (
+                    isinstance(value, kind)
+                    or (kind is float and type(value) is int)
+                    or value is None
+                )
                 assert fine or (kind is type(None) and type(value) is int), (key, value)
 
 
@@ -136,7 +151,11 @@ def test_a_beat_that_no_rank_leaves_is_none(run: Run, row: tuple[float, ...]) ->
 
 
 FUZZ = settings(
-    max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -145,7 +164,10 @@ FUZZ = settings(
 def test_any_bytes_are_beats_or_none(run: Run, raw: bytes) -> None:
     for head in (b"", HEAD.pack(MAGIC, 0, 1)):
         (run.folder / "heartbeats/node-0").write_bytes(head + raw)
-        assert all(0 <= rank < 2**20 and math.isfinite(sum(beat[6:])) for rank, beat in read_beats(run.folder, 1).items())
+        assert all(
+            0 <= rank < 2**20 and math.isfinite(sum(beat[6:]))
+            for rank, beat in read_beats(run.folder, 1).items()
+        )
 
 
 @FUZZ
@@ -162,7 +184,9 @@ ORDERS: tuple[Callable[[Path], object], ...] = (
 
 
 @pytest.mark.parametrize("harm", ORDERS)
-def test_what_the_ranks_of_a_node_tell_each_other_is_not_believed_either(run: Run, harm: Callable[[Path], object]) -> None:
+def test_what_the_ranks_of_a_node_tell_each_other_is_not_believed_either(
+    run: Run, harm: Callable[[Path], object]
+) -> None:
     node = NodeMemory(run.folder, 0, 1)
     told = Instructions(3, 4, "x", Vacancy(1.0, True, 2.0), 5.0)
     node.write_instructions(told)

@@ -42,12 +42,19 @@ def sampled(cases: Iterable[Case], count: int) -> list[Case]:
         (documents.records, 10), (documents.tables, 5), (documents.bombs, 3), (documents.tars, 3), (lambda: documents.drawn(7, 60), 20),
     ],
 )  # fmt: skip
-def test_a_bad_input_is_refused_at_once_with_its_place(cases: Callable[[], Iterable[Case]], count: int, tmp_path: Path) -> None:
+def test_a_bad_input_is_refused_at_once_with_its_place(
+    cases: Callable[[], Iterable[Case]], count: int, tmp_path: Path
+) -> None:
     assert judge_all(sampled(cases(), count), tmp_path / "cases") == []
 
 
-@pytest.mark.parametrize(("meant", "least"), [(lambda: spelling.slips(3), 0.95), (spelling.cases, 1.0), (spelling.synonyms, 1.0)])
-def test_the_key_that_was_meant_is_named(meant: Callable[[], Iterable[spelling.Meant]], least: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("meant", "least"),
+    [(lambda: spelling.slips(3), 0.95), (spelling.cases, 1.0), (spelling.synonyms, 1.0)],
+)
+def test_the_key_that_was_meant_is_named(
+    meant: Callable[[], Iterable[spelling.Meant]], least: float, tmp_path: Path
+) -> None:
     some = random.Random(5).sample(list(meant()), 40)
     count, wrong = spelling.missed(iter(some), tmp_path)
     assert len(wrong) <= (1 - least) * count, "\n".join(wrong)
@@ -58,7 +65,9 @@ def test_the_words_of_others_are_understood(tmp_path: Path) -> None:
     assert count >= 200 and len(wrong) <= 0.05 * count, "\n".join(wrong)
 
 
-def test_a_pattern_of_the_schema_is_of_whole_texts_and_may_have_a_dollar_among_its_letters() -> None:
+def test_a_pattern_of_the_schema_is_of_whole_texts_and_may_have_a_dollar_among_its_letters() -> (
+    None
+):
     for rule, good, wrong in (
         ("^[a-z]+$", "ab", "ab\n"),
         ("^[a$]+$", "a$", "a\n"),
@@ -97,7 +106,9 @@ def test_good_configs_stay_good(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_unusual_and_right_is_taken(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"\ufeffname: a\n{text}\n")
-    if text.startswith("x:"):  # an anchor needs a place; the key that holds it is still one too many
+    if text.startswith(
+        "x:"
+    ):  # an anchor needs a place; the key that holds it is still one too many
         with pytest.raises(ConfigError) as caught:
             config_of(Settings(tmp_path / "config.yaml"))
         assert [problem.key for problem in caught.value.problems] == ["x"]
@@ -108,11 +119,17 @@ def test_what_is_unusual_and_right_is_taken(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["nmae=x", "nam.e=x", "NAME=x", "name=", "x"])
 @pytest.mark.parametrize("verb", ["stop", "status", "logs", "report", "clean", "checkpoints"])
 def test_a_look_with_a_wrong_set_is_at_no_other_run(
-    verb: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    verb: str,
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text("name: a\ntrain: {steps: x}\n")
-    assert load_name(Settings(Path("config.yaml"))) == "a", "the file's own mistakes keep nobody from looking"
+    assert load_name(Settings(Path("config.yaml"))) == "a", (
+        "the file's own mistakes keep nobody from looking"
+    )
     assert main([verb, f"SET={word}"]) == 2
     assert "SET" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
@@ -121,13 +138,20 @@ def test_what_a_run_says_of_itself_is_refused_with_file_line_and_key(tmp_path: P
     run = Run(tmp_path / "r")
     run.folder.mkdir()
     run.results.write_text('{\n  "name": "r",\n  "status": "<b>"\n}\n')
-    with pytest.raises(InputError, match=r"results\.json: status: must be one of running, finished, failed, stopped, not"):
+    with pytest.raises(
+        InputError,
+        match=r"results\.json: status: must be one of running, finished, failed, stopped, not",
+    ):
         run.read_results()
     run.metrics.write_text('{"step": 1, "loss": 2}\n{"step": 2, "lo\n{"step": "3"}\n')
-    with pytest.raises(InputError, match=r'metrics\.jsonl:3: step: must be a whole number from 0 on, not "3"'):
+    with pytest.raises(
+        InputError, match=r'metrics\.jsonl:3: step: must be a whole number from 0 on, not "3"'
+    ):
         list(run.read_metrics())
     run.metrics.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "lo\n')
-    assert [line["step"] for line in run.read_metrics()] == [1], "half a line is what a crash leaves"
+    assert [line["step"] for line in run.read_metrics()] == [1], (
+        "half a line is what a crash leaves"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +194,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         untrusted_input.read_text(tmp_path / "none", 100)
 
 
-def test_a_lock_or_a_config_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_or_a_config_that_is_a_pipe_keeps_nobody_waiting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("lock", "config.yaml"):
         os.mkfifo(tmp_path / name)
     with pytest.raises(InputError, match="is a pipe"):
@@ -179,14 +205,19 @@ def test_a_lock_or_a_config_that_is_a_pipe_keeps_nobody_waiting(tmp_path: Path, 
     assert "is a pipe, not a file" in capsys.readouterr().err
 
 
-def test_a_config_of_other_bytes_is_not_written_over_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_of_other_bytes_is_not_written_over_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.yaml").write_bytes("name: é\n".encode("latin-1"))
     assert main(["config", "RECIPE=first-run", f"CONFIG={tmp_path / 'config.yaml'}"]) == 1
     assert "would be lost" in capsys.readouterr().err
 
 
 def test_a_type_is_checked_all_the_way_down() -> None:
-    assert fit(dict[str, tuple[int, ...] | None], {"a": [1, 2], "b": None}) == {"a": (1, 2), "b": None}
+    assert fit(dict[str, tuple[int, ...] | None], {"a": [1, 2], "b": None}) == {
+        "a": (1, 2),
+        "b": None,
+    }
     for kind, value, key in (
         (int, True, ""),
         (int, 1.0, ""),
@@ -207,7 +238,9 @@ FUZZ = settings(
     derandomize=True,
     database=None,
 )
-YAMLISH = st.text(st.sampled_from("ab:-[]{}&*!|>'\"%@`#?,\n\t 0159.eE~<=\\\x00\x1b\u2028\ud800é"), max_size=120)
+YAMLISH = st.text(
+    st.sampled_from("ab:-[]{}&*!|>'\"%@`#?,\n\t 0159.eE~<=\\\x00\x1b\u2028\ud800é"), max_size=120
+)
 
 
 @FUZZ
@@ -228,12 +261,32 @@ def test_any_set_is_taken_or_refused(text: str, tmp_path: Path) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_subnormal=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_subnormal=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 KEYS = st.sampled_from(
-    ["step", "status", "seconds", "model", "started", "time", "event", "layout", "sample", "nodes", "loss", "tokens", "traceback"]
+    [
+        "step",
+        "status",
+        "seconds",
+        "model",
+        "started",
+        "time",
+        "event",
+        "layout",
+        "sample",
+        "nodes",
+        "loss",
+        "tokens",
+        "traceback",
+    ]
 )
 
 

@@ -51,14 +51,22 @@ def refused(*lines: str, set: str = "") -> str:
      ("lfs", "git lfs pull"), ("none-*.txt", "no file matches")],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["plan", "tokenize"])
-def test_a_source_that_is_not_there_is_told_with_its_line_and_reason(desk: Path, verb: str, source: str, why: str) -> None:
+def test_a_source_that_is_not_there_is_told_with_its_line_and_reason(
+    desk: Path, verb: str, source: str, why: str
+) -> None:
     os.mkfifo("pipe.txt")
     Path("gone.txt").symlink_to("nowhere")
     Path("lfs").mkdir()
-    Path("lfs/a.jsonl").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 99\n")
+    Path("lfs/a.jsonl").write_text(
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 99\n"
+    )
     Path("config.yaml").write_text(CONFIG.format(source=source))
     said = verbs.enter(desk, verb, code=2)
-    assert "config.yaml:6: data.sources[1]: " in said and why in said and not (desk / "data/words").exists()
+    assert (
+        "config.yaml:6: data.sources[1]: " in said
+        and why in said
+        and not (desk / "data/words").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +103,9 @@ def test_a_variable_of_pages_is_refused_in_a_line(desk: Path) -> None:
     assert len(refused(set="a" * 20_000)) < 300
 
 
-def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert read_variables("plan", ("OUT",), ["OUT=~/plan"], {}) == {"OUT": "/home/me/plan"}
     assert read_variables("plan", ("OUT",), ["OUT=a~b"], {}) == {"OUT": "a~b"}
@@ -108,16 +118,25 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(desk: P
      *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is no list of hosts")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
-def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(reader: object, told: dict[str, str], why: str) -> None:
+def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
+    reader: object, told: dict[str, str], why: str
+) -> None:
     with pytest.raises(BackendError, match=why):
         reader(told)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("module", [["trainfleet.data", "config.yaml"],
                                     ["trainfleet.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
-def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(desk: Path, module: list[str]) -> None:
-    own = placement.Seat(0, 1, "127.0.0.1").environment() | {"PYTHONPATH": verbs.PACKAGES, "WORKERS": "abc"}
-    done = subprocess.run([sys.executable, "-m", *module], env=os.environ | own, capture_output=True, text=True)
+def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(
+    desk: Path, module: list[str]
+) -> None:
+    own = placement.Seat(0, 1, "127.0.0.1").environment() | {
+        "PYTHONPATH": verbs.PACKAGES,
+        "WORKERS": "abc",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", *module], env=os.environ | own, capture_output=True, text=True
+    )
     assert done.returncode == 1 and "error: WORKERS is 'abc', which is no number" in done.stderr
     assert "Traceback" not in done.stderr and not list(desk.glob("runs/a/heartbeats/*"))
 
@@ -136,7 +155,10 @@ def test_files_of_records_without_an_end_are_not_read_for_ever(desk: Path) -> No
 
 def test_a_word_without_an_end_is_learned_from_in_parts() -> None:
     word, words = "ab" * 200_000, "some words and\n\nlines "
-    assert "".join(parts := bpe.LONG_WORD.split(words + word)) == words + word and max(map(len, parts)) <= 1000
+    assert (
+        "".join(parts := bpe.LONG_WORD.split(words + word)) == words + word
+        and max(map(len, parts)) <= 1000
+    )
     assert bpe.LONG_WORD.split(words) == [words]
 
 
@@ -149,7 +171,9 @@ def empty_tar(path: Path) -> None:
     [("a.tar", empty_tar, "hold no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
      ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "call the file .json")],
 )  # fmt: skip
-def test_a_source_without_text_is_told_as_what_it_is(desk: Path, name: str, make: Callable[[Path], None], why: str) -> None:
+def test_a_source_without_text_is_told_as_what_it_is(
+    desk: Path, name: str, make: Callable[[Path], None], why: str
+) -> None:
     make(desk / name)
     data = Data("d", (name,), "text", "bpe", 300, 0.1)
     with pytest.raises(DataError) as caught:
@@ -173,7 +197,9 @@ def test_a_tokenizer_that_makes_each_word_a_book_is_refused(desk: Path) -> None:
     blown = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 10**6}]}
     table = {"type": "Precompiled", "precompiled_charsmap": "A" * 10**6}
     for normalizer, is_good in ((blown, False), (table, True)):
-        content = json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "normalizer": normalizer})
+        content = json.dumps(
+            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "normalizer": normalizer}
+        )
         if is_good:
             assert Vocabulary(content, "tok.json").vocabulary == {"a": 0}
         else:
@@ -188,7 +214,9 @@ def test_any_locale_s_terminal_gets_what_it_can_show(desk: Path) -> None:
         assert "next: make train" in said and "Traceback" not in said
 
 
-def test_a_report_is_drawn_whatever_the_date_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_drawn_whatever_the_date_of_the_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from matplotlib.figure import Figure
 
     from trainfleet.report import plots

@@ -24,12 +24,16 @@ SHAPE: Model = load_resolved(OLD / "config.yaml").model
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    assert huggingface_weights.save(models.build(SHAPE), SHAPE.family, tmp_path) == [huggingface_weights.WEIGHTS]
+    assert huggingface_weights.save(models.build(SHAPE), SHAPE.family, tmp_path) == [
+        huggingface_weights.WEIGHTS
+    ]
     return tmp_path
 
 
 def load(folder: Path) -> dict[str, torch.Tensor]:
-    return huggingface_weights.load(folder, SHAPE, huggingface_weights.sizes_of(models.build(SHAPE).named_parameters()))
+    return huggingface_weights.load(
+        folder, SHAPE, huggingface_weights.sizes_of(models.build(SHAPE).named_parameters())
+    )
 
 
 def refusal(folder: Path) -> str:
@@ -52,7 +56,11 @@ def test_changed_weights_end_in_an_error_or_in_numbers(folder: Path) -> None:
     weight_files.require(folder, SHAPE)
     head = 8 + struct.unpack("<Q", whole[:8])[0]
     for _ in range(int(os.environ.get("FUZZ", "300"))):
-        path.write_bytes(mutate(whole[:head], draw) + whole[head:] if draw.random() < 0.8 else mutate(whole, draw))
+        path.write_bytes(
+            mutate(whole[:head], draw) + whole[head:]
+            if draw.random() < 0.8
+            else mutate(whole, draw)
+        )
         try:
             load(folder)
         except TrainfleetError as error:
@@ -80,10 +88,16 @@ def test_weights_are_plain_files_of_floating_point_numbers(folder: Path) -> None
     assert str(path) in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["../victim.safetensors", "/etc/passwd", "a/../../b", "", "..", "a\n", 7, None, ["x"]], ids=repr)
+@pytest.mark.parametrize(
+    "name",
+    ["../victim.safetensors", "/etc/passwd", "a/../../b", "", "..", "a\n", 7, None, ["x"]],
+    ids=repr,
+)
 def test_an_index_names_files_of_its_folder_alone(folder: Path, name: object) -> None:
     path = folder / huggingface_weights.WEIGHTS
     (folder.parent / "victim.safetensors").write_bytes(path.read_bytes())
     path.unlink()
-    (folder / huggingface_weights.INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    (folder / huggingface_weights.INDEX).write_text(
+        json.dumps({"weight_map": {"model.norm.weight": name}})
+    )
     assert str(folder) in refusal(folder) and str(folder) in plan_says(folder)

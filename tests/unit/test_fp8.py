@@ -37,7 +37,9 @@ def gradients(model: models.Network) -> tuple[float, Tensor]:
     tokens = torch.randint(0, 256, (4, 64), generator=torch.Generator().manual_seed(1))
     loss = model(tokens, targets=tokens.roll(-1, 1))
     loss.backward()
-    return loss.item(), torch.cat([parameter.grad.flatten().float() for parameter in model.parameters()])  # type: ignore[union-attr]
+    return loss.item(), torch.cat(
+        [parameter.grad.flatten().float() for parameter in model.parameters()]
+    )  # type: ignore[union-attr]
 
 
 def test_fp8_comes_near_bf16_and_is_not_the_same() -> None:
@@ -49,8 +51,14 @@ def test_fp8_comes_near_bf16_and_is_not_the_same() -> None:
 
 def test_the_matrices_of_blocks_are_taken_and_nothing_else() -> None:
     model = made(True, inner=88)  # which 16 does not divide
-    taken = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and type(module) is not nn.Linear}
-    assert taken == {f"layers.{block}.self_attn.{part}_proj" for block in range(2) for part in "qkvo"}
+    taken = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear
+    }
+    assert taken == {
+        f"layers.{block}.self_attn.{part}_proj" for block in range(2) for part in "qkvo"
+    }
     assert type(model.get_submodule(model.plan.head)) is nn.Linear
 
 
@@ -77,4 +85,7 @@ def test_without_torchao_the_line_that_installs_it_is_told(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
     with pytest.raises(RunError) as error:
         fp8.convert([], Able())
-    assert "needs the package torchao" in error.value.what and "requirements-extras.lock" in error.value.next
+    assert (
+        "needs the package torchao" in error.value.what
+        and "requirements-extras.lock" in error.value.next
+    )

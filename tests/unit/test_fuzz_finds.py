@@ -16,7 +16,10 @@ ARROW = (  # an Arrow file with a column whose name is not UTF-8
 )
 FINDS = [
     ("answers", b"== facts\nmtu= 5\n== end"),  # a network card without a name
-    ("sources", b"\t\x1f\x8b\x08\xe4\x00\x00\x00\x8b\xcb\x00\x00"),  # a tar whose gzip header is cut
+    (
+        "sources",
+        b"\t\x1f\x8b\x08\xe4\x00\x00\x00\x8b\xcb\x00\x00",
+    ),  # a tar whose gzip header is cut
     ("sources", base64.b64decode(ARROW)),
 ]
 

@@ -59,7 +59,9 @@ def artifacts(config: Config) -> tuple[Artifact, ...]:
 
 
 def facts(host: Host) -> Facts:
-    return Facts(hostname=host.name, cores=128, addresses={host.address: "ens32"}, mtu={"ens32": 9001})
+    return Facts(
+        hostname=host.name, cores=128, addresses={host.address: "ens32"}, mtu={"ens32": 9001}
+    )
 
 
 def lines(case: str) -> list[str]:
@@ -71,25 +73,41 @@ def lines(case: str) -> list[str]:
     text = re.sub(r"/code/[0-9a-f]{16}", "/code/HASH", text)
     text = re.sub(r"neuron(-xla)? 20\d\d-\d\d-\d\d [0-9a-f]{12}", "LOCK", text)
     text = re.sub(r"-train-[0-9a-f]{12}", "-train-HASH", text)
-    text = re.sub(r"/env/[^/ ]+/", "/env/STACK/", text).replace(sys.executable, "PYTHON").replace(str(ROOT), "HERE")
+    text = (
+        re.sub(r"/env/[^/ ]+/", "/env/STACK/", text)
+        .replace(sys.executable, "PYTHON")
+        .replace(str(ROOT), "HERE")
+    )
     return [line.rstrip() for line in text.splitlines()]
 
 
 def plain(artifact: Artifact) -> str:
-    return artifact.text.replace(" \\\n  ", " ") if artifact.name.endswith((".sh", ".sbatch")) else compact(artifact.text)
+    return (
+        artifact.text.replace(" \\\n  ", " ")
+        if artifact.name.endswith((".sh", ".sbatch"))
+        else compact(artifact.text)
+    )
 
 
 def compact(text: str) -> str:
     """A body with a line a leaf, as its place and its value; a device file is told once."""
     rows = [f"{place} = {json.dumps(value)}" for place, value in leaves(json.loads(text), "")]
-    return "\n".join(row for row in rows if ".devices[].containerPath" not in row and ".devices[].permissions" not in row)
+    return "\n".join(
+        row
+        for row in rows
+        if ".devices[].containerPath" not in row and ".devices[].permissions" not in row
+    )
 
 
 def leaves(value: object, place: str) -> list[tuple[str, object]]:
     if isinstance(value, dict) and set(value) == {"name", "value"}:
         return [(f"{place} {value['name']}", value["value"])]
     if isinstance(value, dict):
-        return [leaf for key, item in value.items() for leaf in leaves(item, f"{place}.{key}".lstrip("."))]
+        return [
+            leaf
+            for key, item in value.items()
+            for leaf in leaves(item, f"{place}.{key}".lstrip("."))
+        ]
     if isinstance(value, list) and value and not all(isinstance(item, str) for item in value):
         return [leaf for item in value for leaf in leaves(item, f"{place}[]")]
     return [(place, value)]
@@ -97,7 +115,9 @@ def leaves(value: object, place: str) -> list[tuple[str, object]]:
 
 def golden(case: str) -> list[tuple[str, str]]:
     text = (GOLDEN / f"{case}.txt").read_text()
-    return [(line, source) for line, _, source in (row.rpartition(BETWEEN) for row in text.splitlines())]
+    return [
+        (line, source) for line, _, source in (row.rpartition(BETWEEN) for row in text.splitlines())
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,21 +19,29 @@ TOY = {"GPU_TESTS_ON": "cpu"}
 
 def minute(folder: Path, *words: str, **environment: str) -> tuple[int, str]:
     command = [sys.executable, str(ROOT / "scripts/gpu.py"), "--folder", str(folder), *words]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, cwd=folder
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 
 
 def lines(folder: Path) -> list[str]:
     return [
-        found["check"] for line in (folder / "results.jsonl").read_text().splitlines() if "check" in (found := json.loads(line))
+        found["check"]
+        for line in (folder / "results.jsonl").read_text().splitlines()
+        if "check" in (found := json.loads(line))
     ]
 
 
 @pytest.mark.thorough
 def test_it_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
     code, said = minute(tmp_path, "--minutes", "0.001", "first", **TOY)
-    assert code == 0 and "the device" in said and "ten losses of Llama: its time is over; the same command goes on" in said, said
+    assert (
+        code == 0
+        and "the device" in said
+        and "ten losses of Llama: its time is over; the same command goes on" in said
+    ), said
     code, said = minute(tmp_path, "--minutes", "0.001", "first", **TOY)
     assert code == 0 and said.count("passed") >= 2 and "1b ours: its time is over" in said, said
     assert lines(tmp_path) == ["the device", "ten losses of Llama"]
@@ -42,7 +50,9 @@ def test_it_goes_on_where_its_time_was_over(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_every_part_runs_at_toy_size(tmp_path: Path) -> None:
-    code, said = minute(tmp_path, "--minutes", "60", "first", "runs", "peers", "3b", "8b", "fp8", "profile", **TOY)
+    code, said = minute(
+        tmp_path, "--minutes", "60", "first", "runs", "peers", "3b", "8b", "fp8", "profile", **TOY
+    )
     assert code == 0, said
     print(said)
 
@@ -62,11 +72,17 @@ def test_a_machine_without_a_gpu_gets_a_line(tmp_path: Path) -> None:
     ("cuda", "free", "line"),
     [
         (None, None, r"torch \S+ sees no GPU: it is built without CUDA"),
-        ("13.0", None, r"torch \S+ sees no GPU: its driver is missing or older than CUDA 13.0 needs: nvidia-smi"),
+        (
+            "13.0",
+            None,
+            r"torch \S+ sees no GPU: its driver is missing or older than CUDA 13.0 needs: nvidia-smi",
+        ),
         ("13.0", 40, "another process has 40 of 80 GiB of the GPU: nvidia-smi"),
     ],
 )
-def test_what_a_machine_lacks_is_a_line(monkeypatch: pytest.MonkeyPatch, cuda: str | None, free: int | None, line: str) -> None:
+def test_what_a_machine_lacks_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, free: int | None, line: str
+) -> None:
     import torch
 
     monkeypatch.setattr(gpu, "TOY", False)

@@ -23,14 +23,20 @@ from trainfleet.recipes import FOLDER
         ("NVIDIA A100-SXM4-80GB", None, "A100-80GB"),
         ("NVIDIA A100-SXM4-40GB", None, "A100-40GB"),
         ("NVIDIA A100", 79.2, "A100-80GB"),
-        ("NVIDIA A100", None, "A100-40GB"),  # of which the name says too little: the one that less fits
+        (
+            "NVIDIA A100",
+            None,
+            "A100-40GB",
+        ),  # of which the name says too little: the one that less fits
         ("Tesla V100-SXM2-32GB", None, "V100-32GB"),
         ("NVIDIA L40S", None, "L40S-48GB"),
         ("NVIDIA L4", None, "L4-24GB"),
         ("NVIDIA B200", None, "B200-180GB"),
     ],
 )
-def test_a_device_is_found_by_its_driver_s_name(name: str, memory_gib: float | None, row: str) -> None:
+def test_a_device_is_found_by_its_driver_s_name(
+    name: str, memory_gib: float | None, row: str
+) -> None:
     found = find_accelerator(name, int(memory_gib * 2**30) if memory_gib else None)
     assert found and found.name == row
 
@@ -41,11 +47,13 @@ def test_an_unknown_device_is_not_taken_for_another() -> None:
 
 def test_products_have_the_peak_of_their_format() -> None:
     assert (
-        accelerators.BY_NAME["V100-32GB"].peak("bf16") == accelerators.BY_NAME["V100-32GB"].peak("fp32") == 15.7e12
+        accelerators.BY_NAME["V100-32GB"].peak("bf16")
+        == accelerators.BY_NAME["V100-32GB"].peak("fp32")
+        == 15.7e12
     )  # it has no bf16
-    assert accelerators.BY_NAME["V100-32GB"].peak("fp16") == 125e12 and accelerators.BY_NAME["H100-80GB"].peak(
-        "fp16"
-    ) == accelerators.BY_NAME["H100-80GB"].peak("bf16")
+    assert accelerators.BY_NAME["V100-32GB"].peak("fp16") == 125e12 and accelerators.BY_NAME[
+        "H100-80GB"
+    ].peak("fp16") == accelerators.BY_NAME["H100-80GB"].peak("bf16")
     assert [
         row.half
         for row in (
@@ -55,7 +63,8 @@ def test_products_have_the_peak_of_their_format() -> None:
         )
     ] == ["fp16", "bf16", "bf16"]
     assert (
-        accelerators.BY_NAME["H100-80GB"].peak("bf16") == 989.4e12 and accelerators.BY_NAME["H100-80GB"].peak("fp32") == 494.7e12
+        accelerators.BY_NAME["H100-80GB"].peak("bf16") == 989.4e12
+        and accelerators.BY_NAME["H100-80GB"].peak("fp32") == 494.7e12
     )  # TF32
     assert accelerators.BY_NAME["H100-80GB"].peak("fp8") == 1978.9e12 and all(
         row.fp8 / row.peak("bf16") == pytest.approx(2, rel=0.02) for row in ACCELERATORS if row.fp8
@@ -70,10 +79,17 @@ def test_every_stack_has_a_device() -> None:
 
 @pytest.mark.parametrize(
     ("said", "row", "ranks"),
-    [("Trn1\n", accelerators.BY_NAME["NeuronCore-v2"], 32), ("trn2.48xlarge\n", accelerators.BY_NAME["NeuronCore-v3 x2"], 64)],
+    [
+        ("Trn1\n", accelerators.BY_NAME["NeuronCore-v2"], 32),
+        ("trn2.48xlarge\n", accelerators.BY_NAME["NeuronCore-v3 x2"], 64),
+    ],
 )
 def test_neuron_cores_of_this_machine_are_counted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, row: accelerators.Accelerator, ranks: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    said: str,
+    row: accelerators.Accelerator,
+    ranks: int,
 ) -> None:
     (place := tmp_path / "neuron0/info/architecture").mkdir(parents=True)
     (place / "instance_type").write_text(said)
@@ -86,5 +102,7 @@ def test_neuron_cores_of_this_machine_are_counted(
 def test_figures_agree_with_one_another() -> None:
     for row in INSTANCE_TYPES.values():
         assert (row.accelerator is None) == (row.accelerators == 0), row.name
-        assert row.efa == 0 or row.network_gbps / row.efa in (50, 100, 200, 400), row.name  # Gbit/s of one EFA interface
+        assert row.efa == 0 or row.network_gbps / row.efa in (50, 100, 200, 400), (
+            row.name
+        )  # Gbit/s of one EFA interface
         assert row.usd_per_hour is None or 0.2 < row.usd_per_hour < 200, row.name

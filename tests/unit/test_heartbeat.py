@@ -37,8 +37,15 @@ def until(what: Callable[[], Any], seconds: float = 20) -> Any:
 def node(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Three ranks of one node, each a process."""
     words = [sys.executable, "-c", RANK, str(tmp_path)]
-    ranks = [subprocess.Popen([*words, str(rank)], env={"PYTHONPATH": "python"}) for rank in range(3)]
-    until(lambda: {beat.phase for beat in read_beats(tmp_path, 1).values()} == {"step"} and len(read_beats(tmp_path, 1)) == 3)
+    ranks = [
+        subprocess.Popen([*words, str(rank)], env={"PYTHONPATH": "python"}) for rank in range(3)
+    ]
+    until(
+        lambda: (
+            {beat.phase for beat in read_beats(tmp_path, 1).values()} == {"step"}
+            and len(read_beats(tmp_path, 1)) == 3
+        )
+    )
     yield ranks
     for rank in ranks:
         rank.kill()
@@ -51,12 +58,16 @@ def test_whichever_rank_goes_the_others_beat_on_and_its_own_beat_stays_as_it_was
     tmp_path: Path, node: list[subprocess.Popen[bytes]], first: int, number: signal.Signals
 ) -> None:
     found = {path.name for path in (tmp_path / "heartbeats").iterdir()}
-    assert found - {"links-3"} == {"node-3"}, "one file for all ranks of the node, and its links if the machine has any"
+    assert found - {"links-3"} == {"node-3"}, (
+        "one file for all ranks of the node, and its links if the machine has any"
+    )
     node[first].send_signal(number)
     time.sleep(0.3)  # the rank that does the node's round may have been the one
     then = read_beats(tmp_path, 1)
     others = [rank for rank in range(3) if rank != first]
-    until(lambda: all(read_beats(tmp_path, 1)[rank].time > then[rank].time + 0.3 for rank in others))
+    until(
+        lambda: all(read_beats(tmp_path, 1)[rank].time > then[rank].time + 0.3 for rank in others)
+    )
     assert read_beats(tmp_path, 1)[first].time == then[first].time
 
 
@@ -64,7 +75,11 @@ def test_a_file_that_did_not_change_is_not_opened_again(tmp_path: Path) -> None:
     for number in range(5):
         write_beats(tmp_path, number, 1, [Beat(number, number, 1, 1, "step", 1, 0.0, 1.0)])
     reader, opened = Beats(tmp_path, 1), list[object]()
-    sys.addaudithook(lambda event, words: opened.append(words[0]) if event == "open" and "node-" in str(words[0]) else None)
+    sys.addaudithook(
+        lambda event, words: (
+            opened.append(words[0]) if event == "open" and "node-" in str(words[0]) else None
+        )
+    )
     assert len(reader.new()) == 5 and len(opened) == 5
     assert reader.new() == {} and len(opened) == 5
     write_beats(tmp_path, 2, 1, [Beat(2, 2, 1, 1, "step", 2, 0.0, 2.0)])
@@ -87,7 +102,10 @@ def test_what_is_no_beat_is_left_out(text: bytes) -> None:
 
 
 def test_a_beat_comes_back_as_it_was() -> None:
-    told = [Beat(9999, 3, 2**22, 7, phase, 2**40, 0.5, 1.8e9, 1.25, 0.1) for phase in heartbeat_format.PHASES]
+    told = [
+        Beat(9999, 3, 2**22, 7, phase, 2**40, 0.5, 1.8e9, 1.25, 0.1)
+        for phase in heartbeat_format.PHASES
+    ]
     assert heartbeat_format.parse(heartbeat_format.pack(3, 7, told), 7) == told
 
 
@@ -105,17 +123,28 @@ def test_a_disk_that_is_full_ends_no_heart_and_beats_come_again_when_there_is_ro
     monkeypatch.setattr(heartbeat, "write_beats", write_beats)
     until(lambda: read_beats(tmp_path, 0))
     heart.stop()
-    assert capfd.readouterr().err.count("no heartbeat could be written: [Errno 28] No space left on device") == 1
+    assert (
+        capfd.readouterr().err.count(
+            "no heartbeat could be written: [Errno 28] No space left on device"
+        )
+        == 1
+    )
 
 
 def test_nothing_is_left_in_memory_by_ranks_that_ended(tmp_path: Path) -> None:
     hearts = [Heart(tmp_path, rank, 0, 1) for rank in range(2)]
     memory = hearts[0].node.shared
-    assert memory == hearts[1].node.shared and memory.stat().st_uid == os.getuid() and not memory.is_relative_to(tmp_path)
+    assert (
+        memory == hearts[1].node.shared
+        and memory.stat().st_uid == os.getuid()
+        and not memory.is_relative_to(tmp_path)
+    )
     hearts[0].stop()
     assert memory.exists()
     hearts[1].stop()
-    assert not memory.exists() and {beat.phase for beat in read_beats(tmp_path, 1).values()} == {"end"}
+    assert not memory.exists() and {beat.phase for beat in read_beats(tmp_path, 1).values()} == {
+        "end"
+    }
 
 
 def test_a_rank_that_ends_at_once_leaves_the_memory_to_those_whose_hearts_have_yet_to_beat(
@@ -129,7 +158,9 @@ def test_a_rank_that_ends_at_once_leaves_the_memory_to_those_whose_hearts_have_y
     assert not first.node.shared.exists()
 
 
-def test_where_memory_is_another_user_s_the_run_folder_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_another_user_s_the_run_folder_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "memory" / f"trainfleet-{os.getuid()}").parent.mkdir()
     (tmp_path / "memory" / f"trainfleet-{os.getuid()}").symlink_to(tmp_path)  # planted by somebody
     monkeypatch.setattr(heartbeat, "MEMORY", tmp_path / "memory")
@@ -152,7 +183,9 @@ def test_a_lease_falls_vacant_when_it_was_renewed_and_is_no_more() -> None:
         assert vigil.vacant == 5.0 * looks
     assert vigil.look(holder(4.0), 5.0).vacant == 0.0, "a standby has taken over"
     assert vigil.look(None, 5.0).vacant == 20.0, "a lease that can't be read is no renewal"
-    assert vigil.look(None, 5.0).look(holder(3.0), 5.0).vacant == 25.0, "nor is one that can be read again"
+    assert vigil.look(None, 5.0).look(holder(3.0), 5.0).vacant == 25.0, (
+        "nor is one that can be read again"
+    )
 
 
 def test_what_a_launcher_of_another_day_left_is_not_waited_for() -> None:
@@ -209,6 +242,13 @@ time.sleep(60)"""
 
 def test_a_rank_that_could_not_leave_at_a_step_ends(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STUCK, str(tmp_path)], env={"PYTHONPATH": "python"}, timeout=30, text=True, capture_output=True
+        [sys.executable, "-c", STUCK, str(tmp_path)],
+        env={"PYTHONPATH": "python"},
+        timeout=30,
+        text=True,
+        capture_output=True,
     )
-    assert done.returncode == heartbeat.FENCED and "no step at which this rank could leave" in done.stderr
+    assert (
+        done.returncode == heartbeat.FENCED
+        and "no step at which this rank could leave" in done.stderr
+    )

@@ -64,7 +64,14 @@ def proposals(problem: Problem) -> Iterator[tuple[str, dict[str, tuple[str, str]
         for form in FORMS:
             if match := re.search(form, problem.message):
                 key = "model.preset" if "another preset" in form else problem.key
-                yield (f"data.sources=[{match[1]!r}]" if "data.sources[" in key else f"{key}={match[1]}"), {}
+                yield (
+                    (
+                        f"data.sources=[{match[1]!r}]"
+                        if "data.sources[" in key
+                        else f"{key}={match[1]}"
+                    ),
+                    {},
+                )
 
 
 def renamed(text: str, problem: Problem) -> str | None:
@@ -121,7 +128,9 @@ def test_each_value_and_key_that_a_message_proposes_is_taken() -> None:
                 left, _, key = other.partition("\0")
                 tries.append(problems(left, key))
             followed += len(tries)
-            again = [found for found in tries if known[0] in {(one.key, one.message) for one in found}]
+            again = [
+                found for found in tries if known[0] in {(one.key, one.message) for one in found}
+            ]
             ignored += [f"{label}: {problem}" for _ in again]
             if "did you mean" in problem.message or " works" in problem.message:
                 unread += [str(problem)] * (not tries)
@@ -132,7 +141,9 @@ def test_each_value_and_key_that_a_message_proposes_is_taken() -> None:
 
 @pytest.mark.parametrize(("text", "meant"), MEANT.items())
 def test_what_a_newcomer_meant_is_proposed_and_nothing_else_is_told(text: str, meant: str) -> None:
-    (problem,) = problems(f"{GOOD}{text}\n" if not text.startswith("data:") else f"name: a\n{text}\n")
+    (problem,) = problems(
+        f"{GOOD}{text}\n" if not text.startswith("data:") else f"name: a\n{text}\n"
+    )
     assert list(proposals(problem)) == [(meant, {})]
 
 
@@ -141,7 +152,9 @@ def test_what_a_newcomer_meant_is_proposed_and_nothing_else_is_told(text: str, m
                    (["seed=3"], "train.seed"), (["--learning-rate", "1e-4"], "train.learning_rate"), (["TENSOR=2"], "train.layout.tensor"),
                    (["SET=train.steps = 5"], "train.steps"), (["SET=train.steps =5 train.seed= 3"], "train.seed")],
 )  # fmt: skip
-def test_a_key_typed_as_a_variable_is_told_as_set(words: list[str], key: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_typed_as_a_variable_is_told_as_set(
+    words: list[str], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("config.yaml").write_text(GOOD)
     assert main(["plan", *words]) == 2
     said = capsys.readouterr().err
@@ -151,13 +164,26 @@ def test_a_key_typed_as_a_variable_is_told_as_set(words: list[str], key: str, ca
     assert problems(GOOD, variables["SET"]) == [], "what was proposed is refused"
 
 
-BODY = [{"id": number, "body": f"a body of words {number} " * 9, "meta": {"a": 1}} for number in range(60)]
+BODY = [
+    {"id": number, "body": f"a body of words {number} " * 9, "meta": {"a": 1}}
+    for number in range(60)
+]
 CHAT = [
-    {"messages": [{"role": "user", "content": f"what is {n}?"}, {"role": "assistant", "content": f"{n} it is " * 9}]}
+    {
+        "messages": [
+            {"role": "user", "content": f"what is {n}?"},
+            {"role": "assistant", "content": f"{n} it is " * 9},
+        ]
+    }
     for n in range(60)
 ]
 SHARE = [
-    {"conversations": [{"from": "human", "value": f"what is {n}?"}, {"from": "gpt", "value": f"{n} it is " * 9}]}
+    {
+        "conversations": [
+            {"from": "human", "value": f"what is {n}?"},
+            {"from": "gpt", "value": f"{n} it is " * 9},
+        ]
+    }
     for n in range(60)
 ]
 PAIRS = [{"prompt": f"what is {n}?", "completion": f"{n} it is, says he " * 9} for n in range(60)]
@@ -173,7 +199,9 @@ WRITTEN = {
 @pytest.mark.parametrize("field", ["text", "messages", "id"])
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("kind", RECORDS)
-def test_each_hint_about_records_ends_in_a_dataset(kind: str, name: str, field: str, desk: Path) -> None:
+def test_each_hint_about_records_ends_in_a_dataset(
+    kind: str, name: str, field: str, desk: Path
+) -> None:
     """Another field, or a command that flattens what is said: typed by a real shell, with a real jq."""
     Path(name).write_text(WRITTEN[name](RECORDS[kind]))
     data = Data("set", (name,), field, "bpe", 300, 0.1)
@@ -185,14 +213,20 @@ def test_each_hint_about_records_ends_in_a_dataset(kind: str, name: str, field: 
         data = Data("set", (name,), "body", "bpe", 300, 0.1)
     else:
         assert "instruction tuning" in hint and "text_field=" not in hint, hint
-        command = re.search(r"as plain text: with jq installed, (.*); then SET='data\.sources=\[flat\.jsonl\]'$", hint)
+        command = re.search(
+            r"as plain text: with jq installed, (.*); then SET='data\.sources=\[flat\.jsonl\]'$",
+            hint,
+        )
         assert command, hint
         subprocess.run(command[1], shell=True, check=True)
         data = Data("set", (Source("flat.jsonl"),), "text", "bpe", 300, 0.1)
     finished = tokenize(data, Share(0, 1, 1))
     assert finished is not None and finished.documents == 60
     if kind != "another field":
-        record, texts = RECORDS[kind][7], [json.loads(line)["text"] for line in Path("flat.jsonl").read_text().splitlines()]
+        record, texts = (
+            RECORDS[kind][7],
+            [json.loads(line)["text"] for line in Path("flat.jsonl").read_text().splitlines()],
+        )
         said = re.findall(r'"((?:what|say|7)[^"]*)"', json.dumps(record))
         assert all(part in texts[7] for part in said) and said
 
@@ -212,7 +246,9 @@ def test_what_is_no_text_at_all_is_named_and_not_converted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "utf-16", "utf-32"])
-def test_a_text_in_another_encoding_is_converted_by_the_command_that_is_proposed(encoding: str) -> None:
+def test_a_text_in_another_encoding_is_converted_by_the_command_that_is_proposed(
+    encoding: str,
+) -> None:
     text = "Größe und Länge, ça va, mañana.\n" * 400
     Path("a.txt").write_bytes(text.encode(encoding))
     with pytest.raises(DataError) as caught:

@@ -35,19 +35,35 @@ RECIPES = {
 }
 # Another value than the default, and what must go with it. A key that is not here gets one by its type.
 OTHERS: dict[str, dict[str, Any]] = {
-    "fleet.aws.capacity": {"fleet.aws.capacity": "reservation", "fleet.aws.reservation": "cr-0123456789abcdef0"},
-    "fleet.aws.reservation": {"fleet.aws.capacity": "block", "fleet.aws.reservation": "cr-0123456789abcdef0"},
-    "fleet.aws.vpc": {"fleet.aws.vpc": "vpc-0123456789abcdef0", "fleet.aws.subnets": ("subnet-0123456789abcdef9",)},
-    "fleet.aws.subnets": {"fleet.aws.vpc": "vpc-0123456789abcdef0", "fleet.aws.subnets": ("subnet-0123456789abcdef8",)},
+    "fleet.aws.capacity": {
+        "fleet.aws.capacity": "reservation",
+        "fleet.aws.reservation": "cr-0123456789abcdef0",
+    },
+    "fleet.aws.reservation": {
+        "fleet.aws.capacity": "block",
+        "fleet.aws.reservation": "cr-0123456789abcdef0",
+    },
+    "fleet.aws.vpc": {
+        "fleet.aws.vpc": "vpc-0123456789abcdef0",
+        "fleet.aws.subnets": ("subnet-0123456789abcdef9",),
+    },
+    "fleet.aws.subnets": {
+        "fleet.aws.vpc": "vpc-0123456789abcdef0",
+        "fleet.aws.subnets": ("subnet-0123456789abcdef8",),
+    },
     "fleet.aws.ssh_from": {"fleet.aws.ssh_from": ("203.0.113.7/32",)},
     "fleet.aws.zones": {"fleet.aws.zones": ("us-east-1f",)},
     "fleet.fsx.throughput": {"fleet.fsx.throughput": 500, "fleet.fsx.type": "persistent"},
     "fleet.aws.volume_gib": {"fleet.aws.volume_gib": 777},
     "fleet.sagemaker.input_mode": {"fleet.sagemaker.input_mode": "fastfile"},
-    "fleet.secret_arns": {"fleet.secret_arns": ("A=arn:aws:secretsmanager:us-east-1:123456789012:secret:a-Ab1Cd2",)},
+    "fleet.secret_arns": {
+        "fleet.secret_arns": ("A=arn:aws:secretsmanager:us-east-1:123456789012:secret:a-Ab1Cd2",)
+    },
     "fleet.batch.consumable_resources": {"fleet.batch.consumable_resources": ("licence=1",)},
     "fleet.slurm.parallelcluster.queues": {
-        "fleet.slurm.parallelcluster.queues": (Queue("big", "trn1.32xlarge", 0, 9, "on-demand", None),)
+        "fleet.slurm.parallelcluster.queues": (
+            Queue("big", "trn1.32xlarge", 0, 9, "on-demand", None),
+        )
     },
     "fleet.slurm.create": {"fleet.slurm.create": "parallelcluster"},
     "fleet.hosts": {"fleet.hosts": ("a", "b")},
@@ -60,7 +76,11 @@ LATER = {
     "fleet.aws.image": "cloud/discovery.py", "fleet.aws.vpc": "cloud/vpc.py", "fleet.slurm": "backends/slurm",
     "fleet.sagemaker": "backends/sagemaker.py", "fleet.batch": "backends/batch.py", "fleet.aws.reservation": "cloud/instances.py",
 }  # fmt: skip
-FLEET = [".".join(key) for key, part in walk(load_schema()) if key[0] == "fleet" and "object" not in part.get("type", ())]
+FLEET = [
+    ".".join(key)
+    for key, part in walk(load_schema())
+    if key[0] == "fleet" and "object" not in part.get("type", ())
+]
 RESTRICTED = [key for key in FLEET if key in supported_keys.table()]
 
 
@@ -80,21 +100,31 @@ def changed(config: Config, key: str) -> Config:
 
 def other(part: dict[str, Any], now: Any) -> Any:
     if "enum" in part:
-        return next(value for value in part["enum"] if value not in (now, part.get("default"), None))
+        return next(
+            value for value in part["enum"] if value not in (now, part.get("default"), None)
+        )
     kinds = part["type"] if isinstance(part["type"], list) else [part["type"]]
     if "boolean" in kinds:
         return not part["default"]
     if "integer" in kinds or "number" in kinds:
         low = int(part.get("minimum", 1))
-        return next(value for value in (low + 1, low + 2, low + 3) if value not in (now, part.get("default")))
-    examples = [value for value in part.get("examples", ()) if value not in (now, part.get("default"))]
+        return next(
+            value
+            for value in (low + 1, low + 2, low + 3)
+            if value not in (now, part.get("default"))
+        )
+    examples = [
+        value for value in part.get("examples", ()) if value not in (now, part.get("default"))
+    ]
     text = examples[0] if examples else "another"
     return tuple(text) if isinstance(text, list) else (text,) if "array" in kinds else text
 
 
 def with_value(tree: Any, path: list[str], value: Any) -> Any:
     first, *rest = path
-    return replace(tree, **{first: with_value(getattr(tree, first), rest, value) if rest else value})
+    return replace(
+        tree, **{first: with_value(getattr(tree, first), rest, value) if rest else value}
+    )
 
 
 def planned(kind: str, config: Config) -> str:
@@ -138,7 +168,9 @@ def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
     assert not said
     if takes_effect(kind, before, after):
         return
-    later = next((where for name, where in LATER.items() if key == name or key.startswith(f"{name}.")), "")
+    later = next(
+        (where for name, where in LATER.items() if key == name or key.startswith(f"{name}.")), ""
+    )
     assert later and uses(later, key.rpartition(".")[2]), f"{key} is silent on {kind}"
 
 
@@ -160,4 +192,6 @@ def files(where: Path) -> Iterator[Path]:
 
 def test_this_machine_sets_aside_what_is_said_of_others() -> None:
     config = base("ec2")
-    assert not [*supported_keys.refuse(replace(config, fleet=replace(config.fleet, backend="local")))]
+    assert not [
+        *supported_keys.refuse(replace(config, fleet=replace(config.fleet, backend="local")))
+    ]

@@ -25,11 +25,19 @@ NAMES = {
     "hf://owner/name": HubDataset("owner/name", None, "train", None),
     "hf://name:test": HubDataset("name", None, "test", None),
     "hf://owner/name/config": HubDataset("owner/name", "config", "train", None),
-    "hf://owner/name@main/20231101.en:train+test": HubDataset("owner/name", "20231101.en", "train+test", "main"),
+    "hf://owner/name@main/20231101.en:train+test": HubDataset(
+        "owner/name", "20231101.en", "train+test", "main"
+    ),
     "hf://owner/name@1a2b?split=validation": HubDataset("owner/name", None, "validation", "1a2b"),
-    "hf://owner/name@refs/convert/parquet/en": HubDataset("owner/name", "en", "train", "refs/convert/parquet"),
-    "hf://allenai/c4/en.noblocklist:train": HubDataset("allenai/c4", "en.noblocklist", "train", None),
-    "hf://HuggingFaceFW/fineweb-edu/CC-MAIN-2013-20": HubDataset("HuggingFaceFW/fineweb-edu", "CC-MAIN-2013-20", "train", None),
+    "hf://owner/name@refs/convert/parquet/en": HubDataset(
+        "owner/name", "en", "train", "refs/convert/parquet"
+    ),
+    "hf://allenai/c4/en.noblocklist:train": HubDataset(
+        "allenai/c4", "en.noblocklist", "train", None
+    ),
+    "hf://HuggingFaceFW/fineweb-edu/CC-MAIN-2013-20": HubDataset(
+        "HuggingFaceFW/fineweb-edu", "CC-MAIN-2013-20", "train", None
+    ),
     "hf://name@main/config": HubDataset("name", "config", "train", "main"),
     "hf:///data/set:test": HubDataset("/data/set", None, "test", None),
 }
@@ -48,14 +56,22 @@ def printed() -> list[str]:
     lines += [SCHEMA["properties"]["data"]["properties"]["sources"]["description"], DATASET_FORMS]
     forms = {form.rstrip(".") for line in lines for form in FORM.findall(line)}
     parted = [re.split(r"(\[[^]]+\])", form) for form in forms]
-    every = [itertools.product(*(("", part[1:-1]) if part.startswith("[") else (part,) for part in parts)) for parts in parted]
+    every = [
+        itertools.product(
+            *(("", part[1:-1]) if part.startswith("[") else (part,) for part in parts)
+        )
+        for parts in parted
+    ]
     return sorted({"".join(one) for product in every for one in product})
 
 
 def test_the_documents_print_every_part_of_the_grammar() -> None:
-    assert {"hf://owner/name", "hf://owner/name@revision/config:split", "hf:///folder:split", "hf://roneneldan/TinyStories"} <= {
-        *printed()
-    }
+    assert {
+        "hf://owner/name",
+        "hf://owner/name@revision/config:split",
+        "hf:///folder:split",
+        "hf://roneneldan/TinyStories",
+    } <= {*printed()}
 
 
 @pytest.mark.parametrize("form", sorted({*printed(), *NAMES}))
@@ -75,7 +91,11 @@ def test_each_form_passes_make_plan_and_reaches_the_library(
 
         def __init__(self, name: str, config: str | None, *, revision: str | None) -> None:
             self.asked = name, config, revision
-            files = [f"{name}/part.jsonl" if name[0] in "/." else f"hf://datasets/{name}@{self.hash}/part.jsonl"]
+            files = [
+                f"{name}/part.jsonl"
+                if name[0] in "/."
+                else f"hf://datasets/{name}@{self.hash}/part.jsonl"
+            ]
             self.config = SimpleNamespace(data_files={"train": files})
 
         def as_streaming_dataset(self, split: str) -> Any:

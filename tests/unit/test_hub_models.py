@@ -38,10 +38,22 @@ class Hub(BaseHTTPRequestHandler):
         self.asked.append(path)
         if path.startswith("/api/models/me/small"):
             files = [
-                {"rfilename": name, "type": "file", "path": name, "size": len(text), "oid": hashlib.sha1(text).hexdigest()}
+                {
+                    "rfilename": name,
+                    "type": "file",
+                    "path": name,
+                    "size": len(text),
+                    "oid": hashlib.sha1(text).hexdigest(),
+                }
                 for name, text in FILES.items()
             ]
-            self.answer(json.dumps(files if "/tree/" in path else {"id": "me/small", "sha": COMMIT, "siblings": files}).encode())
+            self.answer(
+                json.dumps(
+                    files
+                    if "/tree/" in path
+                    else {"id": "me/small", "sha": COMMIT, "siblings": files}
+                ).encode()
+            )
         elif path.startswith("/me/small/resolve/") and (name := path.rpartition("/")[2]) in FILES:
             self.answer(FILES[name])
         else:
@@ -85,7 +97,9 @@ def plan(desk: Path, server: ThreadingHTTPServer, **more: str) -> tuple[int, str
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_shape_and_a_tokenizer_come_from_the_hub_once_and_then_from_the_cache(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_a_shape_and_a_tokenizer_come_from_the_hub_once_and_then_from_the_cache(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     (tmp_path / "text.txt").write_text("abc")
     code, said = plan(tmp_path, hub)
@@ -97,16 +111,31 @@ def test_a_shape_and_a_tokenizer_come_from_the_hub_once_and_then_from_the_cache(
     assert code == 0 and not Hub.asked, said
 
 
-def test_without_a_network_and_a_cache_it_is_refused_with_what_to_do(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+def test_without_a_network_and_a_cache_it_is_refused_with_what_to_do(
+    hub: ThreadingHTTPServer, tmp_path: Path
+) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG.replace("me/small", "me/other"))
     for more in ({}, {"HF_HUB_OFFLINE": "1"}):
         code, said = plan(tmp_path, hub, **more)
-        assert code == 2 and "config.yaml:2: model.preset: hf://me/other: can't be fetched from the Hub" in said, said
+        assert (
+            code == 2
+            and "config.yaml:2: model.preset: hf://me/other: can't be fetched from the Hub" in said
+        ), said
         assert "data.tokenizer: hf://me/other: can't be fetched" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize(
-    "address", ["hf://", "hf://me", "hf://me/a/b", "hf://../etc", "hf://me/..", "hf://me/a@", "hf://me/a@x/y", "hf:///etc"]
+    "address",
+    [
+        "hf://",
+        "hf://me",
+        "hf://me/a/b",
+        "hf://../etc",
+        "hf://me/..",
+        "hf://me/a@",
+        "hf://me/a@x/y",
+        "hf:///etc",
+    ],
 )
 def test_what_names_no_model_is_told_so(address: str) -> None:
     assert "names no model" in fault_of(address)

@@ -70,7 +70,13 @@ def test_every_argument_of_a_stack_is_the_lock_s(stack: str) -> None:
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_dockerfile_takes_every_argument_and_has_a_stage_for_every_stack(stack: str) -> None:
     asked = set(re.findall(r"^ARG (\w+)", TEXT, re.MULTILINE))
-    assert {name for name, _ in recipe(stack).arguments} | {"TAG", "LOCK", "COMMIT", "LAYERS", "RUN_AS"} <= asked
+    assert {name for name, _ in recipe(stack).arguments} | {
+        "TAG",
+        "LOCK",
+        "COMMIT",
+        "LAYERS",
+        "RUN_AS",
+    } <= asked
     assert re.search(rf"^FROM [\w${{}}-]+ AS {stack}$", TEXT, re.MULTILINE)
 
 
@@ -82,8 +88,14 @@ def test_what_changes_rarely_comes_first_and_the_code_last() -> None:
     order = [TEXT.index(part) for part in ("build_tools.sh apply", "efa.sh apply", "ofi_nccl.sh apply", "neuron.sh apply",
                                            "python.sh apply", "sbom.py >", "COPY . /opt/trainfleet/", "USER ")]  # fmt: skip
     assert order == sorted(order)
-    copied = {file for line in re.findall(r"^COPY (.+) /build/", TEXT, re.MULTILINE) for file in line.split()}
-    assert copied == {file for files, _ in PARTS.values() for file in files}, "what a layer is made from is what it copies"
+    copied = {
+        file
+        for line in re.findall(r"^COPY (.+) /build/", TEXT, re.MULTILINE)
+        for file in line.split()
+    }
+    assert copied == {file for files, _ in PARTS.values() for file in files}, (
+        "what a layer is made from is what it copies"
+    )
     assert not re.search(r"^RUN", TEXT[TEXT.index("COPY . ") :], re.MULTILINE), (
         "nothing is run, so nothing is rebuilt, behind the code"
     )
@@ -105,21 +117,31 @@ def test_nothing_of_a_secret_is_an_argument_or_lasts() -> None:
         ({}, []),
     ],
 )
-def test_a_change_rebuilds_its_layer_and_what_lies_on_it(changed: dict[str, str], rebuilt: list[str]) -> None:
+def test_a_change_rebuilds_its_layer_and_what_lies_on_it(
+    changed: dict[str, str], rebuilt: list[str]
+) -> None:
     before, after = recipe(), recipe(**changed)
     label = " ".join(f"{name}={made}" for name, made in before.layers.items())
     assert after.rebuilt(label) == rebuilt and (before.tag == after.tag) == (not changed)
 
 
 def test_a_tag_is_of_its_content_alone() -> None:
-    tags = {recipe(stack).tag for stack in STACKS} | {recipe(base="mirror.example/ubuntu:24.04").tag}
-    assert len(tags) == len(STACKS) + 1 and all(re.fullmatch(r"[a-z-]+-[0-9a-f]{16}", tag) for tag in tags)
+    tags = {recipe(stack).tag for stack in STACKS} | {
+        recipe(base="mirror.example/ubuntu:24.04").tag
+    }
+    assert len(tags) == len(STACKS) + 1 and all(
+        re.fullmatch(r"[a-z-]+-[0-9a-f]{16}", tag) for tag in tags
+    )
 
 
 def test_the_context_has_the_code_and_no_time_of_the_day(tmp_path: Path) -> None:
     made = recipe()
     write_context(made, tmp_path / "c")
-    files = {str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(tmp_path / "c"))
+        for path in (tmp_path / "c").rglob("*")
+        if path.is_file()
+    }
     assert files == {*made.files, TAG} and (tmp_path / "c" / TAG).read_text() == f"{made.tag}\n"
     assert not any(name.startswith(("tests", "README", ".git", "runs")) for name in files)
     assert {path.stat().st_mtime for path in (tmp_path / "c").rglob("*")} == {0.0}
@@ -135,7 +157,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("sh", "cat", "git", "python3", "grep", "printf", "env"):
-        if found := next((p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists()), None):
+        if found := next(
+            (p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists()), None
+        ):
             (folder / name).symlink_to(found)
     monkeypatch.setenv("PATH", str(folder))
     return folder
@@ -149,7 +173,10 @@ def fake(path: Path, name: str, body: str) -> Path:
 
 
 def inspected(made: Any, **changes: Any) -> str:
-    record = {"Config": {"Labels": {"org.opencontainers.image.version": made.tag}}, "Architecture": "amd64"} | changes
+    record = {
+        "Config": {"Labels": {"org.opencontainers.image.version": made.tag}},
+        "Architecture": "amd64",
+    } | changes
     return json.dumps([record])
 
 
@@ -158,20 +185,29 @@ def test_the_first_that_works_is_taken_and_the_others_are_told(path: Path) -> No
     fake(path, "buildah", "exit 0")
     builder, why = choose()
     assert (
-        builder.name == "buildah" and why == "docker does not work: Cannot connect to the Docker daemon; podman is not installed"
+        builder.name == "buildah"
+        and why
+        == "docker does not work: Cannot connect to the Docker daemon; podman is not installed"
     )
 
 
 def test_no_builder_is_told_with_what_to_install(path: Path) -> None:
     with pytest.raises(ImageError, match="no builder") as caught:
         choose()
-    assert "buildah is not installed" in caught.value.why and "apt-get install buildah" in caught.value.next
+    assert (
+        "buildah is not installed" in caught.value.why
+        and "apt-get install buildah" in caught.value.next
+    )
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_an_image_that_is_here_is_not_built_again(path: Path, name: str) -> None:
     made = recipe()
-    log = fake(path, name, f"case $1 in image) cat <<'E'\n{inspected(made)}\nE\n;; history) echo 5; echo 0; echo 70 ;; esac")
+    log = fake(
+        path,
+        name,
+        f"case $1 in image) cat <<'E'\n{inspected(made)}\nE\n;; history) echo 5; echo 0; echo 70 ;; esac",
+    )
     said: list[str] = []
     found = building.build(made, Builder(name), "c", said.append)
     assert found.layers == (70, 5) and "is here" in said[0] and " build" not in log.read_text()
@@ -198,11 +234,24 @@ E
 esac""")  # fmt: skip
     said: list[str] = []
     found = building.build(made, Builder(name), "abc+", said.append)
-    line = next(line for line in (path / f"{name}.log").read_text().splitlines() if line.startswith("build "))
-    for name_, value in {**dict(made.arguments), "TAG": made.tag, "LOCK": made.lock, "COMMIT": "abc+"}.items():
+    line = next(
+        line
+        for line in (path / f"{name}.log").read_text().splitlines()
+        if line.startswith("build ")
+    )
+    for name_, value in {
+        **dict(made.arguments),
+        "TAG": made.tag,
+        "LOCK": made.lock,
+        "COMMIT": "abc+",
+    }.items():
         assert f"--build-arg={name_}={value}" in line
     assert "--build-arg=LAYERS=system=" in line and "--label" not in line
-    assert f"--tag={made.reference}" in line and f"--secret=id=ca,src={tmp_path}/ca.pem" in line and found.layers[-1] == 5
+    assert (
+        f"--tag={made.reference}" in line
+        and f"--secret=id=ca,src={tmp_path}/ca.pem" in line
+        and found.layers[-1] == 5
+    )
     assert f"--secret=id=client,src={certificate}" in line and "canary" not in line
     given = (tmp_path / "given").read_text()
     assert (
@@ -219,7 +268,10 @@ esac""")  # fmt: skip
 
 
 def of_buildah(made: Any) -> dict[str, Any]:
-    image = {"architecture": "amd64", "config": {"Labels": {"org.opencontainers.image.version": made.tag}}}
+    image = {
+        "architecture": "amd64",
+        "config": {"Labels": {"org.opencontainers.image.version": made.tag}},
+    }
     return {"OCIv1": image, "Manifest": json.dumps({"layers": [{"size": 7}, {"size": 5}]})}
 
 
@@ -261,9 +313,18 @@ SAID = {  # words of docker, podman and buildah (their issue trackers), and what
 def test_what_a_builder_says_of_a_failure_is_explained(line: str) -> None:
     why, next = SAID[line]
     error = building.explained(
-        Builder("buildah"), ["STEP 1", *line.splitlines()], "the image could not be built", building.TROUBLES, "B"
+        Builder("buildah"),
+        ["STEP 1", *line.splitlines()],
+        "the image could not be built",
+        building.TROUBLES,
+        "B",
     )
-    assert why in error.why and next in error.next and line.splitlines()[0] in error.why and error.where == "buildah"
+    assert (
+        why in error.why
+        and next in error.next
+        and line.splitlines()[0] in error.why
+        and error.where == "buildah"
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +332,9 @@ def test_what_a_builder_says_of_a_failure_is_explained(line: str) -> None:
     [({"Architecture": "arm64"}, "for another processor"),
      ({"Config": {"Labels": {"org.opencontainers.image.version": "other"}}}, "other content"), ({"Config": {}}, "other content")],
 )  # fmt: skip
-def test_an_image_of_our_name_that_is_another_is_refused(path: Path, change: dict[str, Any], told: str) -> None:
+def test_an_image_of_our_name_that_is_another_is_refused(
+    path: Path, change: dict[str, Any], told: str
+) -> None:
     made = recipe()
     fake(path, "docker", f"cat <<'E'\n{inspected(made, **change)}\nE")
     with pytest.raises(ImageError, match=told):
@@ -294,19 +357,28 @@ esac"""
     assert log.read_text().splitlines()[-1] == f"rmi {made.reference}"
 
 
-@pytest.mark.parametrize(("machine", "foreign"), [("x86_64", False), ("aarch64", True), ("arm64", True)])
-def test_what_is_built_is_for_the_fleet_s_processor(monkeypatch: pytest.MonkeyPatch, machine: str, foreign: bool) -> None:
+@pytest.mark.parametrize(
+    ("machine", "foreign"), [("x86_64", False), ("aarch64", True), ("arm64", True)]
+)
+def test_what_is_built_is_for_the_fleet_s_processor(
+    monkeypatch: pytest.MonkeyPatch, machine: str, foreign: bool
+) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert ("--platform=linux/amd64" in Builder("docker").build("x:1", {}, {}, "c")) == foreign
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "[1]", '{"OCIv1": null}', '{"Manifest": "x"}', '{"Manifest": "[]"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '"x"', "[1]", '{"OCIv1": null}', '{"Manifest": "x"}', '{"Manifest": "[]"}'],
+)
 def test_what_a_builder_says_that_is_no_image_is_no_crash(text: str) -> None:
     builders._of_buildah(text)
     builders._of_docker(text, "x\n3")
 
 
-def test_a_builder_that_hangs_counts_as_one_that_does_not_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_that_hangs_counts_as_one_that_does_not_work(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(builders, "ANSWER", 0.2)
     fake(path, "docker", "while :; do :; done")
     assert "no answer" in Builder("docker").works()
@@ -353,7 +425,9 @@ def test_a_build_is_a_line_a_step_with_what_came_of_it(
     ]
     assert shown[2] == 'RUN echo "${PYTHON_PACKAGES}" | xargs python.sh apply'
     assert shown[3].startswith("  x | ") and shown[3].endswith("python: /opt/venv, torch")
-    assert shown[4].strip() == ("80 s" if text is BUILDAH else "60 s") and len(shown) == 5, "of the whole step"
+    assert shown[4].strip() == ("80 s" if text is BUILDAH else "60 s") and len(shown) == 5, (
+        "of the whole step"
+    )
 
 
 # ECR
@@ -371,12 +445,18 @@ class Account:
         self.architecture = "amd64"
         self.answers: dict[str, Any] = {}  # operation → another answer than its own
 
-    def respond(self, region: str, service: str, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    def respond(
+        self, region: str, service: str, operation: str, request: dict[str, Any]
+    ) -> dict[str, Any]:
         self.sent.append((operation, request))
         if code := self.refuse.get(operation):
             message = f"User: arn:aws:iam::{ACCOUNT}:user/x is not authorized to perform: {service}:{operation}"
             raise ClientError({"Error": {"Code": code, "Message": message}}, operation)
-        return dict(self.answers[operation] if operation in self.answers else getattr(self, operation)(request))
+        return dict(
+            self.answers[operation]
+            if operation in self.answers
+            else getattr(self, operation)(request)
+        )
 
     def GetCallerIdentity(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"Account": ACCOUNT}
@@ -392,7 +472,11 @@ class Account:
         return {}
 
     def GetAuthorizationToken(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"authorizationData": [{"authorizationToken": base64.b64encode(b"AWS:canary-token-55").decode()}]}
+        return {
+            "authorizationData": [
+                {"authorizationToken": base64.b64encode(b"AWS:canary-token-55").decode()}
+            ]
+        }
 
     def BatchGetImage(self, request: dict[str, Any]) -> dict[str, Any]:
         self._there("BatchGetImage")
@@ -404,8 +488,15 @@ class Account:
             return {"images": [], "failures": [{"failureCode": "ImageNotFound"}]}
         config = {"architecture": self.architecture, "config": {"Labels": self.images[tag]}}
         (self.folder / "config.json").write_text(json.dumps(config))
-        manifest = {"config": {"digest": "sha256:" + "c" * 64}, "layers": [{"size": 400_000_000}, {"size": 2_000_000}]}
-        return {"images": [{"imageManifest": json.dumps(manifest), "imageManifestMediaType": MANIFESTS[0]}]}
+        manifest = {
+            "config": {"digest": "sha256:" + "c" * 64},
+            "layers": [{"size": 400_000_000}, {"size": 2_000_000}],
+        }
+        return {
+            "images": [
+                {"imageManifest": json.dumps(manifest), "imageManifestMediaType": MANIFESTS[0]}
+            ]
+        }
 
     def DescribeImages(self, request: dict[str, Any]) -> dict[str, Any]:
         self._there("DescribeImages")
@@ -421,7 +512,9 @@ class Account:
 
     def _there(self, operation: str) -> dict[str, Any]:
         if self.repository is None:
-            raise ClientError({"Error": {"Code": "RepositoryNotFoundException", "Message": "no"}}, operation)
+            raise ClientError(
+                {"Error": {"Code": "RepositoryNotFoundException", "Message": "no"}}, operation
+            )
         return self.repository
 
 
@@ -446,12 +539,16 @@ def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
     path: Path, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, said, log = recipe(), list[str](), pusher(path)
-    target = registry().push(made, Builder("docker"), said.append, {"trainfleet:project": "trainfleet"}, "mine")
+    target = registry().push(
+        made, Builder("docker"), said.append, {"trainfleet:project": "trainfleet"}, "mine"
+    )
     assert target == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/trainfleet:mine.{made.tag}"
     requests = dict(account.sent)
     assert requests["CreateRepository"]["imageTagMutability"] == "IMMUTABLE"
     assert requests["CreateRepository"]["imageScanningConfiguration"] == {"scanOnPush": True}
-    assert requests["CreateRepository"]["tags"] == [{"Key": "trainfleet:project", "Value": "trainfleet"}]
+    assert requests["CreateRepository"]["tags"] == [
+        {"Key": "trainfleet:project", "Value": "trainfleet"}
+    ]
     rules = json.loads(requests["PutLifecyclePolicy"]["lifecyclePolicyText"])["rules"]
     assert {rule["selection"]["tagStatus"] for rule in rules} == {"untagged", "any"}
     words = log.read_text()
@@ -460,19 +557,29 @@ def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
         and f"tag {made.reference} {target}" in words
         and f"push {target}" in words
     )
-    assert (path / "stdin").read_text() == "canary-token-55" and "canary" not in words + "".join(said) + capsys.readouterr().out
+    assert (path / "stdin").read_text() == "canary-token-55" and "canary" not in words + "".join(
+        said
+    ) + capsys.readouterr().out
     log.unlink()
     account.sent.clear()
     assert registry().push(made, Builder("docker"), said.append, {}, "mine") == target
-    assert not log.exists() and "GetAuthorizationToken" not in dict(account.sent), "it is there: nothing is sent"
+    assert not log.exists() and "GetAuthorizationToken" not in dict(account.sent), (
+        "it is there: nothing is sent"
+    )
     assert "is there: 402 MB" in said[-1]
 
 
-def test_an_image_that_another_config_holds_is_held_too_and_not_sent_again(path: Path, account: Account) -> None:
+def test_an_image_that_another_config_holds_is_held_too_and_not_sent_again(
+    path: Path, account: Account
+) -> None:
     made, said, log = recipe(), list[str](), pusher(path)
     registry().push(made, Builder("docker"), said.append, {}, "alice")
     log.unlink()
-    assert registry().push(made, Builder("docker"), said.append, {}, "bob").endswith(f":bob.{made.tag}")
+    assert (
+        registry()
+        .push(made, Builder("docker"), said.append, {}, "bob")
+        .endswith(f":bob.{made.tag}")
+    )
     assert not log.exists() and said[-1].endswith("402 MB, shared with alice")
     assert set(account.images) == {f"alice.{made.tag}", f"bob.{made.tag}"}
 
@@ -492,7 +599,11 @@ def test_a_push_that_is_refused_is_explained(path: Path, account: Account, words
     pusher(path, push=f'echo "{words}"; exit 1')
     with pytest.raises(ImageError) as caught:
         registry().push(made, Builder("docker"), lambda _: None, {}, "mine")
-    assert PUSHED[words] in caught.value.why and words in caught.value.why and made.tag not in account.images
+    assert (
+        PUSHED[words] in caught.value.why
+        and words in caught.value.why
+        and made.tag not in account.images
+    )
 
 
 def test_a_denied_repository_names_the_action(path: Path, account: Account) -> None:
@@ -502,11 +613,15 @@ def test_a_denied_repository_names_the_action(path: Path, account: Account) -> N
     assert "ecr:CreateRepository" in str(caught.value)
 
 
-def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(path: Path, account: Account) -> None:
+def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(
+    path: Path, account: Account
+) -> None:
     account.repository = {"repositoryName": "trainfleet", "imageTagMutability": "MUTABLE"}
     with pytest.raises(ImageError, match="not as this program makes it") as caught:
         registry().push(recipe(), Builder("docker"), lambda _: None, {}, "mine")
-    assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(account.sent)
+    assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(
+        account.sent
+    )
 
 
 def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Account) -> None:
@@ -519,7 +634,14 @@ def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Accoun
 
 @pytest.mark.parametrize(
     "manifest",
-    ["", "{", "[]", '{"config": 1}', '{"config": {"digest": "sha256:x"}, "layers": [{"size": "x"}]}', '{"manifests": []}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"config": 1}',
+        '{"config": {"digest": "sha256:x"}, "layers": [{"size": "x"}]}',
+        '{"manifests": []}',
+    ],
 )
 def test_what_the_registry_says_that_is_no_image_is_told(account: Account, manifest: str) -> None:
     account.answers["BatchGetImage"] = {"images": [{"imageManifest": manifest}]}
@@ -529,7 +651,11 @@ def test_what_the_registry_says_that_is_no_image_is_told(account: Account, manif
 
 def test_an_image_s_name_tells_its_registry() -> None:
     found = Registry.of(f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/team/trainfleet:cuda-1")
-    assert found and (found.account, found.calls.region, found.repository) == (ACCOUNT, "eu-west-1", "team/trainfleet")
+    assert found and (found.account, found.calls.region, found.repository) == (
+        ACCOUNT,
+        "eu-west-1",
+        "team/trainfleet",
+    )
     assert Registry.of("ghcr.io/x/y:1") is None and Registry.of("ubuntu") is None
     assert HOST.fullmatch(Registry(Calls("cn-north-1"), ACCOUNT).host)
 
@@ -541,23 +667,38 @@ def test_build_becomes_the_name_in_ecr(account: Account, tmp_path: Path) -> None
     given = config(tmp_path, image="build", aws={"region": REGION})
     named = job_image.named(given)
     assert named.fleet.image == registry().name(f"x.{job_image.recipe_for(given).tag}")
-    assert job_image.named(given, ["a/b:1"]).fleet.image == "a/b:1", "on a head, that of the job that it was given"
+    assert job_image.named(given, ["a/b:1"]).fleet.image == "a/b:1", (
+        "on a head, that of the job that it was given"
+    )
     account.refuse["GetCallerIdentity"] = "ExpiredToken"
-    assert job_image.named(given).fleet.image.startswith(f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:x.cpu-")
+    assert job_image.named(given).fleet.image.startswith(
+        f"ACCOUNT.dkr.ecr.{REGION}.amazonaws.com/trainfleet:x.cpu-"
+    )
 
 
-def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_runs(account: Account, tmp_path: Path) -> None:
+def test_an_image_that_is_not_there_or_does_not_fit_is_refused_before_anything_runs(
+    account: Account, tmp_path: Path
+) -> None:
     given = config(tmp_path, image=registry().name("cuda-1"))
     with pytest.raises(ImageError, match="not in the registry"):
         job_image.make_ready(given)
-    account.repository, account.images["cuda-1"] = {}, {"trainfleet.lock": "cuda 2026-01-01 0123456789ab"}
+    account.repository, account.images["cuda-1"] = (
+        {},
+        {"trainfleet.lock": "cuda 2026-01-01 0123456789ab"},
+    )
     with pytest.raises(ImageError, match="other versions") as caught:
         job_image.make_ready(given)
-    assert "cuda 2026-01-01 0123456789ab" in caught.value.why and lock_name(load_stack(given.fleet.stack)) in caught.value.why
+    assert (
+        "cuda 2026-01-01 0123456789ab" in caught.value.why
+        and lock_name(load_stack(given.fleet.stack)) in caught.value.why
+    )
     account.architecture = "arm64"
     with pytest.raises(ImageError, match="another processor"):
         job_image.make_ready(given)
-    account.architecture, account.images["cuda-1"] = "amd64", {"trainfleet.lock": lock_name(load_stack(given.fleet.stack))}
+    account.architecture, account.images["cuda-1"] = (
+        "amd64",
+        {"trainfleet.lock": lock_name(load_stack(given.fleet.stack))},
+    )
     job_image.make_ready(given)
 
 
@@ -566,7 +707,9 @@ def test_root_runs_where_the_platform_gives_and_takes_files_as_root(tmp_path: Pa
     assert "ARG RUN_AS=trainer" in TEXT and "USER ${RUN_AS}" in TEXT
 
 
-@pytest.mark.parametrize("image", ["Build", "a b", "x:", "-x", "x/../y", "x:1@sha256:12", "$(touch x)", "x;y"])
+@pytest.mark.parametrize(
+    "image", ["Build", "a b", "x:", "-x", "x/../y", "x:1@sha256:12", "$(touch x)", "x;y"]
+)
 def test_what_is_no_image_s_name_is_refused(tmp_path: Path, image: str) -> None:
     with pytest.raises(ConfigError, match=r"fleet\.image"):
         config(tmp_path, image=image)
@@ -576,6 +719,19 @@ def test_the_commit_is_told_with_whether_files_differ(tmp_path: Path) -> None:
     assert building.commit_of(tmp_path) == "unknown"
     subprocess.run(["git", "-C", tmp_path, "init", "-q"], check=True)
     (tmp_path / "a").write_text("")
-    done = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"]
+    done = [
+        "git",
+        "-C",
+        str(tmp_path),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "a",
+    ]
     subprocess.run(done, check=True)
     assert re.fullmatch(r"[0-9a-f]{40}\+", building.commit_of(tmp_path))

@@ -86,7 +86,10 @@ def test_a_launch_is_gone_with_its_process_at_once_here_and_elsewhere_once_it_is
 
 
 def test_a_launch_that_was_killed_is_told_and_taken_over(here: Here) -> None:
-    killed, second = replace(mine("make train"), process="1 0 -", host=platform.node()), mine("make train")
+    killed, second = (
+        replace(mine("make train"), process="1 0 -", host=platform.node()),
+        mine("make train"),
+    )
     assert here.declare(killed) is None and here.declare(second).intent == killed  # type: ignore[union-attr]
     assert here.declare(second, killed.token) is None and here.declared().intent == second  # type: ignore[union-attr]
 
@@ -100,7 +103,9 @@ def test_a_hostile_intent_is_none(here: Here, text: str) -> None:
 
 
 def shell(command: str, stdin: str = "") -> DeclaredIntent | None:
-    said = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["sh", "-c", command], input=stdin, capture_output=True, text=True, check=True
+    )
     return intent_commands.read_found(said.stdout)
 
 
@@ -113,7 +118,10 @@ def test_a_host_leaves_reads_and_removes_it_as_this_machine_does(here: Here) -> 
     here.run.ask_to_stop()
     found = shell(intent_commands.look(shared, "demo", touch=True))
     assert found is not None and found.asked and abs(time.time() - found.touched) < 5
-    assert shell(intent_commands.leave(shared, "demo", second, first.token), second.text).intent == second  # type: ignore[union-attr]
+    assert (
+        shell(intent_commands.leave(shared, "demo", second, first.token), second.text).intent
+        == second
+    )  # type: ignore[union-attr]
     assert not here.run.stop.exists()
     shell(intent_commands.withdraw(shared, "demo", first, True))
     assert here.declared().intent == second  # type: ignore[union-attr]
@@ -129,7 +137,11 @@ def test_what_a_host_says_of_it_is_checked(text: str) -> None:
 
 def test_it_is_in_the_bucket_where_nodes_share_no_disk(here: Here) -> None:
     with serve(lambda application: application):
-        place, first, second = BucketPlace(run_of("demo"), "s3://bucket/some", "set"), mine("make train"), mine("make train")
+        place, first, second = (
+            BucketPlace(run_of("demo"), "s3://bucket/some", "set"),
+            mine("make train"),
+            mine("make train"),
+        )
         place.ask_to_stop()
         assert place.declare(first) is None and place.declare(second).intent == first  # type: ignore[union-attr]
         found = place.declared(touch=True)
@@ -179,9 +191,15 @@ def test_stop_cancels_a_launch_that_has_not_begun(desk: Path) -> None:
     assert "it is being launched: make train, typed by" in enter(desk, "status")
     assert "is being launched already" in enter(desk, "train", code=1)
     said = enter(desk, "stop", timeout=200)
-    assert "asked the launch of line to end: make train, typed by" in said and "nothing of it runs" in said
+    assert (
+        "asked the launch of line to end: make train, typed by" in said
+        and "nothing of it runs" in said
+    )
     assert "stopped" in finish(process, code=130, timeout=100)
-    assert not (desk / "runs/line/results.json").exists() and not (desk / "runs/line/intent.json").exists()
+    assert (
+        not (desk / "runs/line/results.json").exists()
+        and not (desk / "runs/line/intent.json").exists()
+    )
     assert "is not running" in enter(desk, "stop")
 
 
@@ -208,16 +226,23 @@ def test_a_launch_that_was_killed_is_no_obstacle(desk: Path) -> None:
     process.communicate()
     assert "is not running" in enter(desk, "stop")
     said = enter(desk, "train")
-    assert "this launch takes the place of make train, typed by" in said and "its process has ended" in said
+    assert (
+        "this launch takes the place of make train, typed by" in said
+        and "its process has ended" in said
+    )
 
 
-def test_stop_does_not_offer_to_resume_what_had_finished(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_does_not_offer_to_resume_what_had_finished(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trainfleet.cli import stop
 
     monkeypatch.chdir(desk)
     run = run_of("line")
     run.update_results(status="finished", steps=4)
-    assert "had finished before it could stop" in stop._ended(run, True) and "resumes" not in stop._ended(run, True)
+    assert "had finished before it could stop" in stop._ended(
+        run, True
+    ) and "resumes" not in stop._ended(run, True)
     run.update_results(status="stopped")
     assert "make train resumes it" in stop._ended(run, True)
 

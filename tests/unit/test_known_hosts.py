@@ -36,7 +36,16 @@ FILES = {
     "sets": f"h[.]example,[h].example {A}\nh.example {B}\n",
     "bytes": f"# caf\xe9\nh.example {A}\r\n",
 }  # fmt: skip
-NAMES = ["h.example", "H.EXAMPLE", "g.example", "[h.example]:2222", "[g.example]:2299", "h1.other", "h12.other", "other"]
+NAMES = [
+    "h.example",
+    "H.EXAMPLE",
+    "g.example",
+    "[h.example]:2222",
+    "[g.example]:2299",
+    "h1.other",
+    "h12.other",
+    "other",
+]
 
 
 def known(*paths: Path, fingerprints: tuple[str, ...] = ()) -> KnownHosts:
@@ -55,17 +64,30 @@ def accepted(lists: KnownHosts, name: str) -> set[str]:
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES)
 def test_ssh_keygen_finds_the_same_keys(tmp_path: Path, content: str) -> None:
-    keygen, path = need_program("ssh-keygen", "apt-get install openssh-client"), tmp_path / "known_hosts"
+    keygen, path = (
+        need_program("ssh-keygen", "apt-get install openssh-client"),
+        tmp_path / "known_hosts",
+    )
     path.write_bytes(content.encode("latin-1"))
     for hashed in (False, True):
         if hashed:
             subprocess.run([keygen, "-H", "-f", str(path)], capture_output=True, check=False)
         for name in NAMES:
             done = subprocess.run(
-                [keygen, "-F", name.lower(), "-f", str(path)], capture_output=True, text=True, errors="replace", check=False
+                [keygen, "-F", name.lower(), "-f", str(path)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
             )
-            lines = [line.split() for line in done.stdout.splitlines() if not line.startswith(("#", "@"))]
-            assert accepted(known(path), name) == {" ".join(words[1:3]) for words in lines} & {A, B, C}, (name, done.stdout)
+            lines = [
+                line.split() for line in done.stdout.splitlines() if not line.startswith(("#", "@"))
+            ]
+            assert accepted(known(path), name) == {" ".join(words[1:3]) for words in lines} & {
+                A,
+                B,
+                C,
+            }, (name, done.stdout)
 
 
 def test_a_revoked_key_is_refused_whoever_lists_it(tmp_path: Path) -> None:
@@ -78,7 +100,11 @@ def test_a_revoked_key_is_refused_whoever_lists_it(tmp_path: Path) -> None:
         with pytest.raises(RevokedKey) as refused:
             lists.meet(name, key)
         failure = explain(Host(name, name), SSH, lists, refused.value, 0.0)
-        assert failure.kind == "host-key" and "is marked @revoked" in failure.message and str(mine) in failure.next
+        assert (
+            failure.kind == "host-key"
+            and "is marked @revoked" in failure.message
+            and str(mine) in failure.next
+        )
     assert not lists.seen, "make setup must not offer it"
     with pytest.raises(UnknownKey):
         lists.meet("other", KEYS[0])
@@ -88,9 +114,14 @@ def test_the_type_that_paramiko_is_to_ask_for_is_one_that_it_has(tmp_path: Path)
     (path := tmp_path / "known_hosts").write_text(FILES["unknown types"])
     client: Any = SimpleNamespace(set_missing_host_key_policy=lambda policy: None)
     known(path).guard(client)
-    assert client._host_keys.get("h.example").keys() == ["ssh-ed25519"] and client._host_keys.get("x") is None
+    assert (
+        client._host_keys.get("h.example").keys() == ["ssh-ed25519"]
+        and client._host_keys.get("x") is None
+    )
     assert client._host_keys.get("h.example").get("ssh-rsa") != KEYS[0]
-    assert "ssh-ed25519" in str(paramiko.BadHostKeyException("h", KEYS[1], client._host_keys.get("h.example")))
+    assert "ssh-ed25519" in str(
+        paramiko.BadHostKeyException("h", KEYS[1], client._host_keys.get("h.example"))
+    )
 
 
 def test_threads_that_ask_at_once_all_see_the_lists(tmp_path: Path) -> None:
@@ -98,13 +129,17 @@ def test_threads_that_ask_at_once_all_see_the_lists(tmp_path: Path) -> None:
     for _ in range(10):
         lists = known(path)
         with ThreadPoolExecutor(8) as pool:
-            assert all(pool.map(lambda _, lists=lists: lists.get("h.example") is not None, range(8)))
+            assert all(
+                pool.map(lambda _, lists=lists: lists.get("h.example") is not None, range(8))
+            )
 
 
 def test_a_key_that_was_trusted_is_known_from_then_on(tmp_path: Path) -> None:
     lists = known(tmp_path / "new" / "known_hosts")
     lists.trust({"[h.example]:2222": KEYS[0]})
-    assert accepted(lists, "[h.example]:2222") == {A} == accepted(known(lists.own), "[h.example]:2222")
+    assert (
+        accepted(lists, "[h.example]:2222") == {A} == accepted(known(lists.own), "[h.example]:2222")
+    )
     assert lists.files_with("[h.example]:2222") == [lists.own]
 
 

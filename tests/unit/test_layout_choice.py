@@ -25,7 +25,18 @@ train: {{global_batch: {batch}, sequence_length: {length}, layout: auto}}
 
 
 def chosen(folder: Path, settings: str = "", **words: object) -> tuple[Config, dict[str, Derived]]:
-    text = FLEET.format(**({"nodes": 8, "kind": "p5.48xlarge", "preset": "llama-3-8b", "batch": 512, "length": 8192} | words))
+    text = FLEET.format(
+        **(
+            {
+                "nodes": 8,
+                "kind": "p5.48xlarge",
+                "preset": "llama-3-8b",
+                "batch": 512,
+                "length": 8192,
+            }
+            | words
+        )
+    )
     (folder / "config.yaml").write_text(text)
     exact = "train.spike_sigmas=0" if "trn1" in text else ""
     config, derived = load(Settings(folder / "config.yaml", f"{settings} {exact}".strip()))
@@ -56,26 +67,48 @@ def test_the_least_division_that_is_near_the_fastest_is_taken(
     assert device and needs(config) <= usable_bytes(device)
     found = config.train.layout
     pairs = dict(zip(layout.split()[::2], map(int, layout.split()[1::2]), strict=True))
-    assert {name: getattr(found, name) for name in pairs} == pairs and config.train.recompute == recompute
+    assert {
+        name: getattr(found, name) for name in pairs
+    } == pairs and config.train.recompute == recompute
     assert "GiB" in derived["train.layout.shard"].why
     assert config.train.global_batch % (config.data_parallel * config.train.micro_batch) == 0
 
 
 def test_what_was_given_stays(tmp_path: Path) -> None:
-    config, derived = chosen(tmp_path, "train.layout.tensor=4 train.recompute=full train.micro_batch=2")
-    assert (config.train.layout.tensor, config.train.recompute, config.train.micro_batch) == (4, "full", 2)
+    config, derived = chosen(
+        tmp_path, "train.layout.tensor=4 train.recompute=full train.micro_batch=2"
+    )
+    assert (config.train.layout.tensor, config.train.recompute, config.train.micro_batch) == (
+        4,
+        "full",
+        2,
+    )
     assert not {"train.layout.tensor", "train.recompute", "train.micro_batch"} & set(derived)
-    assert chosen(tmp_path, "train.layout.shard=1 train.layout.tensor=1", preset="llama-3.2-1b")[0].train.layout.shard == 1
+    assert (
+        chosen(tmp_path, "train.layout.shard=1 train.layout.tensor=1", preset="llama-3.2-1b")[
+            0
+        ].train.layout.shard
+        == 1
+    )
 
 
-def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_would_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.layout: auto: no layout of 8 ranks .* GiB per rank; NODES=2 works"):
+def test_a_model_that_no_layout_holds_is_refused_with_a_number_of_nodes_that_would_do(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"train.layout: auto: no layout of 8 ranks .* GiB per rank; NODES=2 works",
+    ):
         chosen(tmp_path, nodes=1, preset="llama-3-70b", batch=64)
     assert chosen(tmp_path, nodes=2, preset="llama-3-70b", batch=64)[0].fleet.nodes == 2
 
 
-def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_what_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no layout of 8 ranks of 19.8 GiB .*; NODES=2 works"):  # tensor 8 would fit
+def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_what_is_told(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no layout of 8 ranks of 19.8 GiB .*; NODES=2 works"
+    ):  # tensor 8 would fit
         chosen(tmp_path, kind="g6.48xlarge", nodes=1, batch=64, length=4096)
     with pytest.raises(ConfigError) as caught:
         chosen(tmp_path, kind="g6.48xlarge", nodes=2, batch=8, length=2048)
@@ -84,9 +117,13 @@ def test_matrices_are_not_split_over_pcie_and_a_batch_that_does_not_divide_is_wh
 
 def test_weights_in_bf16_are_offered_where_they_make_it_fit(tmp_path: Path) -> None:
     one = {"kind": "p5en.48xlarge", "nodes": 1, "batch": 8, "length": 4096}
-    with pytest.raises(ConfigError, match=r"NODES=2 works, or train.weights=bf16 train.precision=bf16\n"):
+    with pytest.raises(
+        ConfigError, match=r"NODES=2 works, or train.weights=bf16 train.precision=bf16\n"
+    ):
         chosen(tmp_path, "fleet.ranks_per_node=1", **one)
-    config, _ = chosen(tmp_path, "fleet.ranks_per_node=1 train.weights=bf16 train.precision=bf16", **one)
+    config, _ = chosen(
+        tmp_path, "fleet.ranks_per_node=1 train.weights=bf16 train.precision=bf16", **one
+    )
     assert needs(config) < 105 * 2**30 and config.train.layout.shard == 1
 
 
@@ -120,26 +157,53 @@ def test_on_fewer_nodes_the_state_is_sharded_over_those_that_are_left(tmp_path: 
         ("roberta-large-p3dn-ec2", ("8 nodes x 8 ranks (p3dn.24xlarge)", "fp16 V100-32GB has no instructions for bf16", "125 TFLOP/s per rank, fp16")),
     ],
 )  # fmt: skip
-def test_a_fleet_that_is_not_there_yet_is_planned(recipe: str, told: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fleet_that_is_not_there_yet_is_planned(
+    recipe: str, told: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(["plan", f"CONFIG={FOLDER / recipe}.yaml"]) == 0
     said = capsys.readouterr().out
     words = " ".join(said.split())  # whatever the terminal's width
-    assert all(" ".join(part.split()) in words for part in (*told, "FI_PROVIDER", "hosts: none yet", "MFU")), said
+    assert all(
+        " ".join(part.split()) in words for part in (*told, "FI_PROVIDER", "hosts: none yet", "MFU")
+    ), said
 
 
-def test_a_layout_that_was_written_and_can_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = " ".join(f"train.layout.{name}=1" for name in ("shard", "tensor", "pipeline", "context", "zero", "interleave"))
+def test_a_layout_that_was_written_and_can_not_fit_is_refused_with_what_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = " ".join(
+        f"train.layout.{name}=1"
+        for name in ("shard", "tensor", "pipeline", "context", "zero", "interleave")
+    )
     for settings, warned in ((whole, True), ("", False)):
-        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == (2 if warned else 0)
+        assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", f"SET={settings}"]) == (
+            2 if warned else 0
+        )
         said = capsys.readouterr()
-        assert ("warning: that will hardly fit" in said.out) == ("model.preset: llama-3-8b needs" in said.err) == warned
+        assert (
+            ("warning: that will hardly fit" in said.out)
+            == ("model.preset: llama-3-8b needs" in said.err)
+            == warned
+        )
 
 
-def test_who_searched_for_a_micro_batch_is_told_the_key_that_remains(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", "SET=train.search_micro_batch=true"]) == 2
-    assert "train.search_micro_batch: unknown key; did you mean micro_batch?" in capsys.readouterr().err
+def test_who_searched_for_a_micro_batch_is_told_the_key_that_remains(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        command(
+            ["plan", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml", "SET=train.search_micro_batch=true"]
+        )
+        == 2
+    )
+    assert (
+        "train.search_micro_batch: unknown key; did you mean micro_batch?"
+        in capsys.readouterr().err
+    )
 
 
 def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["train", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml"]) == 2
-    assert "fleet.hosts: the ssh backend needs the machines that you have" in capsys.readouterr().err
+    assert (
+        "fleet.hosts: the ssh backend needs the machines that you have" in capsys.readouterr().err
+    )

@@ -31,32 +31,56 @@ def refusal(folder: Path, settings: str) -> str:
     ("settings", "told"),
     [
         ("train.layout.tensor=2 train.layout.pipeline=4", "does not divide the world size 4"),
-        ("train.layout.shard=3", "train.layout.shard: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4"),
-        ("train.layout.tensor=4", "train.layout.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2"),
+        (
+            "train.layout.shard=3",
+            "train.layout.shard: 3 does not divide the 4 data-parallel ranks; what does: 1, 2, 4",
+        ),
+        (
+            "train.layout.tensor=4",
+            "train.layout.tensor: 4 does not divide model.heads 4 and model.kv_heads 2; what does: 1, 2",
+        ),
         (
             "train.layout.tensor=2 model.intermediate_size=97",
             "train.layout.tensor: 2 does not divide model.intermediate_size 97; what does: 1",
         ),
-        ("model.layers=2 train.layout.pipeline=4", "train.layout.pipeline: 4 makes 4 stages of 2 layers; at most 2 work"),
+        (
+            "model.layers=2 train.layout.pipeline=4",
+            "train.layout.pipeline: 4 makes 4 stages of 2 layers; at most 2 work",
+        ),
         (
             "train.layout.pipeline=2 train.layout.interleave=4",
             "train.layout.interleave: 2 x interleave 4 makes 8 stages of 4 layers",
         ),
         ("train.layout.interleave=2", "needs train.layout.pipeline of 2 or more"),
-        ("train.layout.context=4 train.sequence_length=60", "train.layout.context: 2 x 4 pieces do not divide"),
-        ("train.layout.pipeline=2 train.micro_batch=4", "train.micro_batch: 4 makes 1 micro-batches per step"),
+        (
+            "train.layout.context=4 train.sequence_length=60",
+            "train.layout.context: 2 x 4 pieces do not divide",
+        ),
+        (
+            "train.layout.pipeline=2 train.micro_batch=4",
+            "train.micro_batch: 4 makes 1 micro-batches per step",
+        ),
         (
             "train.precision=fp8",
             "train.precision: fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works",
         ),
-        ("train.recompute=0.5 train.compile=false", "train.recompute: 0.5: only compiled blocks keep to a budget"),
+        (
+            "train.recompute=0.5 train.compile=false",
+            "train.recompute: 0.5: only compiled blocks keep to a budget",
+        ),
         (
             "train.recompute=0.5 train.layout.tensor=2",
             "train.recompute: 0.5: no budget with train.layout.tensor of 2; selective works, or full",
         ),
         ("train.recompute=1.5", "train.recompute: must be at least 0 and at most 1, not 1.5"),
-        ("train.recompute=ful", 'train.recompute: "ful" is not written as in "none", "selective", "full", 0.5'),
-        ("train.separate_documents=true train.layout.context=2", "train.separate_documents: true: not with train.layout.context"),
+        (
+            "train.recompute=ful",
+            'train.recompute: "ful" is not written as in "none", "selective", "full", 0.5',
+        ),
+        (
+            "train.separate_documents=true train.layout.context=2",
+            "train.separate_documents: true: not with train.layout.context",
+        ),
         (
             "train.weights=bf16 train.precision=fp32",
             "train.weights: bf16: products are of bf16 then, so not with train.precision fp32; fp32 works, or train.precision bf16",
@@ -65,7 +89,10 @@ def refusal(folder: Path, settings: str) -> str:
             "train.weights=bf16 train.precision=bf16 train.optimizer=muon",
             "train.weights: bf16: train.optimizer muon works on fp32 alone; adamw works on both",
         ),
-        ("train.separate_documents=true model.family=roberta model.kv_heads=4", "roberta models attend across documents"),
+        (
+            "train.separate_documents=true model.family=roberta model.kv_heads=4",
+            "roberta models attend across documents",
+        ),
     ],
 )
 def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, told: str) -> None:
@@ -78,13 +105,23 @@ def test_what_can_not_be_divided_so_is_refused(tmp_path: Path, settings: str, to
         ("p4d.24xlarge", "", "fp8: A100-40GB has no instructions for it"),
         ("trn1.32xlarge", "", "fp8: NeuronCore-v2 has no instructions for it"),
         ("c7i.8xlarge", "", "fp8: a CPU has no instructions for it"),
-        ("p5.48xlarge", "train.compile=false", "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works"),
-        ("p5.48xlarge", "train.layout.tensor=2", "fp8: not with train.layout.tensor of 2; with 1 it works, or bf16"),
+        (
+            "p5.48xlarge",
+            "train.compile=false",
+            "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works",
+        ),
+        (
+            "p5.48xlarge",
+            "train.layout.tensor=2",
+            "fp8: not with train.layout.tensor of 2; with 1 it works, or bf16",
+        ),
         ("p5.48xlarge", "train.weights=bf16", None),
         ("g6e.48xlarge", "", None),
     ],
 )
-def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: str, told: str | None) -> None:
+def test_fp8_is_for_devices_that_have_it(
+    tmp_path: Path, kind: str, settings: str, told: str | None
+) -> None:
     fleet = f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch=64"
     wanted = f"{fleet} model.kv_heads=4 train.precision=fp8 {settings}"
     if told:
@@ -92,7 +129,10 @@ def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: st
         return
     (tmp_path / "config.yaml").write_text(CONFIG)
     needs = estimate(load(Settings(tmp_path / "config.yaml", wanted))[0], None)
-    assert needs.format == "fp8" and needs.peak == 8 * {"p5.48xlarge": 1978.9e12, "g6e.48xlarge": 733e12}[kind]
+    assert (
+        needs.format == "fp8"
+        and needs.peak == 8 * {"p5.48xlarge": 1978.9e12, "g6e.48xlarge": 733e12}[kind]
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,12 +152,18 @@ def test_fp8_is_for_devices_that_have_it(tmp_path: Path, kind: str, settings: st
         ("trn2.48xlarge", "train.precision=fp16", "train.precision: fp16: not on Trainium"),
         ("p3dn.24xlarge", "train.precision=auto", "fp16"),
         ("p3dn.24xlarge", "train.precision=auto train.optimizer=muon", "fp16"),
-        ("p3dn.24xlarge", "train.precision=fp16 train.layout.pipeline=2 train.layout.tensor=2", "fp16"),
+        (
+            "p3dn.24xlarge",
+            "train.precision=fp16 train.layout.pipeline=2 train.layout.tensor=2",
+            "fp16",
+        ),
         ("p4d.24xlarge", "train.precision=fp16", "fp16"),
         ("p4d.24xlarge", "train.precision=auto", "bf16"),
     ],
 )
-def test_each_device_gets_the_half_that_it_has(tmp_path: Path, kind: str, settings: str, told: str) -> None:
+def test_each_device_gets_the_half_that_it_has(
+    tmp_path: Path, kind: str, settings: str, told: str
+) -> None:
     wanted = (
         f"fleet.backend=ssh fleet.shared_folder=/fsx/x fleet.nodes=1 fleet.instance_type={kind} train.global_batch=64"
         f" model.kv_heads=4 {settings}"
@@ -127,16 +173,23 @@ def test_each_device_gets_the_half_that_it_has(tmp_path: Path, kind: str, settin
         return
     (tmp_path / "config.yaml").write_text(CONFIG)
     needs = estimate(load(Settings(tmp_path / "config.yaml", wanted))[0], None)
-    assert needs.format == told and needs.peak == 8 * {"p3dn.24xlarge": 125e12, "p4d.24xlarge": 312e12}[kind]
+    assert (
+        needs.format == told
+        and needs.peak == 8 * {"p3dn.24xlarge": 125e12, "p4d.24xlarge": 312e12}[kind]
+    )
 
 
 def test_a_budget_of_memory_has_blocks_compiled(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     config, derived = load(Settings(tmp_path / "config.yaml", "train.recompute=0.5"))
-    assert config.train.compile and "budget" in next(row.why for row in derived if row.key == "train.compile")
+    assert config.train.compile and "budget" in next(
+        row.why for row in derived if row.key == "train.compile"
+    )
 
 
-@pytest.mark.parametrize("settings", ["tensor=2", "pipeline=2", "context=4", "shard=4", "pipeline=4"])
+@pytest.mark.parametrize(
+    "settings", ["tensor=2", "pipeline=2", "context=4", "shard=4", "pipeline=4"]
+)
 def test_what_can_be_divided_so_is_taken(tmp_path: Path, settings: str) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     config, _ = load(Settings(tmp_path / "config.yaml", f"train.layout.{settings}"))

@@ -44,7 +44,12 @@ def await_tenure(folder: Path) -> Holder:
 def test_it_is_held_until_the_work_ends_and_then_says_how(tmp_path: Path) -> None:
     with Lease(tmp_path) as lease:
         holder = read_holder(tmp_path)
-        assert holder and holder.term == 1 and is_held(holder, time.time()) and lease.predecessor is None
+        assert (
+            holder
+            and holder.term == 1
+            and is_held(holder, time.time())
+            and lease.predecessor is None
+        )
         lease.code = 0
     holder = read_holder(tmp_path)
     assert holder and holder.code == 0 and not is_held(holder, time.time())
@@ -81,7 +86,9 @@ def test_it_is_vacant_when_nobody_renews_it(tmp_path: Path) -> None:
     launcher.kill()
     launcher.communicate()
     holder = await_tenure(tmp_path)
-    assert is_held(holder, holder.time + PATIENCE - 1) and not is_held(holder, holder.time + PATIENCE + 1)
+    assert is_held(holder, holder.time + PATIENCE - 1) and not is_held(
+        holder, holder.time + PATIENCE + 1
+    )
 
 
 def test_whoever_was_taken_for_dead_leaves_when_it_sees_a_successor(tmp_path: Path) -> None:
@@ -123,7 +130,9 @@ def test_a_standby_types_the_command_again_when_the_launcher_dies(tmp_path: Path
     launcher.kill()
     launcher.communicate()
     output = standby.communicate(timeout=15)[0]
-    assert "launched again" in output and "has not been heard of" in output and standby.returncode == 0
+    assert (
+        "launched again" in output and "has not been heard of" in output and standby.returncode == 0
+    )
 
 
 @pytest.mark.parametrize("code", [0, 1, 130])
@@ -132,7 +141,9 @@ def test_a_standby_goes_home_when_the_work_has_ended(tmp_path: Path, code: int) 
     (tmp_path / lease.FILE).write_text(json.dumps(holder.__dict__))
     standby = start("-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('launched again')")
     time.sleep(1.0)
-    (tmp_path / lease.FILE).write_text(json.dumps(holder.__dict__ | {"code": code, "time": time.time()}))
+    (tmp_path / lease.FILE).write_text(
+        json.dumps(holder.__dict__ | {"code": code, "time": time.time()})
+    )
     assert "launched again" not in standby.communicate(timeout=15)[0] and standby.returncode == 0
 
 
@@ -189,7 +200,9 @@ def test_a_takeover_that_failed_with_the_lease_in_its_hand_is_tried_again(tmp_pa
         codes.add(getattr(lease.newest_holder(tmp_path), "code", None))
         time.sleep(0.02)
     said = standby.communicate(timeout=15)[0]
-    assert standby.returncode == 0 and "leads" in said and (tmp_path / "tries").read_text() == "xxxx", said
+    assert (
+        standby.returncode == 0 and "leads" in said and (tmp_path / "tries").read_text() == "xxxx"
+    ), said
     assert codes <= {None, 0}, codes
 
 
@@ -197,7 +210,9 @@ def test_a_successor_that_finds_the_run_finished_ends_it(tmp_path: Path) -> None
     """The ranks had finished without a launcher: it has nothing to do, and takes no lease. All who follow wait for a code."""
     launcher = start("-c", HOLD, str(tmp_path))
     await_tenure(tmp_path)
-    standby = start("-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('nothing is left to do')")
+    standby = start(
+        "-c", STANDBY, str(tmp_path), sys.executable, "-c", "print('nothing is left to do')"
+    )
     time.sleep(1)
     launcher.kill()
     launcher.communicate()
@@ -230,7 +245,9 @@ def test_a_request_to_stop_ends_the_tries_to_take_over(tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     said = standby.communicate(timeout=15)[0]
     assert "tried" in said and standby.returncode == 130
-    assert (read_holder(tmp_path) or Holder("", 0, 0, 0)).code == 130, "who follows the run must see that it is over"
+    assert (read_holder(tmp_path) or Holder("", 0, 0, 0)).code == 130, (
+        "who follows the run must see that it is over"
+    )
 
 
 def test_of_two_standbys_the_one_that_was_appointed_later_stays(tmp_path: Path) -> None:
@@ -296,10 +313,15 @@ def test_of_many_that_want_the_lease_at_once_one_gets_it(tmp_path: Path) -> None
         taker.stdin.flush()
     said = [taker.communicate(timeout=60)[0] for taker in takers]
     assert sorted(taker.returncode for taker in takers) == [0, 1, 1, 1, 1, 1], said
-    assert sum("leads 4" in words for words in said) == 1 and sum("is running already" in words for words in said) == 5, said
+    assert (
+        sum("leads 4" in words for words in said) == 1
+        and sum("is running already" in words for words in said) == 5
+    ), said
 
 
-def test_a_claim_that_nothing_came_of_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_nothing_came_of_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its claimant has died before it wrote the lease; or the lease's file was removed."""
     monkeypatch.setattr(lease, "PATIENCE", 0.5)
     with Lease(tmp_path):
@@ -312,7 +334,9 @@ def test_a_claim_that_nothing_came_of_is_passed_over(tmp_path: Path, monkeypatch
         assert held.term == 4
 
 
-def test_a_claim_whose_answer_was_lost_is_still_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_whose_answer_was_lost_is_still_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NFS over a network that loses packets: the link is made, and the repeated request finds it there."""
     link = os.link
 
@@ -322,7 +346,9 @@ def test_a_claim_whose_answer_was_lost_is_still_made(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "link", lose_the_answer)
     assert claim(tmp_path / "1", "mine") and (tmp_path / "1").read_text() == "mine"
-    assert not claim(tmp_path / "1", "another's") and [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert not claim(tmp_path / "1", "another's") and [
+        path.name for path in tmp_path.iterdir()
+    ] == ["1"]
 
 
 def test_a_client_that_remembers_where_a_name_led_sees_each_renewal(tmp_path: Path) -> None:
@@ -353,7 +379,9 @@ def test_clocks_that_differ_by_a_day_decide_nothing(tmp_path: Path) -> None:
 def test_a_lease_that_can_t_be_read_for_a_while_does_not_end_its_renewal(tmp_path: Path) -> None:
     """ESTALE after a remount, EIO: reading raises, and the thread must live on."""
     with Lease(tmp_path) as held, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease.untrusted_input, "read_text", raising(OSError(errno.ESTALE, "Stale file handle")))
+        patch.setattr(
+            lease.untrusted_input, "read_text", raising(OSError(errno.ESTALE, "Stale file handle"))
+        )
         time.sleep(2.5)
         assert held.thread.is_alive()
         patch.undo()
@@ -375,11 +403,16 @@ with lease.Lease(Path(sys.argv[1])) as held:
 
 
 @pytest.mark.parametrize("fault", [errno.ESTALE, errno.EIO])
-def test_a_launcher_whose_folder_is_out_of_reach_leaves_the_run_to_the_host_that_stands_by(tmp_path: Path, fault: int) -> None:
+def test_a_launcher_whose_folder_is_out_of_reach_leaves_the_run_to_the_host_that_stands_by(
+    tmp_path: Path, fault: int
+) -> None:
     """It can't learn that this host has taken over. With nobody to take over it goes on: the folder may come back."""
     said = start("-c", CUT_OFF, str(tmp_path), "node1", str(fault))
     output = said.communicate(timeout=20)[0]
-    assert said.returncode == LEFT and "can't be read or written, so node1 takes over; this launcher leaves" in output, output
+    assert (
+        said.returncode == LEFT
+        and "can't be read or written, so node1 takes over; this launcher leaves" in output
+    ), output
     alone = start("-c", CUT_OFF, str(tmp_path), "", str(fault))
     assert "goes on" in alone.communicate(timeout=20)[0] and alone.returncode == 0
 
@@ -402,7 +435,9 @@ def test_a_launcher_that_is_thawed_leaves_before_it_harms_its_successor(tmp_path
 
 
 def test_a_launcher_that_is_thawed_at_its_end_leaves_no_exit_code(tmp_path: Path) -> None:
-    old = start("-c", THAWED.replace("lease.confirm();", "lease.__exit__(None, None, None);"), str(tmp_path))
+    old = start(
+        "-c", THAWED.replace("lease.confirm();", "lease.__exit__(None, None, None);"), str(tmp_path)
+    )
     assert old.stdout and old.stdout.readline() == "frozen\n"
     with Lease(tmp_path):
         os.kill(old.pid, signal.SIGCONT)

@@ -21,20 +21,48 @@ def event(time: float, name: str, **fields: Any) -> Record:
 
 
 def line(step: int, time: float, span: float, **apart: float) -> Record:
-    return {"step": step, "time": time, "span": span, **{f"in_{name}": value for name, value in apart.items()}}
+    return {
+        "step": step,
+        "time": time,
+        "span": span,
+        **{f"in_{name}": value for name, value in apart.items()},
+    }
 
 
 def test_a_run_without_trouble() -> None:
-    events = [event(110, "launched", started=100), event(130, "began", step=0), event(170, "finished", step=4)]
-    metrics = [line(1, 142, 12, compile=11), line(2, 143, 1), line(3, 150, 7, checkpoint=2, validate=4), line(4, 151, 1)]
+    events = [
+        event(110, "launched", started=100),
+        event(130, "began", step=0),
+        event(170, "finished", step=4),
+    ]
+    metrics = [
+        line(1, 142, 12, compile=11),
+        line(2, 143, 1),
+        line(3, 150, 7, checkpoint=2, validate=4),
+        line(4, 151, 1),
+    ]
     spent = ledger(events, metrics)
-    assert spent == {"useful": 5.0, "validate": 4.0, "checkpoint": 2.0 + 19.0, "compile": 10.0, "prepare": 10.0, "start": 20.0}
+    assert spent == {
+        "useful": 5.0,
+        "validate": 4.0,
+        "checkpoint": 2.0 + 19.0,
+        "compile": 10.0,
+        "prepare": 10.0,
+        "start": 20.0,
+    }
     assert sum(spent.values()) == 70 and goodput(spent) == round(5 / 70, 4)
 
 
 def test_a_first_step_s_compiling_is_told_from_its_work_where_lines_are_of_many_steps() -> None:
-    events = [event(100, "launched", started=100), event(100, "began", step=0), event(132, "finished", step=20)]
-    spent = ledger(events, [line(10, 112, 12, compile=3) | {"seconds": 1.2}, line(20, 132, 20) | {"seconds": 1.0}])
+    events = [
+        event(100, "launched", started=100),
+        event(100, "began", step=0),
+        event(132, "finished", step=20),
+    ]
+    spent = ledger(
+        events,
+        [line(10, 112, 12, compile=3) | {"seconds": 1.2}, line(20, 132, 20) | {"seconds": 1.0}],
+    )
     assert spent == {"useful": 30.0, "compile": 2.0}
 
 
@@ -55,12 +83,21 @@ def test_an_engine_s_queue_is_told_from_the_start_behind_it() -> None:
         event(71, "began", step=0),
         event(75, "stopped", step=1),
     ]
-    assert ledger(events, [line(1, 74, 3)]) == {"useful": 3.0, "checkpoint": 1.0, "queue": 60.0, "start": 11.0}
+    assert ledger(events, [line(1, 74, 3)]) == {
+        "useful": 3.0,
+        "checkpoint": 1.0,
+        "queue": 60.0,
+        "start": 11.0,
+    }
 
 
 def test_the_time_between_two_commands_is_nobody_s() -> None:
     one = [event(0, "launched", started=0), event(2, "began", step=0), event(5, "stopped", step=1)]
-    two = [event(1005, "launched", started=1000), event(1006, "began", step=1), event(1010, "finished", step=2)]
+    two = [
+        event(1005, "launched", started=1000),
+        event(1006, "began", step=1),
+        event(1010, "finished", step=2),
+    ]
     spent = ledger([*one, *two], [line(1, 4, 2), line(2, 1009, 3)])
     assert sum(spent.values()) == 5 + 10 and spent["useful"] == 5
 
@@ -68,7 +105,11 @@ def test_the_time_between_two_commands_is_nobody_s() -> None:
 def test_a_run_that_goes_on_is_counted_up_to_now() -> None:
     events = [event(0, "launched", started=0), event(2, "began", step=0)]
     assert ledger(events, [line(1, 4, 2)], now=9.0) == {"useful": 7.0, "start": 2.0}
-    assert ledger([*events, event(6, "verdict")], [line(1, 4, 2)], now=9.0) == {"useful": 2.0, "start": 2.0, "down": 5.0}
+    assert ledger([*events, event(6, "verdict")], [line(1, 4, 2)], now=9.0) == {
+        "useful": 2.0,
+        "start": 2.0,
+        "down": 5.0,
+    }
 
 
 def test_an_older_run_tells_nothing_and_its_stages_stay() -> None:
@@ -87,12 +128,28 @@ def test_whatever_happens_and_however_clocks_differ_it_adds_up(seed: int) -> Non
         for attempt in range(dice.randint(1, 4)):
             now += dice.uniform(1, 20)
             if attempt and dice.random() < 0.5:
-                events.append(event(now + skew, "lost", step=step, steps=3, spans=[line(step, now - 9, 2.0, checkpoint=1.0)]))
+                events.append(
+                    event(
+                        now + skew,
+                        "lost",
+                        step=step,
+                        steps=3,
+                        spans=[line(step, now - 9, 2.0, checkpoint=1.0)],
+                    )
+                )
             events.append(event(now + skew, "began", step=step))
             for _ in range(dice.randint(0, 9)):
                 took, step = dice.uniform(0.1, 4), step + 1
                 now += took
-                metrics.append(line(step, now + skew, took, checkpoint=dice.uniform(0, 1), validate=dice.uniform(0, 9)))
+                metrics.append(
+                    line(
+                        step,
+                        now + skew,
+                        took,
+                        checkpoint=dice.uniform(0, 1),
+                        validate=dice.uniform(0, 9),
+                    )
+                )
             now += dice.uniform(0, 30)
             events.append(event(now, "verdict"))
             now += dice.uniform(0, 5)
@@ -105,7 +162,9 @@ def test_whatever_happens_and_however_clocks_differ_it_adds_up(seed: int) -> Non
     assert sum(spent.values()) == pytest.approx(whole, abs=0.1) and min(spent.values()) >= 0
 
 
-def test_status_and_report_show_what_the_ledger_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_and_report_show_what_the_ledger_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Run(tmp_path)
     run.record("launched", nodes=1, ranks_per_node=1, started=1000.0)
     run.record("began", step=0)
@@ -115,7 +174,9 @@ def test_status_and_report_show_what_the_ledger_says(tmp_path: Path, monkeypatch
     run.record("verdict", who="x", cause="code")
     run.update_results(name="a", status="failed", seconds={"total": 9.0})
     stages = read(run).stages
-    assert (stages["useful"], stages["down"]) == (3.0, 4.0) and stages["start"] == pytest.approx(2, abs=0.9)
+    assert (stages["useful"], stages["down"]) == (3.0, 4.0) and stages["start"] == pytest.approx(
+        2, abs=0.9
+    )
     assert stages.keys() - {"prepare"} == {
         "useful",
         "start",

@@ -32,9 +32,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir(parents=True)
         config = load(Settings(Path("config.yaml"), f"train.learning_rate={rate}"))[0]
         (folder / "config.yaml").write_text(dump_resolved(config))
-        lines = [{"step": 25 * (at + 1), "loss": loss, "tokens_per_second": 1000.0} for at, loss in enumerate(losses)]
+        lines = [
+            {"step": 25 * (at + 1), "loss": loss, "tokens_per_second": 1000.0}
+            for at, loss in enumerate(losses)
+        ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        results = {"status": "finished", "steps": 50, "tokens": 25600, "sequence_length": 64, "global_batch_sequences": 8}
+        results = {
+            "status": "finished",
+            "steps": 50,
+            "tokens": 25600,
+            "sequence_length": 64,
+            "global_batch_sequences": 8,
+        }
         (folder / "results.json").write_text(json.dumps(results | {"usd": 12.5}))
 
 
@@ -55,15 +64,21 @@ MEASURED = "fast-scaling-1123-101112-n2"  # a part of make scaling
     ([], {"slow", "fast", MEASURED}), (["CONFIG=fast.yaml"], {"fast", MEASURED}), (["SET=name=slow"], {"slow"}),
     (["RUN=slow"], {"slow"}), (["CONFIG=new.yaml"], set()),
 ])  # fmt: skip
-def test_a_config_has_its_own_runs_alone(words: list[str], named: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_has_its_own_runs_alone(
+    words: list[str], named: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The parts of its make scaling are among them."""
     shutil.copytree("runs/fast", part := Path("runs") / MEASURED)
-    (part / "config.yaml").write_text((part / "config.yaml").read_text().replace("name: fast", f"name: {MEASURED}", 1))
+    (part / "config.yaml").write_text(
+        (part / "config.yaml").read_text().replace("name: fast", f"name: {MEASURED}", 1)
+    )
     for name in ("fast", "new"):
         Path(f"{name}.yaml").write_text(TEXT.format(name=name))
     assert command(["runs", *words]) == 0
     told = capsys.readouterr().out
-    assert {line.split()[0] for line in told.splitlines()[1:] if line.startswith(("slow", "fast"))} == named
+    assert {
+        line.split()[0] for line in told.splitlines()[1:] if line.startswith(("slow", "fast"))
+    } == named
     assert named or told == "no runs of this config here yet\nnext: make train CONFIG=new.yaml\n"
 
 
@@ -71,14 +86,26 @@ def test_differences_outcomes_and_a_picture(capsys: pytest.CaptureFixture[str]) 
     assert command(["compare", "RUNS=slow,fast"]) == 0
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["train.learning_rate", "0.001", "0.01"] in words and ["loss", "4.000", "3.000"] in words
-    assert not any(line and line[0] in ("name", "train.steps") for line in words)  # what is the same is left out
+    assert not any(
+        line and line[0] in ("name", "train.steps") for line in words
+    )  # what is the same is left out
     assert Path("runs/slow/plots/compare.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
-    "names", ["slow", "slow slow", "slow fsat", "", "../x slow", " ".join(f"r{number}" for number in range(9))]
+    "names",
+    [
+        "slow",
+        "slow slow",
+        "slow fsat",
+        "",
+        "../x slow",
+        " ".join(f"r{number}" for number in range(9)),
+    ],
 )
-def test_what_can_not_be_compared_is_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_not_be_compared_is_refused(
+    names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(["compare", f"RUNS={names}"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: RUNS: ") and "make runs lists them" in told
@@ -114,6 +141,8 @@ def test_a_task_that_lm_eval_does_not_have_is_refused_with_the_nearest_it_has() 
     known = ["hellaswag", "arc_easy", "arc_challenge", "winogrande"]
     require_known("hellaswag, arc_easy,arc_*", known)
     require_known("anything", [])  # it could not be asked
-    with pytest.raises(ConfigError, match=r'TASKS: lm-eval has no task "helaswag"; nearest: hellaswag, ') as told:
+    with pytest.raises(
+        ConfigError, match=r'TASKS: lm-eval has no task "helaswag"; nearest: hellaswag, '
+    ) as told:
         require_known("helaswag,arc_easy,nonsense", known)
     assert len(told.value.problems) == 2

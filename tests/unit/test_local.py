@@ -46,17 +46,30 @@ def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
         assert "export OMP_NUM_THREADS=" in text and "export GLOO_SOCKET_IFNAME=lo" in text
         assert (
             f"export TRAINFLEET_NODE={node}\n" in text
-            and "--on fleet --folder runs/x --ranks 1 -- trainfleet.engine runs/x" in text.replace(" \\\n  ", " ")
+            and "--on fleet --folder runs/x --ranks 1 -- trainfleet.engine runs/x"
+            in text.replace(" \\\n  ", " ")
         )
     assert (
-        len({line for artifact in planned.artifacts for line in artifact.text.split() if line.startswith("--master-port")}) == 1
+        len(
+            {
+                line
+                for artifact in planned.artifacts
+                for line in artifact.text.split()
+                if line.startswith("--master-port")
+            }
+        )
+        == 1
     )
 
 
-def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One pure function makes both, from the same seat."""
     for text in scripts():
-        shown = next(line for line in text.splitlines() if line.startswith("# runs ")).removeprefix("# runs ")
+        shown = next(line for line in text.splitlines() if line.startswith("# runs ")).removeprefix(
+            "# runs "
+        )
         for line in text.splitlines():
             if line.startswith("export "):
                 name, _, value = line.removeprefix("export ").partition("=")
@@ -69,8 +82,15 @@ def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(monkeypat
 
 def test_a_tokenize_job_runs_without_torchrun_and_knows_its_place() -> None:
     for node, text in enumerate(scripts(torchrun=False)):
-        assert f"export TRAINFLEET_NODE={node}\n" in text and "export TRAINFLEET_NODES=2\n" in text and "export WORKERS=" in text
-        assert "torch" not in text and "--on fleet --folder runs/x -- trainfleet.engine" in text.replace(" \\\n  ", " ")
+        assert (
+            f"export TRAINFLEET_NODE={node}\n" in text
+            and "export TRAINFLEET_NODES=2\n" in text
+            and "export WORKERS=" in text
+        )
+        assert (
+            "torch" not in text
+            and "--on fleet --folder runs/x -- trainfleet.engine" in text.replace(" \\\n  ", " ")
+        )
 
 
 def test_a_port_in_use_is_refused_with_what_to_type() -> None:
@@ -91,16 +111,29 @@ def test_more_ranks_than_accelerators_are_refused(monkeypatch: pytest.MonkeyPatc
         Local().plan(job(nodes=4), {})
 
 
-def test_more_nodes_than_one_machine_plays_are_refused_in_the_one_list_of_errors(tmp_path: Path) -> None:
+def test_more_nodes_than_one_machine_plays_are_refused_in_the_one_list_of_errors(
+    tmp_path: Path,
+) -> None:
     settings = Settings(tmp_path / "config.yaml")
-    (tmp_path / "config.yaml").write_text("name: x\nfleet:\n  nodes: 65\ntrain: {warmup_steps: 900, steps: 3}\n")
-    with pytest.raises(ConfigError, match=r"config.yaml:3: fleet.nodes: 65 nodes on one machine") as caught:
+    (tmp_path / "config.yaml").write_text(
+        "name: x\nfleet:\n  nodes: 65\ntrain: {warmup_steps: 900, steps: 3}\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"config.yaml:3: fleet.nodes: 65 nodes on one machine"
+    ) as caught:
         load(settings, terms_of)
     assert "train.warmup_steps" in str(caught.value)
 
 
 def test_a_node_that_refuses_before_it_has_a_log_says_why(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("name: base\ndata: {name: d, sources: [text], vocabulary_size: 300}\n")
+    (tmp_path / "config.yaml").write_text(
+        "name: base\ndata: {name: d, sources: [text], vocabulary_size: 300}\n"
+    )
     verbs.write_text(tmp_path / "text")
-    said = verbs.enter(tmp_path, "tokenize", code=1, timeout=60, variables={"TRAINFLEET_GRACE": "x"})
-    assert "why: TRAINFLEET_GRACE is 'x', which is no number\n" in said and "no line says why" not in said
+    said = verbs.enter(
+        tmp_path, "tokenize", code=1, timeout=60, variables={"TRAINFLEET_GRACE": "x"}
+    )
+    assert (
+        "why: TRAINFLEET_GRACE is 'x', which is no number\n" in said
+        and "no line says why" not in said
+    )

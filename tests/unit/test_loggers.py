@@ -53,7 +53,9 @@ def told(failures: list[tuple[str, str]]) -> loggers.Failed:
 @pytest.fixture(autouse=True)
 def services(monkeypatch: pytest.MonkeyPatch) -> None:
     JOINT.clear()
-    monkeypatch.setattr(loggers, "SERVICES", {"good": Good, "broken": Broken, "hung": Hung, "wandb": loggers.Wandb})
+    monkeypatch.setattr(
+        loggers, "SERVICES", {"good": Good, "broken": Broken, "hung": Hung, "wandb": loggers.Wandb}
+    )
 
 
 def test_a_service_gets_every_line_and_how_the_run_ended(tmp_path: Path) -> None:
@@ -65,7 +67,9 @@ def test_a_service_gets_every_line_and_how_the_run_ended(tmp_path: Path) -> None
                      ("log", (2, {"train/loss": 2.5})), ("close", "stopped")]  # fmt: skip
 
 
-def test_one_that_fails_or_hangs_is_said_once_and_holds_nothing_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_that_fails_or_hangs_is_said_once_and_holds_nothing_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     failures: list[tuple[str, str]] = []
     several = Loggers(["broken", "hung", "good"], "x", "x-1", {}, tmp_path, told(failures))
     began = time.monotonic()
@@ -73,9 +77,15 @@ def test_one_that_fails_or_hangs_is_said_once_and_holds_nothing_up(tmp_path: Pat
         several.log(step, {"loss": 1.0})
     several.close("finished", patience=0.2)
     said = capfd.readouterr().out
-    assert said.count("broken has failed: SystemExit: no key of yours; training continues without it") == 1
+    assert (
+        said.count("broken has failed: SystemExit: no key of yours; training continues without it")
+        == 1
+    )
     assert "hung has failed: it has not sent its last lines" in said
-    assert [kind for kind, _ in failures] == ["broken", "hung"] and JOINT[-1] == ("close", "finished")
+    assert [kind for kind, _ in failures] == ["broken", "hung"] and JOINT[-1] == (
+        "close",
+        "finished",
+    )
     assert time.monotonic() - began < 60
 
 
@@ -98,7 +108,9 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_one_that_is_not_installed_is_refused_by_the_plan(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_is_not_installed_is_refused_by_the_plan(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan"]) == 2
     said = capsys.readouterr().err
     assert f"train.loggers: wandb is not installed: {sys.executable} -m pip install wandb" in said
@@ -122,7 +134,9 @@ def test_one_without_a_key_is_refused_by_the_plan(
     assert code == 0 or "train.loggers: wandb has no key: export WANDB_API_KEY=" in said
 
 
-def test_one_that_fails_is_told_by_events_status_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_is_told_by_events_status_and_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, done=20, status="running", unattended=True)
     (tmp_path / "c.yaml").write_text(CONFIG.replace("wandb", "mlflow"))
     config = load(Settings(tmp_path / "c.yaml"))[0]

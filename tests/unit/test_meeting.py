@@ -48,18 +48,30 @@ def free_port() -> int:
 
 def listening(port: int) -> list[str]:
     """The addresses at which this machine listens on a port, as the kernel writes them."""
-    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
-    return [row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return [
+        row[1].rpartition(":")[0]
+        for row in rows
+        if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+    ]
 
 
 def test_the_store_listens_where_the_nodes_meet_and_nowhere_else() -> None:
     port = free_port()
     store = meeting.listen(LOOPBACK, port, 2)
     assert store is not None and listening(port) == ["0100007F"]
-    torchruns = TCPStore(LOOPBACK, port, 1, True, ONCE, multi_tenant=True)  # as torchrun asks for it in the same process
+    torchruns = TCPStore(
+        LOOPBACK, port, 1, True, ONCE, multi_tenant=True
+    )  # as torchrun asks for it in the same process
     torchruns.set("a", "b")
     assert store.get("a") == b"b" and listening(port) == ["0100007F"]
-    with pytest.raises(Exception, match=r"(?i)connect|time"):  # a stranger, by another address of this machine
+    with pytest.raises(
+        Exception, match=r"(?i)connect|time"
+    ):  # a stranger, by another address of this machine
         TCPStore("127.0.0.2", port, is_master=False, timeout=ONCE, wait_for_workers=False)
 
 
@@ -76,7 +88,9 @@ def test_where_this_machine_alone_takes_the_name_for_its_loopback_others_must_ge
     taken = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", free_port()))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: taken)
     assert meeting.listen("node1", 29400, 2) is None
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **more: [(*taken[0][:4], ("203.0.113.7", 29400))])
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *words, **more: [(*taken[0][:4], ("203.0.113.7", 29400))]
+    )
     assert meeting.listen("203.0.113.7", 29400, 2) is None, "an address that no interface here has"
 
 
@@ -90,9 +104,15 @@ def test_nothing_of_a_run_on_one_machine_listens_beyond_it(nodes: int, tmp_path:
     (tmp_path / "rank.py").write_text(RANK)
     port, card = free_port(), fabric_environment(None, "eth9", alone=True)
     environment = os.environ | python_path(f"{python_path()['PYTHONPATH']}:{tmp_path}") | card
-    seats = [Seat(node, nodes, LOOPBACK if nodes > 1 else "192.0.2.1", port, address=LOOPBACK) for node in range(nodes)]
+    seats = [
+        Seat(node, nodes, LOOPBACK if nodes > 1 else "192.0.2.1", port, address=LOOPBACK)
+        for node in range(nodes)
+    ]
     lines = [torchrun(seat, 1, "rank", sys.executable) for seat in seats]
-    running = [subprocess.Popen(line, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for line in lines]
+    running = [
+        subprocess.Popen(line, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        for line in lines
+    ]
     said = [process.communicate(timeout=120)[0] for process in running]
     assert [process.returncode for process in running] == [0] * nodes, said
     addresses = re.findall(r"listens (\w+):(\w+)", said[0])
@@ -106,9 +126,19 @@ def listeners(folder: Path) -> set[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
             if (entry / "cwd").resolve() == folder:
-                sockets |= {str(fd.readlink()) for fd in (entry / "fd").iterdir() if fd.is_symlink()}
-    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
-    return {row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+                sockets |= {
+                    str(fd.readlink()) for fd in (entry / "fd").iterdir() if fd.is_symlink()
+                }
+    rows = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return {
+        row[1].rpartition(":")[0]
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+    }
 
 
 @pytest.mark.thorough
@@ -131,8 +161,12 @@ def test_make_train_listens_on_the_loopback_alone(nodes: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_node_0_goes_when_the_others_have_gone_or_after_a_while(leaves: bool, tmp_path: Path) -> None:
-    (tmp_path / "torchrun.py").write_text("import sys; print('begun', flush=True); sys.stdin.readline()")
+def test_node_0_goes_when_the_others_have_gone_or_after_a_while(
+    leaves: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "torchrun.py").write_text(
+        "import sys; print('begun', flush=True); sys.stdin.readline()"
+    )
     port = free_port()
     words = [
         "torchrun",
@@ -144,7 +178,9 @@ def test_node_0_goes_when_the_others_have_gone_or_after_a_while(leaves: bool, tm
     ]
     command = [sys.executable, "-m", meeting.__name__, *words]
     environment = os.environ | python_path(f"{python_path()['PYTHONPATH']}:{tmp_path}")
-    node0 = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    node0 = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert node0.stdin and node0.stdout and node0.stdout.readline() == "begun\n"
     with socket.create_connection((LOOPBACK, port), source_address=("127.0.0.2", 0)) as other:
         began = time.monotonic()
@@ -158,4 +194,7 @@ def test_node_0_goes_when_the_others_have_gone_or_after_a_while(leaves: bool, tm
 
 def test_a_rank_without_torchrun_meets_the_same_way() -> None:
     alone = lone_rank(Seat(0, 1, "192.0.2.1", 29400))
-    assert alone["MASTER_ADDR"] == LOOPBACK and lone_rank(Seat(0, 2, "192.0.2.1", 29400))["MASTER_ADDR"] == "192.0.2.1"
+    assert (
+        alone["MASTER_ADDR"] == LOOPBACK
+        and lone_rank(Seat(0, 2, "192.0.2.1", 29400))["MASTER_ADDR"] == "192.0.2.1"
+    )

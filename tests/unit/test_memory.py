@@ -59,14 +59,18 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("layout", [*SOME, *(pytest.param(layout, marks=[pytest.mark.thorough]) for layout in OTHERS)])
+@pytest.mark.parametrize(
+    "layout", [*SOME, *(pytest.param(layout, marks=[pytest.mark.thorough]) for layout in OTHERS)]
+)
 def test_what_is_reckoned_is_what_a_step_allocates(layout: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     config, _ = load(Settings(tmp_path / "config.yaml", layout))
     reckoned = memory_of(config, is_half(config))
     state, peak = measure(config, World(0, config.world_size, 0, Cpu()))
     assert reckoned.weights + reckoned.moments == pytest.approx(state, rel=0.01)
-    assert 0.95 * peak < reckoned.total < 1.06 * peak, f"{reckoned} for {peak}"  # it may err, and rather on the side that fits
+    assert 0.95 * peak < reckoned.total < 1.06 * peak, (
+        f"{reckoned} for {peak}"
+    )  # it may err, and rather on the side that fits
 
 
 PIECES = [  # bf16 takes minutes on CPUs without products in it
@@ -75,7 +79,9 @@ PIECES = [  # bf16 takes minutes on CPUs without products in it
 
 
 @pytest.mark.parametrize("layout", PIECES)
-def test_a_loss_in_pieces_takes_what_is_reckoned(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_in_pieces_takes_what_is_reckoned(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With logits so large that the moment of the loss is the fullest, and as pieces of an eighth of them."""
     (tmp_path / "config.yaml").write_text(CONFIG)
     wide = f"{layout} model.vocabulary_size=30000 model.layers=1"
@@ -92,9 +98,17 @@ def test_a_loss_in_pieces_takes_what_is_reckoned(layout: str, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("layout", "passes", "gathers"),
     [
-        ("train.layout.shard=8", 1, 7 + 5),  # all that is not a block, six blocks, and all but the last of these again
+        (
+            "train.layout.shard=8",
+            1,
+            7 + 5,
+        ),  # all that is not a block, six blocks, and all but the last of these again
         ("train.layout.shard=8 train.layout.zero=1", 2, 7),
-        ("train.layout.pipeline=2 train.layout.shard=4", 2, 4),  # a stage of three blocks, ahead of any backward pass
+        (
+            "train.layout.pipeline=2 train.layout.shard=4",
+            2,
+            4,
+        ),  # a stage of three blocks, ahead of any backward pass
     ],
 )
 def test_weights_are_gathered_no_more_often_than_they_are_freed(
@@ -104,7 +118,9 @@ def test_weights_are_gathered_no_more_often_than_they_are_freed(
     config, _ = load(Settings(tmp_path / "config.yaml", layout))
     parts: Any = arrange(config, World(0, 8, 0, Cpu()))
     gather = Mock(wraps=foreach_all_gather)
-    monkeypatch.setattr("torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_all_gather", gather)
+    monkeypatch.setattr(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_all_gather", gather
+    )
     tokens = torch.zeros((4, 128), dtype=torch.int64)
     for _ in range(passes):
         out = parts.root(tokens) if parts.pipeline else parts.root(tokens, targets=tokens)

@@ -28,7 +28,14 @@ class Shell:
         self.bytes = 0
 
     def ask(self, host: Host, command: str, *, timeout: float, stdin: str) -> Result | HostFailure:
-        done = subprocess.run(["sh", "-c", command], input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            ["sh", "-c", command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
         self.bytes = len(done.stdout)
         return Result(done.returncode, done.stdout, done.stderr, 0.0)
 
@@ -42,13 +49,22 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Run, Mir
     there = Run(tmp_path / "shared" / folder)
     there.logs.mkdir(parents=True)
     code = str(Path(__file__).parents[2])
-    return there, Run(folder), Mirror(cast(Transport, shell), str(tmp_path / "shared"), code, sys.executable, folder), shell
+    return (
+        there,
+        Run(folder),
+        Mirror(cast(Transport, shell), str(tmp_path / "shared"), code, sys.executable, folder),
+        shell,
+    )
 
 
 def alike(there: Run, here: Run) -> bool:
     def files(run: Run) -> dict[str, bytes]:
         paths = [path for path in run.folder.rglob("*") if path.is_file()]
-        return {str(path.relative_to(run.folder)): path.read_bytes() for path in paths if "checkpoints" not in path.parts}
+        return {
+            str(path.relative_to(run.folder)): path.read_bytes()
+            for path in paths
+            if "checkpoints" not in path.parts
+        }
 
     return files(there) == files(here)
 
@@ -62,16 +78,26 @@ CHANGES: list[Callable[[Run], object]] = [
     lambda run: write_atomic(run.results, '{"status": "running"}'),
     lambda run: run.record("launched", nodes=2),
     lambda run: [run.record("checkpointed", step=step) for step in range(50)],
-    lambda run: write_atomic(run.metrics, "".join(f'{{"step": {step}, "loss": 3.{step}}}\n' for step in range(40))),
+    lambda run: write_atomic(
+        run.metrics, "".join(f'{{"step": {step}, "loss": 3.{step}}}\n' for step in range(40))
+    ),
     lambda run: append(run.metrics, b'{"step": 40}\n'),
     # a resume: cut back, and grown beyond where it was, between two looks
-    lambda run: write_atomic(run.metrics, "".join(f'{{"step": {step}, "loss": 4.{step}}}\n' for step in range(60))),
+    lambda run: write_atomic(
+        run.metrics, "".join(f'{{"step": {step}, "loss": 4.{step}}}\n' for step in range(60))
+    ),
     lambda run: write_atomic(run.results, '{"status": "finished"}'),
     lambda run: (run.logs / "node-0.log").write_bytes(bytes(range(256)) * 50000),
     lambda run: append(run.logs / "node-0.log", b"more\n"),
-    lambda run: [(run.folder / "plots").mkdir(), (run.folder / "plots/loss.png").write_bytes(b"\x89PNG\r\n")],
+    lambda run: [
+        (run.folder / "plots").mkdir(),
+        (run.folder / "plots/loss.png").write_bytes(b"\x89PNG\r\n"),
+    ],
     # the trace of a profile, more than one answer holds
-    lambda run: [run.profile.mkdir(), (run.profile / "trace.json.gz").write_bytes(random.Random(1).randbytes((8 << 20) + 1))],
+    lambda run: [
+        run.profile.mkdir(),
+        (run.profile / "trace.json.gz").write_bytes(random.Random(1).randbytes((8 << 20) + 1)),
+    ],
     lambda run: (run.folder / "stop").touch(),
     lambda run: (run.folder / "stop").unlink(),
 ]
@@ -107,7 +133,9 @@ def test_only_what_is_new_is_sent(both: tuple[Run, Run, Mirror, Shell]) -> None:
     assert shell.bytes < 500
 
 
-def test_checkpoints_stay_where_they_are_and_the_config_is_each_side_s_own(both: tuple[Run, Run, Mirror, Shell]) -> None:
+def test_checkpoints_stay_where_they_are_and_the_config_is_each_side_s_own(
+    both: tuple[Run, Run, Mirror, Shell],
+) -> None:
     there, here, mirror, _ = both
     (there.checkpoints / "step-00000001").mkdir(parents=True)
     (there.checkpoints / "step-00000001" / "weights").write_bytes(b"x" * 1000)
@@ -116,10 +144,16 @@ def test_checkpoints_stay_where_they_are_and_the_config_is_each_side_s_own(both:
     here.config.write_text("ours")
     (here.folder / "notes.txt").write_text("mine")
     mirror.refresh(HOST)
-    assert not here.checkpoints.exists() and here.config.read_text() == "ours" and (here.folder / "notes.txt").exists()
+    assert (
+        not here.checkpoints.exists()
+        and here.config.read_text() == "ours"
+        and (here.folder / "notes.txt").exists()
+    )
 
 
-def test_a_folder_that_is_not_there_yet_is_an_empty_one(both: tuple[Run, Run, Mirror, Shell]) -> None:
+def test_a_folder_that_is_not_there_yet_is_an_empty_one(
+    both: tuple[Run, Run, Mirror, Shell],
+) -> None:
     there, here, mirror, _ = both
     there.logs.rmdir()
     there.folder.rmdir()

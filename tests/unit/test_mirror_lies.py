@@ -27,7 +27,13 @@ HOST = Host("liar", "192.0.2.1")
 NOW = 1_700_000_000.0
 
 
-def piece(data: bytes = b"planted\n", offset: int = 0, size: int | None = None, stamp: Any = NOW, inode: Any = 7) -> list[Any]:
+def piece(
+    data: bytes = b"planted\n",
+    offset: int = 0,
+    size: int | None = None,
+    stamp: Any = NOW,
+    inode: Any = 7,
+) -> list[Any]:
     packed = base64.b85encode(zlib.compress(data)).decode()
     return [offset, offset + len(data) if size is None else size, stamp, inode, packed]
 
@@ -118,7 +124,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A desk with a run folder and what is around it, which must stay as it is."""
     here = tmp_path / "desk/runs/x"
     (here / "checkpoints/step-00000001").mkdir(parents=True)
-    for name in ("config.yaml", "given.yaml", "lock", "notes.txt", "report.html", "checkpoints/step-00000001/.metadata"):
+    for name in (
+        "config.yaml",
+        "given.yaml",
+        "lock",
+        "notes.txt",
+        "report.html",
+        "checkpoints/step-00000001/.metadata",
+    ):
         (here / name).write_text("mine")
     for name in ("victim.txt", "desk/victim.txt", "desk/config.yaml", "desk/runs/victim.txt"):
         (tmp_path / name).write_text("precious")
@@ -137,8 +150,19 @@ def state(folder: Path, but: Path | None = None) -> dict[str, object]:
     for path in sorted(folder.rglob("*")):
         if but is None or not path.is_relative_to(but):
             seen = path.lstat()
-            content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-            found[str(path)] = (stat.S_IFMT(seen.st_mode), seen.st_mode, 0 if path.is_dir() else seen.st_mtime_ns, content)
+            content = (
+                str(path.readlink())
+                if path.is_symlink()
+                else path.read_bytes()
+                if path.is_file()
+                else b""
+            )
+            found[str(path)] = (
+                stat.S_IFMT(seen.st_mode),
+                seen.st_mode,
+                0 if path.is_dir() else seen.st_mtime_ns,
+                content,
+            )
     return found
 
 
@@ -151,14 +175,24 @@ def test_a_lie_is_a_failure_of_that_host_and_changes_nothing(world: Path, lie: s
     mirror, liar = mirror_of(lie)
     before = state(world)
     failure = mirror.refresh(HOST)
-    assert isinstance(failure, HostFailure) and failure.kind == "untrue" and failure.message, failure
-    assert not any(letter in str(failure) for letter in "\x1b\n\0\u202e") and len(str(failure)) < 400
+    assert isinstance(failure, HostFailure) and failure.kind == "untrue" and failure.message, (
+        failure
+    )
+    assert (
+        not any(letter in str(failure) for letter in "\x1b\n\0\u202e") and len(str(failure)) < 400
+    )
     assert state(world) == before and not mirror.known and liar.asked == 1
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
 def test_a_lie_after_the_truth_changes_nothing_either(world: Path, lie: str) -> None:
-    truth = answer({"results.json": piece(b"{}"), "logs/node-0.log": piece(b"a line\n"), "metrics.jsonl": piece(b"{}\n" * 9)})
+    truth = answer(
+        {
+            "results.json": piece(b"{}"),
+            "logs/node-0.log": piece(b"a line\n"),
+            "metrics.jsonl": piece(b"{}\n" * 9),
+        }
+    )
     mirror, _ = mirror_of(truth, lie)
     assert mirror.refresh(HOST) == NOW
     before = state(world)
@@ -182,8 +216,12 @@ def test_what_was_brought_goes_when_it_is_gone_there_and_nothing_else_does(world
 
 LINKS: dict[str, Callable[[Path], object]] = {
     "a folder": lambda here: (here / "logs").symlink_to("../../elsewhere"),
-    "a folder that is absolute": lambda here: (here / "logs").symlink_to(here.parents[1] / "elsewhere"),
-    "a folder that is not there": lambda here: (here / "logs").symlink_to(here.parents[1] / "elsewhere/new"),
+    "a folder that is absolute": lambda here: (here / "logs").symlink_to(
+        here.parents[1] / "elsewhere"
+    ),
+    "a folder that is not there": lambda here: (here / "logs").symlink_to(
+        here.parents[1] / "elsewhere/new"
+    ),
     "a file": lambda here: (
         (here / "logs").mkdir(),
         (here / "logs/node-0.log").symlink_to(here.parents[1] / "elsewhere/node-0.log"),
@@ -197,7 +235,9 @@ LINKS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS.keys())
 @pytest.mark.parametrize("moment", ["before", "between"])
-def test_no_link_in_the_run_folder_is_followed(world: Path, link: Callable[[Path], object], moment: str) -> None:
+def test_no_link_in_the_run_folder_is_followed(
+    world: Path, link: Callable[[Path], object], moment: str
+) -> None:
     here, elsewhere = world / "desk/runs/x", world / "desk/elsewhere"
     elsewhere.mkdir()
     (elsewhere / "node-0.log").write_text("precious")
@@ -252,7 +292,9 @@ def test_a_link_that_appears_while_files_are_written_is_not_followed(world: Path
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder"])
-def test_what_is_no_plain_file_is_neither_opened_nor_replaced_by_a_hang(world: Path, kind: str) -> None:
+def test_what_is_no_plain_file_is_neither_opened_nor_replaced_by_a_hang(
+    world: Path, kind: str
+) -> None:
     here = world / "desk/runs/x"
     os.mkfifo(here / "results.json") if kind == "fifo" else (here / "results.json").mkdir()
     mirror, _ = mirror_of(answer({"results.json": piece(b"{}")}))
@@ -273,7 +315,9 @@ def test_answers_that_never_end_end(world: Path, monkeypatch: pytest.MonkeyPatch
     assert (world / "desk/runs/x/metrics.jsonl").stat().st_size == MOST
 
 
-def test_a_file_grows_to_its_limit_and_not_beyond(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_grows_to_its_limit_and_not_beyond(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = limit("metrics.jsonl")
     assert most and most % MOST == 0
     mirror, _ = mirror_of(answer({"metrics.jsonl": piece(b"x", offset=most)}))
@@ -296,4 +340,7 @@ def test_what_is_lost_here_is_asked_for_anew(world: Path) -> None:
     mirror, _ = mirror_of(planted("metrics.jsonl"), planted("metrics.jsonl"))
     mirror.refresh(HOST)
     (world / "desk/runs/x/metrics.jsonl").unlink()
-    assert mirror.refresh(HOST) == NOW and (world / "desk/runs/x/metrics.jsonl").read_text() == "planted\n"
+    assert (
+        mirror.refresh(HOST) == NOW
+        and (world / "desk/runs/x/metrics.jsonl").read_text() == "planted\n"
+    )

@@ -21,7 +21,9 @@ from trainfleet.models.loss import IGNORED
 
 LENGTH = 40
 LLAMA = Model("test", "llama", 3, 48, 6, 2, 80, 120, 64, 10_000.0, 1e-5, False)
-SHAPES = {name: replace(LLAMA, family=name, kv_heads=6, tie_embeddings=True) for name in FAMILIES} | {
+SHAPES = {
+    name: replace(LLAMA, family=name, kv_heads=6, tie_embeddings=True) for name in FAMILIES
+} | {
     "untied": replace(LLAMA, family="bert", kv_heads=6),
     "wide heads": replace(LLAMA, family="qwen3", head_size=16),
 }
@@ -48,13 +50,19 @@ def batch(family: str, count: int = 2) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_arithmetic_counts_what_the_module_has_and_does(shape: Model) -> None:
     model, (tokens, targets) = make(shape), batch(shape.family)
-    assert sum(parameter.numel() for parameter in model.parameters()) == sizes.count_parameters(shape)
+    assert sum(parameter.numel() for parameter in model.parameters()) == sizes.count_parameters(
+        shape
+    )
     with (
         sdpa_kernel(SDPBackend.MATH),
         FlopCounterMode(display=False) as counter,
     ):  # counted as matrix products, the causal half too
         model(tokens, targets=targets).backward()
-    unseen = 6.0 * shape.layers * LENGTH * shape.heads * shape.head_features if FAMILIES[shape.family].causal else 0.0
+    unseen = (
+        6.0 * shape.layers * LENGTH * shape.heads * shape.head_features
+        if FAMILIES[shape.family].causal
+        else 0.0
+    )
     told = (sizes.flops_per_token(shape, LENGTH) + unseen) * tokens.numel()
     assert counter.get_total_flops() == pytest.approx(told, rel=1e-6)
 
@@ -67,7 +75,9 @@ def test_only_hidden_tokens_count_and_all_of_them(family: str) -> None:
         chosen[:, 0] = IGNORED
     plain = nn.functional.cross_entropy(model(tokens).flatten(0, 1), chosen.flatten())
     if isinstance(model, models.Bert):
-        plain = plain + nn.functional.cross_entropy(model.pooler(model.features(tokens)), targets[:, 0])
+        plain = plain + nn.functional.cross_entropy(
+            model.pooler(model.features(tokens)), targets[:, 0]
+        )
     torch.testing.assert_close(model(tokens, targets=targets), plain)
     guesses = 2 * FAMILIES[family].guesses(LENGTH)
     torch.testing.assert_close(model(tokens, targets=targets, reduction="sum") / guesses, plain)
@@ -93,7 +103,10 @@ def test_gpt2_sees_nothing_later_and_caches() -> None:
     changed, cache = tokens.clone(), Cache()
     changed[:, 12] += 1
     assert torch.equal(model(tokens)[:, :12], model(changed)[:, :12])
-    parts = [model(tokens[:, :11], cache), *(model(tokens[:, i : i + 1], cache) for i in range(11, 20))]
+    parts = [
+        model(tokens[:, :11], cache),
+        *(model(tokens[:, i : i + 1], cache) for i in range(11, 20)),
+    ]
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens)[:, :20], rtol=1e-4, atol=1e-5)
 
 
@@ -113,7 +126,11 @@ def test_plans_name_modules_and_leave_no_matrix_of_a_block_out(shape: Model) -> 
         *plan.row,
     ):
         assert name.replace("*", "0") in names, name
-    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.startswith("layers.0.")}
+    linear = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith("layers.0.")
+    }
     assert linear == {name.replace("*", "0") for name in (*plan.column, *plan.row)} - {plan.head}
 
 
@@ -134,7 +151,9 @@ def test_documents_packed_into_a_row_are_as_if_alone(family: str) -> None:
     for row, cuts in ((0, (0, LENGTH)), (1, (0, 9, LENGTH)), (2, (0, 1, 30, LENGTH))):
         for first, last in pairwise(cuts):
             part = slice(first, last)
-            alone = alone + model(tokens[row : row + 1, part], targets=targets[row : row + 1, part], reduction="sum")
+            alone = alone + model(
+                tokens[row : row + 1, part], targets=targets[row : row + 1, part], reduction="sum"
+            )
     assert packed.item() == pytest.approx(alone.item(), rel=1e-6)
     whole = model(tokens, targets=targets, reduction="sum")
     assert packed.item() != pytest.approx(whole.item(), rel=1e-6)
@@ -149,14 +168,19 @@ def head_and_targets(format: torch.dtype) -> tuple[nn.Linear, Tensor, Tensor]:
     head = nn.Linear(48, 120, bias=False)
     with torch.no_grad():
         head.weight.normal_(0, 0.1, generator=generator)
-    x, targets = torch.randn(3, LENGTH, 48, generator=generator), torch.randint(0, 120, (3, LENGTH), generator=generator)
+    x, targets = (
+        torch.randn(3, LENGTH, 48, generator=generator),
+        torch.randint(0, 120, (3, LENGTH), generator=generator),
+    )
     targets[1, :5] = IGNORED
     return head.to(format), x.to(format).requires_grad_(), targets
 
 
 @pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.parametrize("format", [torch.float32, torch.bfloat16])
-def test_a_loss_in_pieces_is_the_loss(monkeypatch: pytest.MonkeyPatch, format: torch.dtype, cast: bool) -> None:
+def test_a_loss_in_pieces_is_the_loss(
+    monkeypatch: pytest.MonkeyPatch, format: torch.dtype, cast: bool
+) -> None:
     """And its gradients, of weights in either format and of products that autocast casts; a step scales both by what follows."""
     near = 1e-6 if format == torch.float32 and not cast else 2e-2
     found = []
@@ -190,7 +214,9 @@ def test_in_pieces_no_sum_in_fp16_overflows_that_a_lower_loss_scale_would_save(
         losses.next_token_loss(x, head, targets).backward()
     exact = head.weight.detach().double().requires_grad_()
     torch.nn.functional.cross_entropy((x.double() @ exact.T)[0], targets[0]).backward()
-    assert head.weight.grad is not None and exact.grad is not None and head.weight.grad.dtype == format
+    assert (
+        head.weight.grad is not None and exact.grad is not None and head.weight.grad.dtype == format
+    )
     assert float((head.weight.grad - exact.grad).norm() / exact.grad.norm()) < 2e-3
 
 
@@ -203,11 +229,15 @@ def test_a_loss_in_pieces_computes_no_product_twice(monkeypatch: pytest.MonkeyPa
         kept.clear()
         with (
             FlopCounterMode(display=False) as counter,
-            torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.numel()) or each, lambda each: each),
+            torch.autograd.graph.saved_tensors_hooks(
+                lambda each: kept.append(each.numel()) or each, lambda each: each
+            ),
         ):
             losses.next_token_loss(x, head, targets).backward()
         flops.append(counter.get_total_flops())
-    assert flops[1] <= flops[0] == 3 * 2 * 3 * LENGTH * 48 * 120  # one of the three in place, which is not counted
+    assert (
+        flops[1] <= flops[0] == 3 * 2 * 3 * LENGTH * 48 * 120
+    )  # one of the three in place, which is not counted
     assert max(kept) < 3 * LENGTH * 120
 
 
@@ -221,5 +251,7 @@ def test_a_loss_in_pieces_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph.forward
 
     compiled = torch.compile(losses.next_token_loss, fullgraph=True, backend=backend)
-    assert compiled(x, head, targets).item() == pytest.approx(losses.next_token_loss(x, head, targets).item(), rel=1e-6)
+    assert compiled(x, head, targets).item() == pytest.approx(
+        losses.next_token_loss(x, head, targets).item(), rel=1e-6
+    )
     assert len(graphs) == 1

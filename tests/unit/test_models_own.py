@@ -34,7 +34,9 @@ def test_the_example_of_the_page_is_a_network_that_learns() -> None:
     model = models.build(SHAPE)
     model.initialize(1)
     assert not any("gate_proj" in name for name, _ in model.named_parameters())
-    assert sys.modules[type(model).__module__].Model is type(model)  # where torch.compile looks for a function's globals
+    assert sys.modules[type(model).__module__].Model is type(
+        model
+    )  # where torch.compile looks for a function's globals
     tokens = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     losses = []
@@ -58,7 +60,9 @@ def test_the_example_of_the_page_is_a_network_that_learns() -> None:
         (("from torch import", "from torch import nothing,"), "ImportError"),
     ],
 )  # fmt: skip
-def test_a_plan_that_is_wrong_is_refused_with_what_is_wrong(change: tuple[str, str], said: str, desk: Path) -> None:
+def test_a_plan_that_is_wrong_is_refused_with_what_is_wrong(
+    change: tuple[str, str], said: str, desk: Path
+) -> None:
     assert change[0] in EXAMPLES["my_model.py"]
     (desk / "my_model.py").write_text(EXAMPLES["my_model.py"].replace(*change))
     with pytest.raises(RunError) as caught:
@@ -67,7 +71,15 @@ def test_a_plan_that_is_wrong_is_refused_with_what_is_wrong(change: tuple[str, s
 
 
 @pytest.mark.parametrize(
-    "path", ["/tmp/my_model.py", "../my_model.py", "runs/x/my_model.py", "data/my_model.py", "a/../my_model.py", "model.py"]
+    "path",
+    [
+        "/tmp/my_model.py",
+        "../my_model.py",
+        "runs/x/my_model.py",
+        "data/my_model.py",
+        "a/../my_model.py",
+        "model.py",
+    ],
 )
 def test_no_path_leads_to_a_file_that_may_be_somebody_elses(path: str, desk: Path) -> None:
     (desk / "config.yaml").write_text("name: x\n")
@@ -82,15 +94,28 @@ def test_files_that_are_not_there_and_exports_are_refused_with_the_config(desk: 
     with pytest.raises(ConfigError) as caught:
         load(Settings(desk / "config.yaml"), terms_of)
     said = str(caught.value)
-    assert "'no_model.py' is not there" in said and "'no_callback.py' is not there" in said and "checkpoint.export" in said
+    assert (
+        "'no_model.py' is not there" in said
+        and "'no_callback.py' is not there" in said
+        and "checkpoint.export" in said
+    )
 
 
 def test_a_callback_is_called_with_the_step_and_one_without_the_function_is_refused(
     desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (desk / "config.yaml").write_text("name: x\nmodel: {module: my_model.py}\ntrain: {callback: my_callback.py}\n")
+    (desk / "config.yaml").write_text(
+        "name: x\nmodel: {module: my_model.py}\ntrain: {callback: my_callback.py}\n"
+    )
     config = load(Settings(desk / "config.yaml"), terms_of)[0]
-    trainer = type("Trainer", (), {"world": type("World", (), {"first": True}), "progress": type("Progress", (), {"tokens": 7})})
+    trainer = type(
+        "Trainer",
+        (),
+        {
+            "world": type("World", (), {"first": True}),
+            "progress": type("Progress", (), {"tokens": 7}),
+        },
+    )
     call = callback_of(config.train)
     call(99, trainer)  # type: ignore[arg-type]
     call(100, trainer)  # type: ignore[arg-type]

@@ -44,7 +44,12 @@ class Nodes:
 
         def come() -> None:
             try:
-                barrier.muster(Seat(node, self.nodes, "127.0.0.1", self.port), job, seconds, self.said[node].append)
+                barrier.muster(
+                    Seat(node, self.nodes, "127.0.0.1", self.port),
+                    job,
+                    seconds,
+                    self.said[node].append,
+                )
                 self.ended[node] = None
             except BackendError as error:
                 self.ended[node] = error
@@ -68,7 +73,10 @@ def test_nodes_meet_in_whatever_order_they_come(port: int) -> None:
     assert not nodes.ended, "node 3 is not there yet"
     nodes.start(3, 10)
     assert nodes.join() == dict.fromkeys(range(4))
-    assert any("3 of 4 nodes are here" in words for words in nodes.said[0]) and "all 4 nodes are here" in nodes.said[0][-1]
+    assert (
+        any("3 of 4 nodes are here" in words for words in nodes.said[0])
+        and "all 4 nodes are here" in nodes.said[0][-1]
+    )
     assert "waiting for node 0" in nodes.said[2][0]
 
 
@@ -79,7 +87,10 @@ def test_one_that_never_comes_is_named_everywhere(port: int) -> None:
     ended = nodes.join()
     assert time.monotonic() - began < 5
     assert (
-        all(isinstance(error, Missing) and "node 2 of 4 has not come" in error.what for error in ended.values())
+        all(
+            isinstance(error, Missing) and "node 2 of 4 has not come" in error.what
+            for error in ended.values()
+        )
         and len(ended) == 3
     )
     assert Missing.exit_code == 69
@@ -89,7 +100,11 @@ def test_a_main_node_that_never_comes_is_named(port: int) -> None:
     nodes = Nodes(port, 2)
     nodes.start(1, 0.5)
     (error,) = nodes.join().values()
-    assert isinstance(error, Missing) and "node 0 of 2 has not come" in error.what and f"127.0.0.1:{port}" in error.why
+    assert (
+        isinstance(error, Missing)
+        and "node 0 of 2 has not come" in error.what
+        and f"127.0.0.1:{port}" in error.why
+    )
 
 
 def test_a_node_that_leaves_is_not_counted(port: int) -> None:
@@ -116,7 +131,9 @@ def test_others_that_connect_are_no_nodes(port: int, words: bytes) -> None:
         assert "node 1 of 2" in str(nodes.join()[0])
 
 
-@pytest.mark.parametrize("answer", [b"", b"\n", b"missing x 1\n", b"no\xff\n", b"wait x\n", b"y" * 4096])
+@pytest.mark.parametrize(
+    "answer", [b"", b"\n", b"missing x 1\n", b"no\xff\n", b"wait x\n", b"y" * 4096]
+)
 def test_who_is_not_node_0_is_not_believed(port: int, answer: bytes) -> None:
     """Something else listens where node 0 should: the node goes on waiting, and says so at the end."""
     closing = threading.Event()
@@ -158,4 +175,7 @@ def test_one_node_waits_for_nobody(port: int) -> None:
 def test_many_are_named_by_the_first(port: int) -> None:
     with pytest.raises(Missing) as caught:
         barrier.muster(Seat(0, 100, "127.0.0.1", port), "runs/x", 0.2, lambda words: None)
-    assert "nodes 1, 2, 3" in caught.value.what and "and 83 more of 100 have not come" in caught.value.what
+    assert (
+        "nodes 1, 2, 3" in caught.value.what
+        and "and 83 more of 100 have not come" in caught.value.what
+    )

@@ -70,7 +70,9 @@ def test_what_it_has_is_not(tmp_path: Path, kind: str) -> None:
         (f"{torch.__version__.split('+')[0]}.3.0", ""),
     ],
 )
-def test_namesakes_of_torch_neuronx_are_refused(monkeypatch: pytest.MonkeyPatch, version: str, told: str) -> None:
+def test_namesakes_of_torch_neuronx_are_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str, told: str
+) -> None:
     def answer(name: str) -> str:
         if not version:
             raise neuron.PackageNotFoundError(name)
@@ -81,7 +83,11 @@ def test_namesakes_of_torch_neuronx_are_refused(monkeypatch: pytest.MonkeyPatch,
         return neuron.check_package()
     with pytest.raises(RunError) as error:
         neuron.check_package()
-    assert told in error.value.why and "make setup" in error.value.next and "make build" in error.value.next
+    assert (
+        told in error.value.why
+        and "make setup" in error.value.next
+        and "make build" in error.value.next
+    )
 
 
 @pytest.mark.parametrize("settings", ["train.micro_batch=2", "train.micro_batch=4", ""])
@@ -93,9 +99,15 @@ def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settin
 @pytest.mark.parametrize(
     ("recipe", "told"),
     [
-        ("llama-2-7b-trn1", "AWS: 25,933 tokens/s a node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)"),
+        (
+            "llama-2-7b-trn1",
+            "AWS: 25,933 tokens/s a node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)",
+        ),
         ("bert-large-trn1", "AWS: 459,263 tokens/s a node, on 16 nodes"),
-        ("trn1-single-node", "AWS: 489,805 tokens/s a node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)"),
+        (
+            "trn1-single-node",
+            "AWS: 489,805 tokens/s a node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)",
+        ),
         ("llama-3-8b-trn2", "AWS has published no training speed of trn2"),
     ],
 )
@@ -103,10 +115,17 @@ def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str)
     config = load(Settings(RECIPES / f"{recipe}.yaml", ""), terms_of)[0]
     assert told in published.beside(config)
     lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
-    assert "GiB of" in lines and "data-parallel" in lines and "a node; AWS" in " ".join(lines.split())
+    assert (
+        "GiB of" in lines and "data-parallel" in lines and "a node; AWS" in " ".join(lines.split())
+    )
 
 
-SDK = {"torch": "2.9.1", "torch-xla": "2.9.0", "torch-neuronx": "2.9.0.2.15.32035", "neuronx-distributed": "0.19.28492"}
+SDK = {
+    "torch": "2.9.1",
+    "torch-xla": "2.9.0",
+    "torch-neuronx": "2.9.0.2.15.32035",
+    "neuronx-distributed": "0.19.28492",
+}
 
 
 @pytest.mark.parametrize(
@@ -117,8 +136,14 @@ SDK = {"torch": "2.9.1", "torch-xla": "2.9.0", "torch-neuronx": "2.9.0.2.15.3203
         ({"torch": "2.13.0"}, "torch 2.13.0 and torch-xla 2.9.0: the SDK is made for 2.9 of both"),
         ({"torch-xla": "2.8.1"}, "torch-xla 2.8.1: the SDK is made for 2.9 of both"),
         ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty one of the public index"),
-        ({"torch-neuronx": "2.13.3.0"}, "torch-neuronx 2.13.3.0 is native PyTorch, which Trn1 has not"),
-        ({"neuronx-distributed": "0.1"}, "neuronx-distributed 0.1 is the empty one of the public index"),
+        (
+            {"torch-neuronx": "2.13.3.0"},
+            "torch-neuronx 2.13.3.0 is native PyTorch, which Trn1 has not",
+        ),
+        (
+            {"neuronx-distributed": "0.1"},
+            "neuronx-distributed 0.1 is the empty one of the public index",
+        ),
     ],
 )
 def test_packages_that_are_not_the_last_sdk_s_for_trn1_are_refused(

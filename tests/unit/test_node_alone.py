@@ -40,7 +40,11 @@ def test_values_take_the_place_of_references(bucket: None) -> None:
 
     boto3.client("ssm").put_parameter(Name="/trainfleet/x/KEY", Value="one", Type="SecureString")
     made = boto3.client("secretsmanager").create_secret(Name="wandb", SecretString="two")
-    environment = {"PLAIN": "0", f"{secrets.PREFIX}KEY": "/trainfleet/x/KEY", f"{secrets.PREFIX}WANDB": made["ARN"]}
+    environment = {
+        "PLAIN": "0",
+        f"{secrets.PREFIX}KEY": "/trainfleet/x/KEY",
+        f"{secrets.PREFIX}WANDB": made["ARN"],
+    }
     secrets.take(environment)
     assert environment == {"PLAIN": "0", "KEY": "one", "WANDB": "two"}
 
@@ -71,16 +75,22 @@ def test_the_first_node_stays_until_the_others_have_left_and_knows_how(bucket: N
     ExitCodes(ROOT, "job-1").publish(2, 7, said.append)
     waiting.join(10)
     assert found == {1: 0, 2: 7}
-    assert [one.address for one in s3.list_objects(f"{ROOT}/exits/")] == [f"{ROOT}/exits/job-0/2"], "its own are taken away"
+    assert [one.address for one in s3.list_objects(f"{ROOT}/exits/")] == [
+        f"{ROOT}/exits/job-0/2"
+    ], "its own are taken away"
 
 
-def test_a_node_that_is_silent_is_not_waited_for(bucket: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_silent_is_not_waited_for(
+    bucket: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     signs(1)
     monkeypatch.setattr(exit_codes, "SILENT", -1.0)
     assert ExitCodes(ROOT, "j").collect(2, lambda words: None) == {1: None}
 
 
-def test_one_that_never_came_is_given_its_time(bucket: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_never_came_is_given_its_time(
+    bucket: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exit_codes, "LATE", 0.3)
     began = time.monotonic()
     assert ExitCodes(ROOT, "j").collect(2, lambda words: None) == {1: None}
@@ -95,7 +105,9 @@ def test_what_is_no_exit_code_counts_as_a_failure(text: bytes, bucket: None) -> 
     assert ExitCodes(ROOT, "j").collect(2, lambda words: None) == {1: 1}
 
 
-def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from trainfleet.trust.errors import S3Error
 
     def refuse(*_: Any) -> None:
@@ -108,7 +120,14 @@ def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("others", "code"), [({}, 0), ({1: 0, 2: 0}, 0), ({1: 0, 2: 7}, ELSEWHERE), ({1: None}, AGAIN), ({1: AGAIN, 2: 0}, AGAIN)]
+    ("others", "code"),
+    [
+        ({}, 0),
+        ({1: 0, 2: 0}, 0),
+        ({1: 0, 2: 7}, ELSEWHERE),
+        ({1: None}, AGAIN),
+        ({1: AGAIN, 2: 0}, AGAIN),
+    ],
 )
 def test_the_first_node_ends_as_the_job_did(others: dict[int, int | None], code: int) -> None:
     assert code_of(0, others, AGAIN) == code
@@ -117,14 +136,19 @@ def test_the_first_node_ends_as_the_job_did(others: dict[int, int | None], code:
 # watch/node_verdict.py
 
 
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: dict[int, list[str]], code: int = 1) -> int:
+def judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: dict[int, list[str]], code: int = 1
+) -> int:
     """The exit code of the program for a job whose nodes have said these lines just now."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(BUCKET, "s3://bucket/some")
     monkeypatch.setattr(node_verdict, "SETTLE", 0.0)
     began = time.time() - 5
     for node, said in lines.items():
-        content = b"".join(stamp(f"{line}\n".encode()).replace(b"agent  ", f"rank {node} ".encode(), 1) for line in said)
+        content = b"".join(
+            stamp(f"{line}\n".encode()).replace(b"agent  ", f"rank {node} ".encode(), 1)
+            for line in said
+        )
         s3.write(f"{ROOT}/logs/node-{node}.log/1-00000000", content)
     try:
         return node_verdict.main(["runs/x", str(len(lines)), str(code), str(began)])
@@ -133,10 +157,15 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: dict[int, lis
 
 
 def test_another_attempt_is_worth_it_where_a_machine_was_to_blame(
-    bucket: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = {
-        0: ["torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"],
+        0: [
+            "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error"
+        ],
         1: ["step 3"],
     }
     assert judged(tmp_path, monkeypatch, said) == AGAIN
@@ -144,9 +173,16 @@ def test_another_attempt_is_worth_it_where_a_machine_was_to_blame(
 
 
 def test_none_is_where_the_program_would_do_the_same_again(
-    bucket: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trace = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "TypeError: unsupported operand"]
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "x.py", line 1, in <module>',
+        "TypeError: unsupported operand",
+    ]
     assert judged(tmp_path, monkeypatch, {0: ["step 1"], 1: trace}) == 0
     assert "(code)" in capsys.readouterr().out
 

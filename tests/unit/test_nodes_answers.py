@@ -46,13 +46,27 @@ def test_one_sick_gpu_is_a_finding_and_no_end_of_the_look(line: str) -> None:
         return
     assert len(facts.gpus) == 1 and facts.gpu_trouble == (line,)
     odd = {"gpus": P3DN.gpus[:7], "gpu_trouble": facts.gpu_trouble}
-    found = [finding for finding in flaws(fleet(3, P3DN, odd), wanted("p3dn.24xlarge")) if finding.check == "gpu"]
-    assert len(found) == 1 and found[0].host and found[0].host.name == "n2" and line in found[0].message and found[0].blames_host
+    found = [
+        finding
+        for finding in flaws(fleet(3, P3DN, odd), wanted("p3dn.24xlarge"))
+        if finding.check == "gpu"
+    ]
+    assert (
+        len(found) == 1
+        and found[0].host
+        and found[0].host.name == "n2"
+        and line in found[0].message
+        and found[0].blames_host
+    )
 
 
 def test_what_a_gpu_does_not_count_is_no_trouble() -> None:
     facts = parse(TEXT.replace("580.126.09, 32768, 0, Tesla", "580.126.09, [N/A], [N/A], Tesla"))
-    assert len(facts.gpus) == 2 and facts.gpus[0].memory_mib == facts.gpus[0].ecc_errors == 0 and not facts.gpu_trouble
+    assert (
+        len(facts.gpus) == 2
+        and facts.gpus[0].memory_mib == facts.gpus[0].ecc_errors == 0
+        and not facts.gpu_trouble
+    )
 
 
 LIES = {
@@ -81,8 +95,12 @@ LIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("true", "lie"), [(true, lie) for true, lies in LIES.items() for lie in lies])
-def test_facts_that_can_not_be_are_a_failure_of_that_host(true: str, lie: str, some_config: Config) -> None:
+@pytest.mark.parametrize(
+    ("true", "lie"), [(true, lie) for true, lies in LIES.items() for lie in lies]
+)
+def test_facts_that_can_not_be_are_a_failure_of_that_host(
+    true: str, lie: str, some_config: Config
+) -> None:
     assert true in TEXT
     said = TEXT.replace(true, lie, 1)
 
@@ -96,7 +114,9 @@ def test_facts_that_can_not_be_are_a_failure_of_that_host(true: str, lie: str, s
             return {HOST: ask(HOST)}
 
     answer = reading.read(cast(Transport, Liar()), some_config)[HOST]
-    assert isinstance(answer, HostFailure) and answer.kind == "untrue" and str(answer).isprintable(), answer
+    assert (
+        isinstance(answer, HostFailure) and answer.kind == "untrue" and str(answer).isprintable()
+    ), answer
 
 
 @pytest.fixture(scope="module")
@@ -110,20 +130,31 @@ def test_what_the_kernel_says_shows_no_control_characters() -> None:
 
 
 def test_a_line_separator_of_another_alphabet_starts_no_fact() -> None:
-    assert parse(TEXT.replace("lacks=docker", "lacks=docker\u2028root=no\x0bcores=1\x85cores=1")).cores == 96
+    assert (
+        parse(TEXT.replace("lacks=docker", "lacks=docker\u2028root=no\x0bcores=1\x85cores=1")).cores
+        == 96
+    )
 
 
-@pytest.mark.parametrize("said", ["running", "absent", "rebooted", "ended 0", "ended 137", "Welcome!\nended 1"])
+@pytest.mark.parametrize(
+    "said", ["running", "absent", "rebooted", "ended 0", "ended 137", "Welcome!\nended 1"]
+)
 def test_how_a_part_of_a_job_is_is_read(said: str) -> None:
     assert job_commands.read_look(said + "\n").state in said
 
 
 def test_a_script_that_never_became_the_supervisor_says_why() -> None:
     look = job_commands.read_look("failed node-0.sh: 4: cd: can't cd to /fsx\x1b[2J\n")
-    assert (look.state, look.code, look.words) == ("ended", 127, "its script failed: node-0.sh: 4: cd: can't cd to /fsx[2J")
+    assert (look.state, look.code, look.words) == (
+        "ended",
+        127,
+        "its script failed: node-0.sh: 4: cd: can't cd to /fsx[2J",
+    )
 
 
-def test_a_part_that_refused_before_it_had_a_log_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_refused_before_it_had_a_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".trainfleet/jobs" / os.uname().nodename / "train"
     file.parent.mkdir(parents=True)
@@ -132,16 +163,42 @@ def test_a_part_that_refused_before_it_had_a_log_says_why(tmp_path: Path, monkey
     file.with_name("train.said").write_text(
         "error: WORKERS is 'abc', which is no number\n  why: so it is\x1b[2J\n  next: unset WORKERS\n"
     )
-    said = subprocess.run(["sh", "-c", job_commands.look("train", "token")], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        ["sh", "-c", job_commands.look("train", "token")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     look = job_commands.read_look(said)
-    assert look == job_commands.PartState("ended", 1, "WORKERS is 'abc', which is no number why: so it is[2J next: unset WORKERS")
+    assert look == job_commands.PartState(
+        "ended", 1, "WORKERS is 'abc', which is no number why: so it is[2J next: unset WORKERS"
+    )
     file.with_name("train.exit").write_text("0\n")
-    said = subprocess.run(["sh", "-c", job_commands.look("train", "token")], capture_output=True, text=True, check=True).stdout
-    assert job_commands.read_look(said) == job_commands.PartState("ended"), "what a part says that ended well is no failure"
+    said = subprocess.run(
+        ["sh", "-c", job_commands.look("train", "token")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert job_commands.read_look(said) == job_commands.PartState("ended"), (
+        "what a part says that ended well is no failure"
+    )
 
 
 @pytest.mark.parametrize(
-    "said", ["", "ended", "failed", "ended well", "ended 1 2", "ended -1", "ended 99999", "runningx", "ended \u0663", "\x1b[2J"]
+    "said",
+    [
+        "",
+        "ended",
+        "failed",
+        "ended well",
+        "ended 1 2",
+        "ended -1",
+        "ended 99999",
+        "runningx",
+        "ended \u0663",
+        "\x1b[2J",
+    ],
 )
 def test_any_other_word_of_it_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
@@ -161,7 +218,9 @@ def test_a_bandwidth_that_can_not_be_is_untrue(said: str) -> None:
 
 
 def test_a_bandwidth_is_read() -> None:
-    assert read_bandwidth('{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}', 2).pairs == ((0, 1, 2.5),)
+    assert read_bandwidth(
+        '{"bandwidth": 1.5, "bytes": 8, "nodes": 2, "pairs": [[0, 1, 2.5]]}', 2
+    ).pairs == ((0, 1, 2.5),)
 
 
 def test_only_a_key_of_ours_is_let_in_on_every_host() -> None:
@@ -210,13 +269,16 @@ def test_no_mark_is_made_of_such_a_name(name: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a fence reads /proc")
-@pytest.mark.parametrize("name", ["x", "-x", "x*", "[a-z]x", "x'; kill -9 -1; '", "$(id)", "x y", "e", "\\x", "n\u00f6"])
+@pytest.mark.parametrize(
+    "name", ["x", "-x", "x*", "[a-z]x", "x'; kill -9 -1; '", "$(id)", "x y", "e", "\\x", "n\u00f6"]
+)
 def test_a_fence_kills_what_has_the_mark_and_nothing_else(name: str) -> None:
     mark = job_commands.mark_of(f"/fsx/{os.getpid()}", name)
     sleep = ["sleep", "60"]
     ours = subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: mark})
     others = [
-        subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: other}) for other in ("", f"{mark}x", f"x{mark}", mark[:-1])
+        subprocess.Popen(sleep, env=os.environ | {job_commands.MARK: other})
+        for other in ("", f"{mark}x", f"x{mark}", mark[:-1])
     ]
     try:
         done = subprocess.run(["sh", "-c", job_commands.fence(mark)], timeout=60, check=False)
@@ -229,7 +291,9 @@ def test_a_fence_kills_what_has_the_mark_and_nothing_else(name: str) -> None:
 
 
 def run(command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 @pytest.fixture
@@ -243,7 +307,9 @@ def shared(tmp_path: Path) -> Path:
 def test_what_a_run_has_on_a_fleet_is_measured_and_removed(shared: Path) -> None:
     folders = ["runs/x", "data/text", "data/none"]
     (shared / "data/text/file").rename(shared / "data/text/plan.json")
-    measured = removal_commands.read_measures(run(removal_commands.measure(str(shared), folders)).stdout, folders)
+    measured = removal_commands.read_measures(
+        run(removal_commands.measure(str(shared), folders)).stdout, folders
+    )
     assert set(measured) == {"runs/x", "data/text"} and min(measured.values()) >= 5
     assert run(removal_commands.remove(str(shared), folders)).returncode == 0
     assert sorted(path.name for path in shared.glob("*/*")) == ["other"]
@@ -264,7 +330,8 @@ def test_no_link_on_a_fleet_is_followed_by_a_removal(shared: Path, where: str) -
 def test_a_shared_folder_that_is_a_link_itself_is_one(shared: Path) -> None:
     (shared.parent / "link").symlink_to(shared)
     assert (
-        run(removal_commands.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0 and not (shared / "runs/x").exists()
+        run(removal_commands.remove(str(shared.parent / "link"), ["runs/x"])).returncode == 0
+        and not (shared / "runs/x").exists()
     )
 
 
@@ -286,7 +353,9 @@ def test_no_removal_in_a_folder_that_no_fleet_shares(folder: str) -> None:
         removal_commands.remove(folder, ["runs/x"])
 
 
-@pytest.mark.parametrize("said", ["runs/other 5", "5\truns/other", "five\truns/x", "-5\truns/x", "5\t/etc", "5"])
+@pytest.mark.parametrize(
+    "said", ["runs/other 5", "5\truns/other", "five\truns/x", "-5\truns/x", "5\t/etc", "5"]
+)
 def test_a_measure_of_something_else_is_untrue(said: str) -> None:
     with pytest.raises(Implausible):
         removal_commands.read_measures(said, ["runs/x"])
@@ -303,9 +372,9 @@ def test_what_is_the_same_for_many_hosts_is_said_once() -> None:
         "  node7: its disk is full",
     ]
     few = {host: f"{host.name} is off" for host in hosts[:3]}
-    assert by_host("x", few).splitlines()[1:] == [f"  node{number}: node{number} is off" for number in range(3)], (
-        "few stand apart"
-    )
+    assert by_host("x", few).splitlines()[1:] == [
+        f"  node{number}: node{number} is off" for number in range(3)
+    ], "few stand apart"
     apart = {host: f"its peer 10.77.0.{number + 1} is late" for number, host in enumerate(hosts)}
     assert len(grouped(apart)) == 64, "what names another host is not the same"
 
@@ -315,10 +384,15 @@ def test_a_board_that_is_no_terminal_says_it_once_too(capsys: pytest.CaptureFixt
     with Board(hosts) as board:
         board.show_all(hosts, "FAILED", "it refuses root with this key")
         assert board.in_state("FAILED") == hosts
-    assert capsys.readouterr().out == "64 hosts (node0, node1, node2, ... node63)  FAILED  it refuses root with this key\n"
+    assert (
+        capsys.readouterr().out
+        == "64 hosts (node0, node1, node2, ... node63)  FAILED  it refuses root with this key\n"
+    )
 
 
-def test_a_late_host_is_asked_again_where_others_are_slow_too_and_not_where_they_are_quick() -> None:
+def test_a_late_host_is_asked_again_where_others_are_slow_too_and_not_where_they_are_quick() -> (
+    None
+):
     fleet = Transport((), SshConfig(None, None, None, None, (), None))
     assert fleet._patience() == PATIENCE, "who asks may be busy itself"
     fleet._took = [0.1, 0.2, 0.3]
@@ -333,5 +407,9 @@ def test_a_login_that_takes_too_long_is_no_refusal() -> None:
     for error in (TimeoutError(), paramiko.SSHException("Error reading SSH protocol banner"),
                   paramiko.AuthenticationException("Authentication timeout.")):  # fmt: skip
         assert is_late(error)
-    for other in (paramiko.AuthenticationException("Authentication failed."), ConnectionRefusedError(), EOFError()):
+    for other in (
+        paramiko.AuthenticationException("Authentication failed."),
+        ConnectionRefusedError(),
+        EOFError(),
+    ):
         assert not is_late(other)

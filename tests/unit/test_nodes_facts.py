@@ -55,7 +55,12 @@ bye
 
 def test_a_gpu_node_is_read_as_it_printed_itself() -> None:
     facts = parse(P3DN, seconds=0.2, now=1000.7)
-    assert (facts.os, facts.cores, facts.root, facts.nofile > 1 << 20) == ("ubuntu 22.04", 96, True, True)
+    assert (facts.os, facts.cores, facts.root, facts.nofile > 1 << 20) == (
+        "ubuntu 22.04",
+        96,
+        True,
+        True,
+    )
     assert facts.gpus[1] == Gpu("580.126.09", 32768, 3, "Tesla V100-SXM2-32GB")
     assert (facts.efa, facts.fi_info, facts.packages) == ("1.51.0", 1, {"libnccl-ofi": "1.21.1-1"})
     assert facts.lnet == 8
@@ -82,7 +87,13 @@ def test_the_script_runs_on_this_machine_whatever_it_lacks() -> None:
     done = subprocess.run(["sh", "-s", "--", "/no/such/folder", "", "", "localhost"], input=SCRIPT.read_text(), capture_output=True,
                           text=True, check=True, timeout=60)  # fmt: skip
     facts = parse(done.stdout)
-    assert facts.cores > 0 and facts.memory_kib > 0 and facts.disk and facts.hostname and facts.shared_folder == ""
+    assert (
+        facts.cores > 0
+        and facts.memory_kib > 0
+        and facts.disk
+        and facts.hostname
+        and facts.shared_folder == ""
+    )
     assert done.stderr == ""
 
 
@@ -91,5 +102,7 @@ def test_the_script_tells_which_loggers_each_interpreter_has(tmp_path: Path) -> 
     python = tmp_path / "env/cpu-1/bin/python"
     python.symlink_to(sys.executable)
     words = ["sh", "-s", "--", str(tmp_path), "", "yaml wandb"]
-    done = subprocess.run(words, input=SCRIPT.read_text(), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        words, input=SCRIPT.read_text(), capture_output=True, text=True, check=True, timeout=60
+    )
     assert parse(done.stdout).loggers == (f"yaml {python}",) and done.stderr == ""

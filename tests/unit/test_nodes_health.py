@@ -16,7 +16,12 @@ from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.nodes.install_steps import Wanted
 from trainfleet.nodes.node_checks import clock, exposed, flaws, unfit
 from trainfleet.nodes.quarantine import Quarantine
-from trainfleet.plan.fabric_environment import fabric_environment, fabric_settings, judge_nccl, least_bandwidth
+from trainfleet.plan.fabric_environment import (
+    fabric_environment,
+    fabric_settings,
+    judge_nccl,
+    least_bandwidth,
+)
 from trainfleet.run.run_folder import Run
 from trainfleet.trust.errors import BackendError
 from trainfleet.watch.monitor import FabricLog
@@ -35,10 +40,15 @@ def fleet(count: int, base: Facts, odd: dict[str, Any] | None = None) -> dict[Ho
 
 
 def said(odd: dict[str, Any], goal: Wanted | None = None, base: Facts = READY) -> list[str]:
-    return [f"{finding.host}: {finding.check}: {finding.message}" for finding in flaws(fleet(3, base, odd), goal or wanted())]
+    return [
+        f"{finding.host}: {finding.check}: {finding.message}"
+        for finding in flaws(fleet(3, base, odd), goal or wanted())
+    ]
 
 
-P3DN = replace(P3DN_READY, bus=("nvidia",) * 8 + ("efa",), infiniband=("efa_0",), memory_kib=790_000_000)
+P3DN = replace(
+    P3DN_READY, bus=("nvidia",) * 8 + ("efa",), infiniband=("efa_0",), memory_kib=790_000_000
+)
 
 
 def test_a_sound_fleet_passes() -> None:
@@ -51,8 +61,14 @@ def test_a_sound_fleet_passes() -> None:
     [
         ({"hostname": "n0"}, "name: has the host name n0, as n0 has"),
         ({"hostname": "n0", "boot_id": "n0"}, "name: is the same machine as n0"),
-        ({"addresses": {"10.0.0.1": "ens5"}}, "address: says that its address among the nodes is 10.0.0.1, as n0 does"),
-        ({"disk": Space(1_000_000, "ext4", "/dev/root")}, "disk: its root disk has 1.0 GB free, 5 are needed"),
+        (
+            {"addresses": {"10.0.0.1": "ens5"}},
+            "address: says that its address among the nodes is 10.0.0.1, as n0 does",
+        ),
+        (
+            {"disk": Space(1_000_000, "ext4", "/dev/root")},
+            "disk: its root disk has 1.0 GB free, 5 are needed",
+        ),
         ({"seconds": 6.0}, "slow: takes 6.0 s to answer, the others 0.2 s"),
         ({"kernel": "6.5", "has": (*READY.has,)}, "version: kernel 6.5; 2 of 3 have 6.8"),
         ({"torch": "2.9.1"}, "version: torch 2.9.1; 2 of 3 have none"),
@@ -61,8 +77,14 @@ def test_a_sound_fleet_passes() -> None:
         ({"resolves": {}}, "names: does not resolve n2"),
         ({"clock_offset": 40.0}, "clock: its clock is 40 s ahead"),
         ({"shared_folder": ""}, "shared: /fsx/trainfleet is not there"),
-        ({"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)}, "kernel: its kernel says: NVRM: Xid"),
-        ({"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}}, "ecc: neuron3 counts 1 uncorrected"),
+        (
+            {"kernel_says": ("NVRM: Xid (PCI:0000:00:1b): 79, GPU has fallen off the bus.",)},
+            "kernel: its kernel says: NVRM: Xid",
+        ),
+        (
+            {"neuron_ecc": {"neuron3/stats/hardware/mem_ecc_uncorrected/total": 1}},
+            "ecc: neuron3 counts 1 uncorrected",
+        ),
         ({"authorized": False}, "setup: access: the head's key is not let in"),
     ],
 )
@@ -78,12 +100,20 @@ def test_each_odd_node_is_named_with_what_is_wrong(odd: dict[str, Any], message:
         ([-86400.0, 0.3], ["n0: its clock is 86400 s behind"]),
         ([7200.0, 7200.4], []),  # the machine that asks is wrong itself
         ([7200.0, 7200.4, 40.0], ["n2: its clock is 7160 s behind"]),
-        ([-7200.0, 60.0], ["None: its clocks are 7260 s apart, and it can't be told which of them is right"]),
-        ([60.0, 60.0, 0.0], ["None: its clocks are 60 s apart, and it can't be told which of them is right"]),
+        (
+            [-7200.0, 60.0],
+            ["None: its clocks are 7260 s apart, and it can't be told which of them is right"],
+        ),
+        (
+            [60.0, 60.0, 0.0],
+            ["None: its clocks are 60 s apart, and it can't be told which of them is right"],
+        ),
         ([86400.0], []),
     ],
 )
-def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(offsets: list[float], expected: list[str]) -> None:
+def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(
+    offsets: list[float], expected: list[str]
+) -> None:
     """The clock of the machine that asks, whose offset is 0, decides; where it agrees with neither, nobody is blamed."""
     facts = {
         host: replace(fact, clock_offset=offset)
@@ -96,7 +126,10 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(offsets: list[fl
     ("odd", "message"),
     [
         ({"gpus": P3DN.gpus[:7]}, "gpus: 7 of 8 GPUs answer, 8 are on the bus"),
-        ({"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])}, "ecc: GPU 0 counts 2 uncorrected"),
+        (
+            {"gpus": (replace(P3DN.gpus[0], ecc_errors=2), *P3DN.gpus[1:])},
+            "ecc: GPU 0 counts 2 uncorrected",
+        ),
         (
             {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
             "setup: nvidia: driver 595.1, the stack needs",
@@ -113,26 +146,49 @@ def test_each_fault_of_a_gpu_node_is_named(odd: dict[str, Any], message: str) ->
 
 def test_a_host_without_room_for_its_ranks_is_named_with_what_would_fit() -> None:
     found = said({"memory_kib": 20_000}, wanted())
-    assert any(line.startswith("n2: room: tiny needs 0.1 GiB per rank, and the node has 0.0 GiB") for line in found), found
+    assert any(
+        line.startswith("n2: room: tiny needs 0.1 GiB per rank, and the node has 0.0 GiB")
+        for line in found
+    ), found
     assert not any(line.startswith("n1") for line in found)
     assert not any("room" in line for line in said({"memory_kib": 64 << 20}, wanted()))
 
 
 def test_a_shared_folder_without_room_for_a_checkpoint_is_told() -> None:
     full = {"shared": Space(1_000, "lustre", "x@tcp:/y", "/fsx")}
-    assert any("space: /fsx/trainfleet has 0.0 GB free, and a checkpoint takes 0.0 GB" in line for line in said(full))
-    assert not any("space:" in line for line in said({"shared": Space(10_000_000, "lustre", "x@tcp:/y", "/fsx")}))
+    assert any(
+        "space: /fsx/trainfleet has 0.0 GB free, and a checkpoint takes 0.0 GB" in line
+        for line in said(full)
+    )
+    assert not any(
+        "space:" in line
+        for line in said({"shared": Space(10_000_000, "lustre", "x@tcp:/y", "/fsx")})
+    )
 
 
 @pytest.mark.parametrize(
     ("address", "is_told"),
-    [("8.8.8.8", True), ("10.0.0.1", False), ("127.0.0.1", False), ("169.254.1.1", False), ("100.64.0.1", False), ("n0", False)],
+    [
+        ("8.8.8.8", True),
+        ("10.0.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.1.1", False),
+        ("100.64.0.1", False),
+        ("n0", False),
+    ],
 )
-def test_ranks_that_would_meet_at_a_public_address_are_a_warning(address: str, is_told: bool) -> None:
+def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
+    address: str, is_told: bool
+) -> None:
     (_, head), *others = fleet(3, READY).items()
-    nodes = {Host("n0", address): replace(head, addresses={address: "ens5"} if address != "n0" else {}), **dict(others)}
+    nodes = {
+        Host("n0", address): replace(head, addresses={address: "ens5"} if address != "n0" else {}),
+        **dict(others),
+    }
     said = list(exposed(nodes))
-    assert len(said) == is_told and all(f"meet at {address}, a public address" in words for words in said)
+    assert len(said) == is_told and all(
+        f"meet at {address}, a public address" in words for words in said
+    )
     assert not list(exposed(dict(list(nodes.items())[:1]))), "a rank of one node meets nobody"
 
 
@@ -142,7 +198,9 @@ def test_setup_touches_no_host_that_is_not_fit() -> None:
     assert found.host and found.host.name == "n2" and "may not sudo" in found.message
     (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
     assert "arch rolling" in found.message and "nvidia" in found.message
-    assert list(unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []  # nothing to install, so any Linux does
+    assert (
+        list(unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted())) == []
+    )  # nothing to install, so any Linux does
 
 
 def test_the_environment_follows_from_the_instance_type_with_a_reason_each() -> None:
@@ -150,13 +208,26 @@ def test_the_environment_follows_from_the_instance_type_with_a_reason_each() -> 
     assert fabric_environment(instance("p3dn.24xlarge"), "ens5") == {
         "GLOO_SOCKET_IFNAME": "ens5", "NCCL_SOCKET_IFNAME": "=ens5", "FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}  # fmt: skip
     assert fabric_environment(instance("trn1.32xlarge"), "ens5")["FI_EFA_FORK_SAFE"] == "1"
-    for kind in ("trn1.32xlarge", "p5.48xlarge"):  # one node has no EFA interface, and with FI_PROVIDER its libfabric would fail
-        assert not {name for name in fabric_environment(instance(kind), "ens5", alone=True) if name.startswith(("FI_", "CCOM"))}
-    left_out = {setting.name for setting in fabric_settings(instance("p3dn.24xlarge"), "ens5") if setting.value is None}
+    for kind in (
+        "trn1.32xlarge",
+        "p5.48xlarge",
+    ):  # one node has no EFA interface, and with FI_PROVIDER its libfabric would fail
+        assert not {
+            name
+            for name in fabric_environment(instance(kind), "ens5", alone=True)
+            if name.startswith(("FI_", "CCOM"))
+        }
+    left_out = {
+        setting.name
+        for setting in fabric_settings(instance("p3dn.24xlarge"), "ens5")
+        if setting.value is None
+    }
     assert {"NCCL_TREE_THRESHOLD", "FI_OFI_RXR_RX_COPY_UNEXP"} <= left_out
     assert all(setting.why for setting in fabric_settings(instance("p5.48xlarge"), "ens5"))
     assert "FI_PROVIDER" not in fabric_environment(instance("c7i.8xlarge"), "ens5")
-    assert "FI_PROVIDER" not in fabric_environment(instance("trn1.2xlarge"), "ens5")  # Trainium without EFA
+    assert "FI_PROVIDER" not in fabric_environment(
+        instance("trn1.2xlarge"), "ens5"
+    )  # Trainium without EFA
 
 
 GOOD = """n0:6310:6318 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)
@@ -178,12 +249,18 @@ n0:6310:6318 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/Libfabr
         ),
         (GOOD, "p5.48xlarge", ["NCCL found 4 EFA interfaces, p5.48xlarge has 32"]),
         (GOOD.replace("/GDRDMA", ""), "p4d.24xlarge", ["GPUDirect is off"]),
-        (GOOD.replace("/GDRDMA", "").replace("found 4", "found 1"), "p3dn.24xlarge", []),  # a V100's EFA can't do it
+        (
+            GOOD.replace("/GDRDMA", "").replace("found 4", "found 1"),
+            "p3dn.24xlarge",
+            [],
+        ),  # a V100's EFA can't do it
     ],
 )
 def test_nccl_is_taken_at_its_word(log: str, kind: str | None, wrong: list[str]) -> None:
     found = judge_nccl(log.splitlines(), instance(kind))
-    assert len(found) == len(wrong) and all(line.startswith(start) for line, start in zip(found, wrong, strict=True)), found
+    assert len(found) == len(wrong) and all(
+        line.startswith(start) for line, start in zip(found, wrong, strict=True)
+    ), found
 
 
 def test_a_job_s_own_words_are_heard_once_and_after_its_first_step(tmp_path: Path) -> None:
@@ -195,17 +272,26 @@ def test_a_job_s_own_words_are_heard_once_and_after_its_first_step(tmp_path: Pat
     log.write_text(GOOD + "x NCCL INFO NET/Socket : Using [0]ens5:172.31.0.112<0>\n")
     assert words.wrong() == []
     run.metrics.write_text("{}\n")
-    assert [why.partition(":")[0] for why in words.wrong()] == ["NCCL did not choose EFA"] and words.wrong() == []
+    assert [why.partition(":")[0] for why in words.wrong()] == [
+        "NCCL did not choose EFA"
+    ] and words.wrong() == []
     silent = FabricLog(run, tmp_path, instance("p4d.24xlarge"))
     run.metrics.write_text("{}\n")
     assert silent.wrong() == [], "who was not asked to speak is no fault of the fabric"
 
 
 def pairs(count: int, slow: set[int]) -> tuple[tuple[int, int, float], ...]:
-    return tuple((a, b, 0.1 if {a, b} & slow else 10.0) for turn in tournament(count) for a, b in turn.items() if a < b)
+    return tuple(
+        (a, b, 0.1 if {a, b} & slow else 10.0)
+        for turn in tournament(count)
+        for a, b in turn.items()
+        if a < b
+    )
 
 
-@pytest.mark.parametrize(("count", "slow"), [(3, {1}), (4, {2}), (5, set()), (8, {0, 7}), (64, {13})])
+@pytest.mark.parametrize(
+    ("count", "slow"), [(3, {1}), (4, {2}), (5, set()), (8, {0, 7}), (64, {13})]
+)
 def test_pairs_name_the_slow_nodes_and_no_others(count: int, slow: set[int]) -> None:
     assert set(slow_nodes(Bandwidth(1.0, 1, count, pairs(count, slow)))) == slow
 
@@ -219,7 +305,11 @@ def test_every_pair_meets_once_and_nobody_twice_in_a_round() -> None:
 def test_bandwidth_is_held_to_what_the_type_promises() -> None:
     hosts = [Host(f"n{i}", f"10.0.0.{i}") for i in range(4)]
     least = least_bandwidth(instance("p4d.24xlarge"))
-    assert least == 30.0 and least_bandwidth(None) is None and least_bandwidth(instance("c5n.18xlarge")) is None
+    assert (
+        least == 30.0
+        and least_bandwidth(None) is None
+        and least_bandwidth(instance("c5n.18xlarge")) is None
+    )
     assert judge_bandwidth(Bandwidth(31.0, 1, 4, ()), least, hosts) == []
     (found,) = judge_bandwidth(Bandwidth(5.0, 1, 4, pairs(4, {2})), least, hosts)
     assert found.host == hosts[2] and found.blames_host
@@ -228,7 +318,11 @@ def test_bandwidth_is_held_to_what_the_type_promises() -> None:
 
 
 def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> None:
-    quarantine, host, other = Quarantine(tmp_path / "q.json"), Host("gpu-1", "10.0.0.1"), Host("gpu-2", "10.0.0.2")
+    quarantine, host, other = (
+        Quarantine(tmp_path / "q.json"),
+        Host("gpu-1", "10.0.0.1"),
+        Host("gpu-2", "10.0.0.2"),
+    )
     assert quarantine.held([host, other]) == {}
     quarantine.add(host, "Xid 79")
     quarantine.add(host, "slow link", by="watchdog")
@@ -243,7 +337,10 @@ def test_quarantine_keeps_the_evidence_until_it_is_lifted(tmp_path: Path) -> Non
 
 def test_a_logger_that_is_installed_on_no_node_or_not_on_all_is_told() -> None:
     goal = wanted()
-    goal = replace(goal, config=replace(goal.config, train=replace(goal.config.train, loggers=("wandb", "trackio"))))
+    goal = replace(
+        goal,
+        config=replace(goal.config, train=replace(goal.config.train, loggers=("wandb", "trackio"))),
+    )
     has = {"loggers": ("wandb /opt/python", "trackio /opt/python", "wandb /usr/bin/python3")}
     assert said({"loggers": has["loggers"][:1]}, goal, replace(READY, **has)) == [
         "n2: logger: trackio (train.loggers) is not installed for /opt/python"

@@ -23,10 +23,14 @@ COMMANDS = [
 
 
 def run(words: list[str], **more: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(words, input=b"given\n", capture_output=True, env=os.environ | more, timeout=30, check=False)
+    return subprocess.run(
+        words, input=b"given\n", capture_output=True, env=os.environ | more, timeout=30, check=False
+    )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=["quotes", "history", "lines", "here-document", "long"])
+@pytest.mark.parametrize(
+    "command", COMMANDS, ids=["quotes", "history", "lines", "here-document", "long"]
+)
 def test_tcsh_runs_a_command_as_sh_does(command: str, tmp_path: Path) -> None:
     """As sshd starts it for its user, whose own file greets."""
     (tmp_path / ".cshrc").write_text("echo hello from cshrc\nset prompt='> '\n")
@@ -34,7 +38,11 @@ def test_tcsh_runs_a_command_as_sh_does(command: str, tmp_path: Path) -> None:
     expected = run(["sh", "-c", command])
     found = run([tcsh, "-c", bounded(command, 20)], HOME=str(tmp_path))
     assert found.stdout.startswith(b"hello from cshrc\n" + OUTPUT_BEGINS)
-    assert (found.returncode, said(found.stdout), said(found.stderr)) == (expected.returncode, expected.stdout, expected.stderr)
+    assert (found.returncode, said(found.stdout), said(found.stderr)) == (
+        expected.returncode,
+        expected.stdout,
+        expected.stderr,
+    )
 
 
 def test_a_login_shell_is_given_nothing_that_one_reads_differently() -> None:
@@ -42,7 +50,9 @@ def test_a_login_shell_is_given_nothing_that_one_reads_differently() -> None:
     for command in COMMANDS:
         words = bounded(command, 20)
         before, inside, after = words.split("'")
-        assert not set("!\n\\") & set(words) and not after and not set('^$`"') & set(before), inside[:50]
+        assert not set("!\n\\") & set(words) and not after and not set('^$`"') & set(before), (
+            inside[:50]
+        )
 
 
 def test_a_node_that_can_not_decode_a_command_does_not_seem_to_have_run_it(tmp_path: Path) -> None:

@@ -26,7 +26,13 @@ def wanted(instance_type: str | None = None, **fleet: Any) -> Wanted:
     from trainfleet.hardware.node_types import instance, stack_of
 
     stack = stack_of(instance(instance_type))
-    fleet = {"backend": "ssh", "hosts": ("a", "b"), "shared_folder": SHARED, "python": "/opt/python", "stack": stack} | fleet
+    fleet = {
+        "backend": "ssh",
+        "hosts": ("a", "b"),
+        "shared_folder": SHARED,
+        "python": "/opt/python",
+        "stack": stack,
+    } | fleet
     changed = replace(config, fleet=replace(config.fleet, instance_type=instance_type, **fleet))
     return Wanted(changed, load_stack(stack))
 
@@ -43,7 +49,11 @@ def commands(facts: Facts, goal: Wanted, head: bool = False) -> list[str]:
 
 
 def test_a_plain_cpu_node_gets_only_what_it_needs() -> None:
-    assert commands(PLAIN, wanted()) == ["limits.sh 65536", "sshd.sh", "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]
+    assert commands(PLAIN, wanted()) == [
+        "limits.sh 65536",
+        "sshd.sh",
+        "access.sh /fsx/trainfleet/ssh/ubuntu.pub",
+    ]
     assert commands(PLAIN, wanted(), head=True) == [
         "limits.sh 65536", "sshd.sh", "shared_folder.sh /fsx/trainfleet ubuntu", "head_key.sh /fsx/trainfleet/ssh",
         "access.sh /fsx/trainfleet/ssh/ubuntu.pub"]  # fmt: skip
@@ -64,11 +74,17 @@ def test_what_aws_s_image_of_the_day_brings_is_taken() -> None:
 
 
 def test_a_single_node_needs_no_efa() -> None:
-    assert not [line for line in commands(PLAIN, wanted("trn1.32xlarge", nodes=1)) if line.startswith("efa.sh")]
+    assert not [
+        line
+        for line in commands(PLAIN, wanted("trn1.32xlarge", nodes=1))
+        if line.startswith("efa.sh")
+    ]
 
 
 def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> None:
-    fsx = replace(wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd")
+    fsx = replace(
+        wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd"
+    )
     facts = replace(PLAIN, bus=("nvidia",) * 8 + ("efa",), scratch_disks=("nvme1n1", "nvme2n1"))
     assert commands(facts, wanted("p3dn.24xlarge", fsx=fsx, docker=True)) == [
         f"lustre.sh {FSX}", "build_tools.sh headers", "limits.sh 65536", "sshd.sh", VOLTA, f"efa.sh 1.51.0 {EFA} 1.47.0",
@@ -78,22 +94,42 @@ def test_a_plain_p3dn_gets_drivers_fabric_and_file_system_in_their_order() -> No
 
 @pytest.mark.parametrize(("type", "nodes", "count"), [("p5.48xlarge", 2, 8), ("p5.48xlarge", 1, 8), ("p5.4xlarge", 2, 1),
     ("p6-b300.48xlarge", 64, 16), ("p6-b300.48xlarge", 120, 8), ("trn1.32xlarge", 2, 2), ("p4d.24xlarge", 2, 0)])  # fmt: skip
-def test_a_file_system_with_efa_is_reached_over_efa_before_it_is_mounted(type: str, nodes: int, count: int) -> None:
+def test_a_file_system_with_efa_is_reached_over_efa_before_it_is_mounted(
+    type: str, nodes: int, count: int
+) -> None:
     """So many interfaces as AWS's own script takes, and no more than 1,024 of all nodes together."""
-    fsx = replace(wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd", efa=True)
+    fsx = replace(
+        wanted().fleet.fsx, dns_name="fs-1.fsx.us-east-1.amazonaws.com", mount_name="abcd", efa=True
+    )
     goal = wanted(type, fsx=fsx, nodes=nodes)
-    facts = replace(READY, efa="1.51.0", uverbs=True, fi_info=32, packages={"libnccl-ofi-ubuntu": "1.21.1-1"})
-    lines = [line for line in commands(facts, goal) if line.split(".")[0] in ("lustre", "lnet", "fsx")]
+    facts = replace(
+        READY, efa="1.51.0", uverbs=True, fi_info=32, packages={"libnccl-ofi-ubuntu": "1.21.1-1"}
+    )
+    lines = [
+        line for line in commands(facts, goal) if line.split(".")[0] in ("lustre", "lnet", "fsx")
+    ]
     mount = "fsx.sh fs-1.fsx.us-east-1.amazonaws.com@tcp:/abcd /fsx"
-    assert lines == [f"lustre.sh {FSX}", *([f"lnet.sh {count}", f"{mount} efa"] if count else [mount])]
+    assert lines == [
+        f"lustre.sh {FSX}",
+        *([f"lnet.sh {count}", f"{mount} efa"] if count else [mount]),
+    ]
     assert goal.efa == (goal.type.efa if count or nodes > 1 else 0)  # type: ignore[union-attr]
     ready = replace(facts, mounts={"/fsx": "lustre 10.0.0.5@tcp:/abcd"}, lnet=count)
-    assert not {"lnet.sh", "fsx.sh", "lustre.sh"} & {line.split()[0] for line in commands(ready, goal)}
+    assert not {"lnet.sh", "fsx.sh", "lustre.sh"} & {
+        line.split()[0] for line in commands(ready, goal)
+    }
     if count:
         assert f"lnet.sh {count}" in commands(replace(ready, lnet=0), goal)  # mounted, and over TCP
 
 
-P3DN_READY = replace(READY, gpus=V100, efa="1.51.0", uverbs=True, fi_info=1, packages={"libnccl-ofi-ubuntu": "1.21.1-1"})
+P3DN_READY = replace(
+    READY,
+    gpus=V100,
+    efa="1.51.0",
+    uverbs=True,
+    fi_info=1,
+    packages={"libnccl-ofi-ubuntu": "1.21.1-1"},
+)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +145,13 @@ P3DN_READY = replace(READY, gpus=V100, efa="1.51.0", uverbs=True, fi_info=1, pac
         ({"memlock": "64", "has": tuple(name for name in READY.has if name != LIMITS)}, "limits.sh 65536", "64 KiB of locked memory"),
     ],
 )  # fmt: skip
-def test_one_thing_that_drifted_gives_one_step_with_its_reason(change: dict[str, Any], command: str | None, why: str) -> None:
+def test_one_thing_that_drifted_gives_one_step_with_its_reason(
+    change: dict[str, Any], command: str | None, why: str
+) -> None:
     found = steps(replace(P3DN_READY, **change), wanted("p3dn.24xlarge"), head=False)
-    assert [" ".join([step.script, *step.words]) for step in found] == ([command] if command else [])
+    assert [" ".join([step.script, *step.words]) for step in found] == (
+        [command] if command else []
+    )
     assert all(why in step.why for step in found)
 
 
@@ -121,8 +161,12 @@ def test_nvswitch_machines_get_the_fabric_manager_and_open_modules() -> None:
 
 
 def test_trainium_gets_the_packages_of_its_own_sdk() -> None:
-    (one,) = [line for line in commands(PLAIN, wanted("trn1.32xlarge")) if line.startswith("neuron.sh")]
-    (two,) = [line for line in commands(PLAIN, wanted("trn2.48xlarge")) if line.startswith("neuron.sh")]
+    (one,) = [
+        line for line in commands(PLAIN, wanted("trn1.32xlarge")) if line.startswith("neuron.sh")
+    ]
+    (two,) = [
+        line for line in commands(PLAIN, wanted("trn2.48xlarge")) if line.startswith("neuron.sh")
+    ]
     assert "aws-neuronx-dkms=2.29.0.0" in one and "aws-neuronx-dkms=2.31.7.0" in two
     facts = replace(READY, packages={name: f"{version}-1~jammy" for name, version in wanted("trn2.48xlarge").stack.neuron_packages},
                     efa="1.51.0", uverbs=True, fi_info=16)  # fmt: skip
@@ -132,31 +176,55 @@ def test_trainium_gets_the_packages_of_its_own_sdk() -> None:
 def test_the_environment_is_built_once_and_named_by_its_lock() -> None:
     goal = wanted(python=None)
     (line,) = [line for line in commands(READY, goal, head=True) if line.startswith("python.sh")]
-    assert line == f"python.sh {SHARED}/{goal.environment} https://download.pytorch.org/whl/cpu - torch==2.13.0"
+    assert (
+        line
+        == f"python.sh {SHARED}/{goal.environment} https://download.pytorch.org/whl/cpu - torch==2.13.0"
+    )
     assert commands(READY, goal) == []  # not on the others
-    assert commands(replace(READY, has=(*READY.has, f"{goal.environment}/.complete")), goal, head=True) == []
+    assert (
+        commands(replace(READY, has=(*READY.has, f"{goal.environment}/.complete")), goal, head=True)
+        == []
+    )
     trainium = wanted("trn2.48xlarge", python=None)
-    (line,) = [line for line in commands(READY, trainium, head=True) if line.startswith("python.sh")]
+    (line,) = [
+        line for line in commands(READY, trainium, head=True) if line.startswith("python.sh")
+    ]
     assert line.endswith(
         "https://pip.repos.neuron.amazonaws.com torch==2.13.0 torch-neuronx==2.13.3.0 neuronx-cc==2.28.7631.0 nki==0.7.0"
     )
-    (line,) = [line for line in commands(READY, wanted("trn1.32xlarge", python=None), head=True) if line.startswith("python.sh")]
+    (line,) = [
+        line
+        for line in commands(READY, wanted("trn1.32xlarge", python=None), head=True)
+        if line.startswith("python.sh")
+    ]
     assert re.search(
-        r" torch==2\.9\.1( --hash=sha256:\w{64}){2} torch-xla==2\.9\.0( --hash=sha256:\w{64}){2} torch-neuronx==2\.9\.0", line
+        r" torch==2\.9\.1( --hash=sha256:\w{64}){2} torch-xla==2\.9\.0( --hash=sha256:\w{64}){2} torch-neuronx==2\.9\.0",
+        line,
     )
 
 
 def test_commands_become_root_only_where_they_must_and_quote_what_they_are_given() -> None:
-    by_script = {step.script: step.command("s") for step in steps(PLAIN, wanted(shared_folder="/fsx/it's"), head=True)}
-    assert by_script["limits.sh"] == "sudo -n s/limits.sh apply 65536 && sudo -n s/limits.sh verify 65536"
-    assert by_script["access.sh"].startswith("s/access.sh apply '/fsx/it'\"'\"'s/ssh/ubuntu.pub' && s/access.sh verify")
+    by_script = {
+        step.script: step.command("s")
+        for step in steps(PLAIN, wanted(shared_folder="/fsx/it's"), head=True)
+    }
+    assert (
+        by_script["limits.sh"]
+        == "sudo -n s/limits.sh apply 65536 && sudo -n s/limits.sh verify 65536"
+    )
+    assert by_script["access.sh"].startswith(
+        "s/access.sh apply '/fsx/it'\"'\"'s/ssh/ubuntu.pub' && s/access.sh verify"
+    )
     assert "sudo" not in steps(PLAIN, wanted(), head=False)[0].command("s", is_root=True)
 
 
 def test_every_step_has_its_script_and_every_stack_its_source() -> None:
     import yaml
 
-    goals = [wanted(name) for name in (None, "p3dn.24xlarge", "p5.48xlarge", "trn1.32xlarge", "trn2.48xlarge")]
+    goals = [
+        wanted(name)
+        for name in (None, "p3dn.24xlarge", "p5.48xlarge", "trn1.32xlarge", "trn2.48xlarge")
+    ]
     scripts = {step.script for goal in goals for step in steps(PLAIN, replace(goal), head=True)}
     assert all((ROOT / "scripts" / name).stat().st_mode & 0o111 for name in scripts)
     lock = yaml.safe_load((ROOT / "docker/stack.lock.yaml").read_text())
@@ -174,4 +242,6 @@ def test_versions_compare_as_numbers() -> None:
         and not at_least("1.9.2", "1.20.0")
         and not at_least("", "1")
     )
-    assert same_version("2.31.7.0-1~jammy", "2.31.7.0") and not same_version("2.31.7.01", "2.31.7.0")
+    assert same_version("2.31.7.0-1~jammy", "2.31.7.0") and not same_version(
+        "2.31.7.01", "2.31.7.0"
+    )

@@ -37,9 +37,7 @@ NIC Legend:
 
 """ + "\n".join(f"  NIC{number}: mlx5_{number}" for number in range(10))
 # github.com/noonghunna/club-3090/issues/1229, two RTX 5090, 2026
-CARDS_TOPOLOGY = (
-    "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tPHB\t0-63\t0\t\tN/A\nGPU1\tPHB\t X \t0-63\t0\t\tN/A\n"
-)
+CARDS_TOPOLOGY = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \tPHB\t0-63\t0\t\tN/A\nGPU1\tPHB\t X \t0-63\t0\t\tN/A\n"
 # MiB as nvidia-smi has them: github.com/modal-labs/modal-client/pull/2797, antirez/ds4/issues/431, RLinf/RLinf/issues/255
 MIB = {"NVIDIA H100 80GB HBM3": 81559, "NVIDIA A100-SXM4-80GB": 81920, "NVIDIA A100-SXM4-40GB": 40960, "NVIDIA L40S": 46068,
        "NVIDIA L4": 23034, "Tesla T4": 15360, "NVIDIA A10": 23028, "NVIDIA GeForce RTX 4090": 24564,
@@ -47,30 +45,59 @@ MIB = {"NVIDIA H100 80GB HBM3": 81559, "NVIDIA A100-SXM4-80GB": 81920, "NVIDIA A
 
 
 def node(
-    name: str = "NVIDIA H100 80GB HBM3", count: int = 8, topology: str = H100_TOPOLOGY, ports: str = "", **more: object
+    name: str = "NVIDIA H100 80GB HBM3",
+    count: int = 8,
+    topology: str = H100_TOPOLOGY,
+    ports: str = "",
+    **more: object,
 ) -> Facts:
     """The facts of such a node, through facts.sh's own words."""
     lines = [f"gpu=570.86.15, {MIB.get(name, 81559)}, 0, {name}"] * count + ["bus=nvidia"] * count
     lines += [f"topology={line}".replace("\t", " ") for line in topology.splitlines()]
     lines += [f"port={line}" for line in ports.splitlines()]
     return replace(
-        parse("\n".join(["== facts", "cores=224", "memory_kib=2113000000", *lines, "speed=eth0 100000", "== end", ""])), **more
+        parse(
+            "\n".join(
+                [
+                    "== facts",
+                    "cores=224",
+                    "memory_kib=2113000000",
+                    *lines,
+                    "speed=eth0 100000",
+                    "== end",
+                    "",
+                ]
+            )
+        ),
+        **more,
     )
 
 
 def port(
-    number: int, link: str = "InfiniBand", rate: str = "400 Gb/sec (4X NDR)", state: str = "4:", driver: str = "mlx5_core"
+    number: int,
+    link: str = "InfiniBand",
+    rate: str = "400 Gb/sec (4X NDR)",
+    state: str = "4:",
+    driver: str = "mlx5_core",
 ) -> str:
     return f"mlx5_{number} 1 {link} {state} {driver} {rate}"
 
 
-NDR = "\n".join([*(port(n) for n in (0, 1, 2, 5, 6, 7, 8, 9)), port(3), port(4, "Ethernet", "100 Gb/sec (4X EDR)")])
+NDR = "\n".join(
+    [
+        *(port(n) for n in (0, 1, 2, 5, 6, 7, 8, 9)),
+        port(3),
+        port(4, "Ethernet", "100 Gb/sec (4X EDR)"),
+    ]
+)
 HGX = node(ports=NDR)
 
 
 def config(tmp_path: Path, fleet: str) -> Config:
     path = tmp_path / "config.yaml"
-    path.write_text(f"name: x\nfleet: {{{fleet}}}\ndata: {{name: t, sources: [stdlib]}}\ntrain: {{global_batch: 64}}\n")
+    path.write_text(
+        f"name: x\nfleet: {{{fleet}}}\ndata: {{name: t, sources: [stdlib]}}\ntrain: {{global_batch: 64}}\n"
+    )
     return load(Settings(path))[0]
 
 
@@ -84,7 +111,9 @@ def test_a_topology_tells_how_gpus_are_joined_and_which_cards_are_theirs() -> No
     cards = read_topology(CARDS_TOPOLOGY.replace("\t", " ").splitlines())
     assert cards and (cards.fewest, cards.most, cards.near) == (0, 0, ())
     underlined = read_topology(
-        H100_TOPOLOGY.replace("\tGPU0\tGPU1", "\t\ufffd[4mGPU0\tGPU1").replace("GPU NUMA ID", "GPU NUMA ID\ufffd[0m").splitlines()
+        H100_TOPOLOGY.replace("\tGPU0\tGPU1", "\t\ufffd[4mGPU0\tGPU1")
+        .replace("GPU NUMA ID", "GPU NUMA ID\ufffd[0m")
+        .splitlines()
     )
     assert underlined == found, "nvidia-smi underlines the head of its matrix"
 
@@ -100,21 +129,33 @@ def test_what_is_no_topology_is_none(text: str) -> None:
     ("NVIDIA H100 80GB HBM3", "h100", 80), ("NVIDIA A100-SXM4-80GB", "a100", 80), ("NVIDIA A100-SXM4-40GB", "a100", 40), ("NVIDIA L40S", "l40s", 48),
     ("NVIDIA L4", "l4", 24), ("Tesla T4", "t4", 16), ("NVIDIA A10", "a10", 24), ("NVIDIA GeForce RTX 4090", "rtx-4090", 24),
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000", 96)])  # fmt: skip
-def test_a_driver_s_gpu_is_found_with_the_memory_that_its_name_has(name: str, label: str, size: int) -> None:
+def test_a_driver_s_gpu_is_found_with_the_memory_that_its_name_has(
+    name: str, label: str, size: int
+) -> None:
     found = probe.devices_of(node(name, 4, ""))
     assert found and (found.name, found.per_node, found.memory_gib) == (label, 4, size)
 
 
-def test_a_node_is_described_and_the_block_to_write_is_what_the_config_takes(tmp_path: Path) -> None:
+def test_a_node_is_described_and_the_block_to_write_is_what_the_config_takes(
+    tmp_path: Path,
+) -> None:
     lines = list(probe.describe(HGX))
-    assert lines[0] == "8 x NVIDIA H100 80GB HBM3, 79.6 GiB, driver 570.86.15; any two are joined by 18 NVLinks"
+    assert (
+        lines[0]
+        == "8 x NVIDIA H100 80GB HBM3, 79.6 GiB, driver 570.86.15; any two are joined by 18 NVLinks"
+    )
     assert lines[1] == "224 cores, 2,015 GiB of memory"
     assert lines[2].startswith("8 InfiniBand ports of 400 Gbit/s: mlx5_0, mlx5_1, mlx5_2, mlx5_5")
-    assert lines[3] == "InfiniBand that training leaves alone: mlx5_3 (400 Gbit/s)", "a port of storage, next to no GPU"
+    assert lines[3] == "InfiniBand that training leaves alone: mlx5_3 (400 Gbit/s)", (
+        "a port of storage, next to no GPU"
+    )
     devices = probe.devices_of(HGX)
     assert devices == Devices("h100", 8, 80.0, "infiniband", 3200.0)
     block = probe.block(devices)
-    assert block == "fleet:\n  accelerator: {name: h100, per_node: 8, memory_gib: 80, network: infiniband, network_gbps: 3200}"
+    assert (
+        block
+        == "fleet:\n  accelerator: {name: h100, per_node: 8, memory_gib: 80, network: infiniband, network_gbps: 3200}"
+    )
     (tmp_path / "config.yaml").write_text(
         f"name: x\n{block}\n  backend: slurm\n  nodes: 4\ndata: {{name: t, sources: [stdlib]}}\n"
     )
@@ -130,8 +171,16 @@ def test_a_fabric_is_told_by_link_layer_and_driver() -> None:
         name: probe.network_of(node(topology="", ports=text))
         for name, text in (("ib", NDR), ("roce", roce), ("efa", efa), ("none", ""))
     }
-    assert found == {"ib": ("infiniband", 3600), "roce": ("roce", 800), "efa": ("efa", 400), "none": ("ethernet", 100)}
-    assert probe.network_of(node(ports=NDR.replace("4: mlx5_core", "1: mlx5_core"))) == ("ethernet", 100), "all are down"
+    assert found == {
+        "ib": ("infiniband", 3600),
+        "roce": ("roce", 800),
+        "efa": ("efa", 400),
+        "none": ("ethernet", 100),
+    }
+    assert probe.network_of(node(ports=NDR.replace("4: mlx5_core", "1: mlx5_core"))) == (
+        "ethernet",
+        100,
+    ), "all are down"
 
 
 @pytest.mark.parametrize("line", ["mlx5_0 1 InfiniBand 4: mlx5_core", "mlx5_0 x InfiniBand 4: mlx5_core 400 Gb/sec", "$(x) 1 InfiniBand 4: d 400 Gb/sec (4X NDR)",
@@ -144,10 +193,15 @@ def test_only_the_fastest_active_ports_are_taken() -> None:
     ports = [read_port("mlx5_0", "1", "InfiniBand", "400 Gb/sec (4X NDR)", "4: ACTIVE", "mlx5_core"), read_port("mlx5_1", "1", "InfiniBand", "400 Gb/sec (4X NDR)", "1: DOWN", "m"),
              read_port("mlx5_2", "2", "InfiniBand", "100 Gb/sec (4X EDR)", "4: ACTIVE", "m"), read_port("mlx5_3", "1", "Ethernet", "400 Gb/sec (4X NDR)", "4: ACTIVE", "m")]  # fmt: skip
     assert listed(fastest([port for port in ports if port], "infiniband")) == "mlx5_0:1"
-    assert listed(fastest([port for port in ports if port], "roce")) == "mlx5_3:1" and listed(fastest([], "roce")) == ""
+    assert (
+        listed(fastest([port for port in ports if port], "roce")) == "mlx5_3:1"
+        and listed(fastest([], "roce")) == ""
+    )
 
 
-def test_a_node_finds_its_own_ports_and_fills_them_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_finds_its_own_ports_and_fills_them_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number, (link, rate, state) in enumerate(
         [
             ("InfiniBand", "400 Gb/sec (4X NDR)", "4: ACTIVE"),
@@ -163,7 +217,11 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(tmp_path: Path, monkeypatc
     monkeypatch.setattr("trainfleet.entrypoint.ports_here", lambda: ports_here(tmp_path))
     monkeypatch.setattr("trainfleet.entrypoint.card", lambda: "ens3")
     monkeypatch.setenv(CARDS, "GLOO_SOCKET_IFNAME=* NCCL_SOCKET_IFNAME==* NCCL_IB_HCA==%infiniband")
-    assert found_here() == {"GLOO_SOCKET_IFNAME": "ens3", "NCCL_SOCKET_IFNAME": "=ens3", "NCCL_IB_HCA": "=mlx5_0:1"}
+    assert found_here() == {
+        "GLOO_SOCKET_IFNAME": "ens3",
+        "NCCL_SOCKET_IFNAME": "=ens3",
+        "NCCL_IB_HCA": "=mlx5_0:1",
+    }
     monkeypatch.setattr("trainfleet.entrypoint.ports_here", lambda: ())
     assert "NCCL_IB_HCA" not in found_here(), "without a port there is nothing to name"
 
@@ -175,10 +233,14 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(tmp_path: Path, monkeypatc
     (node(ports=NDR, slices=14), "MIG cuts its GPUs into 14 slices"),
     (node(ports=NDR, gpus=(Gpu("1", 20000, 0, "NVIDIA H100 80GB HBM3"),) * 8), "its GPUs have 19.5 GiB, and the config says H100-80GB"),
 ])  # fmt: skip
-def test_where_the_config_differs_from_a_node_the_gate_is_shut(tmp_path: Path, facts: Facts, words: str) -> None:
+def test_where_the_config_differs_from_a_node_the_gate_is_shut(
+    tmp_path: Path, facts: Facts, words: str
+) -> None:
     wanted = wanted_of(config(tmp_path, OWN))
     found = list(node_checks.alike({Host("n1", "n1"): HGX, Host("n2", "n2"): facts}, wanted))
-    assert any(str(finding.host) == "n2" and finding.message.startswith(words) for finding in found), found
+    assert any(
+        str(finding.host) == "n2" and finding.message.startswith(words) for finding in found
+    ), found
     assert not any(str(finding.host) == "n1" for finding in found)
 
 
@@ -195,9 +257,13 @@ def test_a_node_with_a_rail_down_is_named(tmp_path: Path) -> None:
 
 
 def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> None:
-    wanted = wanted_of(config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xh100, slurm: {gres: 'gpu:4'}"))
+    wanted = wanted_of(
+        config(tmp_path, "backend: slurm, nodes: 2, accelerator: 8xh100, slurm: {gres: 'gpu:4'}")
+    )
     assert wanted.fleet.ranks_per_node == 4
-    assert not list(node_checks.gpus({Host("a", "a"): node(count=4), Host("b", "b"): node(count=8)}, wanted))
+    assert not list(
+        node_checks.gpus({Host("a", "a"): node(count=4), Host("b", "b"): node(count=8)}, wanted)
+    )
     (found,) = node_checks.gpus({Host("a", "a"): node(count=3)}, wanted)
     assert "3 of 4 GPUs answer" in found.message
 
@@ -205,35 +271,62 @@ def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> N
 def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_path: Path) -> None:
     asked = "backend: slurm, nodes: 4, slurm: {gres: 'gpu:8'}"
     lines, fits = provisioning.compare(config(tmp_path, asked), {"gpu-1": HGX})
-    assert not fits and lines[0] == "the config says none of it; write:" and "network: infiniband" in lines[-1]
+    assert (
+        not fits
+        and lines[0] == "the config says none of it; write:"
+        and "network: infiniband" in lines[-1]
+    )
     assert provisioning.compare(config(tmp_path, OWN), {"n1": HGX}) == ([], True)
     lines, fits = provisioning.compare(config(tmp_path, f"{asked}, accelerator: h100"), {"n1": HGX})
     assert fits and lines[0] == "the config says less than that; write:", "the network is open"
-    lines, fits = provisioning.compare(config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)})
+    lines, fits = provisioning.compare(
+        config(tmp_path, OWN), {"n1": node("NVIDIA A100-SXM4-80GB", ports=NDR)}
+    )
     assert not fits and "name: a100, per_node: 8, memory_gib: 80" in lines[-1]
-    lines, fits = provisioning.compare(config(tmp_path, "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s"), {"a": HGX})
+    lines, fits = provisioning.compare(
+        config(tmp_path, "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s"), {"a": HGX}
+    )
     assert fits and lines[-1] == "as it is, ranks compute on the CPU cores", "which may be meant"
-    lines, fits = provisioning.compare(config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")})
+    lines, fits = provisioning.compare(
+        config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")}
+    )
     assert not fits and lines == ["no GPU that is known answers, and fleet.stack is cuda"]
 
 
 def test_what_no_rank_can_compute_on_is_said() -> None:
     amd = replace(node(count=0, topology=""), bus=("amd",) * 8)
-    assert any(line.startswith("8 x AMD Instinct on its bus: AMD's: no stack here has ROCm") for line in probe.describe(amd))
+    assert any(
+        line.startswith("8 x AMD Instinct on its bus: AMD's: no stack here has ROCm")
+        for line in probe.describe(amd)
+    )
     laptop = list(probe.describe(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")))
     assert (
         any("not in the table of accelerators" in line for line in laptop)
         and probe.devices_of(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")) is None
     )
     lost = replace(node(count=0, topology=""), bus=("nvidia",) * 8)
-    assert any("8 GPUs of NVIDIA's are on its bus, and no driver answers" in line for line in probe.describe(lost))
+    assert any(
+        "8 GPUs of NVIDIA's are on its bus, and no driver answers" in line
+        for line in probe.describe(lost)
+    )
 
 
 def test_numbers_that_no_gpu_has_are_trouble_and_no_traceback() -> None:
     found, trouble = read_gpus(
-        ["570, " + "9" * 5000 + ", 0, X", "570, ٣, 0, X", "570, 81559, 0", "", "570, 1e9, 0, X", "570, 81559, [N/A], NVIDIA L4"]
+        [
+            "570, " + "9" * 5000 + ", 0, X",
+            "570, ٣, 0, X",
+            "570, 81559, 0",
+            "",
+            "570, 1e9, 0, X",
+            "570, 81559, [N/A], NVIDIA L4",
+        ]
     )
-    assert [gpu.name for gpu in found] == ["NVIDIA L4"] and len(trouble) == 5 and all(len(line) <= 160 for line in trouble)
+    assert (
+        [gpu.name for gpu in found] == ["NVIDIA L4"]
+        and len(trouble) == 5
+        and all(len(line) <= 160 for line in trouble)
+    )
 
 
 SINFO = "4|224|2063000|h100|gpu-[01-04]|gpu:h100:8(S:0-1)|h100,ib\n16|64+|515000|cpu|c[01-16]|(null)|(null)\n"
@@ -247,7 +340,8 @@ def engine(sinfo: str = SINFO, srun: Said | None = None) -> tuple[SlurmClient, l
         return (
             Said(0, sinfo, "")
             if asked[-1][0] == "sinfo"
-            else srun or Said(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy\n")
+            else srun
+            or Said(1, "", "srun: error: Unable to allocate resources: Requested nodes are busy\n")
         )
 
     return SlurmClient(ask), asked
@@ -258,13 +352,18 @@ def test_sinfo_tells_gres_and_features_and_by_them_what_to_write(tmp_path: Path)
     lines, facts = resources.report(asking, slurm)
     assert (
         facts is None
-        and lines[0] == "partition h100: 4 nodes (gpu-[01-04]) with gpu:h100:8(S:0-1), 224 cores, 2,015 GiB; features h100,ib"
+        and lines[0]
+        == "partition h100: 4 nodes (gpu-[01-04]) with gpu:h100:8(S:0-1), 224 cores, 2,015 GiB; features h100,ib"
     )
     assert lines[1] == "partition cpu: 16 nodes (c[01-16]) with no gres, 64 cores, 503 GiB"
-    assert "Requested nodes are busy" in lines[2] and lines[-1] == "  accelerator: {name: h100, per_node: 8}".join(
-        ["fleet:\n", ""]
+    assert "Requested nodes are busy" in lines[2] and lines[
+        -1
+    ] == "  accelerator: {name: h100, per_node: 8}".join(["fleet:\n", ""])
+    assert (
+        "--gres=gpu:8" in asked[1]
+        and "--partition=h100" in asked[1]
+        and "--immediate=20" in asked[1]
     )
-    assert "--gres=gpu:8" in asked[1] and "--partition=h100" in asked[1] and "--immediate=20" in asked[1]
 
 
 def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
@@ -273,9 +372,13 @@ def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
         + "\n".join(f"port={line}" for line in NDR.splitlines())
         + "\n== end\n"
     )
-    lines, facts = resources.report(engine(srun=Said(0, said, ""))[0], config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm)
+    lines, facts = resources.report(
+        engine(srun=Said(0, said, ""))[0], config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm
+    )
     assert facts and probe.devices_of(facts) == Devices("h100", 1, 80.0, "infiniband", 3600.0)
-    assert "a node that was free, gpu-03:" in lines and any("1 x NVIDIA H100" in line for line in lines)
+    assert "a node that was free, gpu-03:" in lines and any(
+        "1 x NVIDIA H100" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,12 +396,16 @@ def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
 def test_sinfo_s_answer_is_not_trusted(text: str) -> None:
     assert resources.read_nodes(text) == []
     found = resources.read_nodes(f"2|2|1000|main|n[1-2]|gpu:8|a|b|\x1b[31mred\n{text}")
-    assert len(found) == 1 and found[0].features == "a|b|\\u001b[31mred", "free text is last, and shown as what it is"
+    assert len(found) == 1 and found[0].features == "a|b|\\u001b[31mred", (
+        "free text is last, and shown as what it is"
+    )
 
 
 def test_a_cluster_without_gpus_is_not_asked_for_a_node(tmp_path: Path) -> None:
     asking, asked = engine("4|2|1000|main|n[0-3]|(null)|(null)\n")
-    lines, facts = resources.report(asking, config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm)
+    lines, facts = resources.report(
+        asking, config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm
+    )
     assert len(lines) == 1 and facts is None and len(asked) == 1
 
 
@@ -308,7 +415,9 @@ def test_an_srun_that_never_answers_leaves_sinfo_s_words(tmp_path: Path) -> None
             raise BackendError("srun gives no answer", next="sinfo")
         return Said(0, SINFO, "")
 
-    lines, facts = resources.report(SlurmClient(ask), config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm)
+    lines, facts = resources.report(
+        SlurmClient(ask), config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm
+    )
     assert facts is None and any("srun gives no answer" in line for line in lines)
 
 

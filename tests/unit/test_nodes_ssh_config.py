@@ -21,7 +21,9 @@ HOST = Host("gpu-1", "127.0.0.1", 1)
 
 
 def ssh(path: Path) -> SshConfig:
-    return SshConfig(user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=str(path))
+    return SshConfig(
+        user=None, key=None, jump=None, known_hosts=None, fingerprints=(), config=str(path)
+    )
 
 
 @pytest.fixture
@@ -62,16 +64,18 @@ COMMANDS = [
 def test_a_proxy_command_runs_only_from_your_own_folder(home: Path, text: str) -> None:
     ran = home / "ran"
     (home / "fleet.config").write_text(text.format(program=f"touch {ran}"))
-    with pytest.raises(ConfigError, match=r"fleet\.config:[12]: fleet\.ssh\.config: has a ProxyCommand") as refused:
+    with pytest.raises(
+        ConfigError, match=r"fleet\.config:[12]: fleet\.ssh\.config: has a ProxyCommand"
+    ) as refused:
         Transport([HOST], ssh(home / "fleet.config")).ask(HOST, "true", timeout=1)
     assert "fleet.ssh.jump" in refused.value.next and not ran.exists()
     (home / "home/.ssh/config").symlink_to(home / "fleet.config")
     with pytest.raises(ConfigError, match="ProxyCommand"):
         ssh_config.read(ssh(home / "home/.ssh/config"))
     (home / "home/.ssh/mine").write_text(text.format(program=f"touch {ran}"))
-    assert ssh_config.read(ssh(home / "home/.ssh/mine"), HOST).lookup("127.0.0.1") and ssh_config.runs_programs(
-        ssh(home / "home/.ssh/mine")
-    )
+    assert ssh_config.read(ssh(home / "home/.ssh/mine"), HOST).lookup(
+        "127.0.0.1"
+    ) and ssh_config.runs_programs(ssh(home / "home/.ssh/mine"))
     assert not ran.exists(), "a look ran it"
 
 
@@ -82,15 +86,24 @@ def test_a_proxy_command_of_your_own_is_used_to_connect(home: Path) -> None:
     assert ran.exists()
 
 
-@pytest.mark.parametrize("text", ["ProxyCommand none\n", "Host *\n  Port 2222\nMatch host gpu-1\n  User x\n", ""])
+@pytest.mark.parametrize(
+    "text", ["ProxyCommand none\n", "Host *\n  Port 2222\nMatch host gpu-1\n  User x\n", ""]
+)
 def test_what_runs_nothing_is_taken(home: Path, text: str) -> None:
     (home / "config").write_text(text)
-    assert not ssh_config.runs_programs(ssh(home / "config")) and ssh_config.read(ssh(home / "config"))
+    assert not ssh_config.runs_programs(ssh(home / "config")) and ssh_config.read(
+        ssh(home / "config")
+    )
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "device", "binary"])
 def test_a_file_that_can_not_be_read_is_named(home: Path, kind: str) -> None:
-    path = {"missing": home / "none", "folder": home, "device": Path("/dev/zero"), "binary": home / "binary"}[kind]
+    path = {
+        "missing": home / "none",
+        "folder": home,
+        "device": Path("/dev/zero"),
+        "binary": home / "binary",
+    }[kind]
     if kind == "binary":
         path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"fleet\.ssh\.config: can't be read"):
@@ -99,7 +112,9 @@ def test_a_file_that_can_not_be_read_is_named(home: Path, kind: str) -> None:
 
 def test_make_plan_runs_no_program_and_says_so(home: Path) -> None:
     ran = home / "ran"
-    (home / "home/.ssh/config").write_text(f"Host *\n  ProxyCommand touch {ran}\n  CertificateFile x\n")
+    (home / "home/.ssh/config").write_text(
+        f"Host *\n  ProxyCommand touch {ran}\n  CertificateFile x\n"
+    )
     fleet = {
         "backend": "ssh",
         "nodes": 1,
@@ -107,13 +122,24 @@ def test_make_plan_runs_no_program_and_says_so(home: Path) -> None:
         "shared_folder": "/fsx/x",
         "ssh": {"config": "~/.ssh/config"},
     }
-    (home / "config.yaml").write_text(yaml.safe_dump({"name": "x", "fleet": fleet, "data": {"sources": ["/fsx/text"]}}))
-    said = verbs.enter(home, "plan", variables={"HOME": str(home / "home")}, timeout=60, python=sys.executable)
+    (home / "config.yaml").write_text(
+        yaml.safe_dump({"name": "x", "fleet": fleet, "data": {"sources": ["/fsx/text"]}})
+    )
+    said = verbs.enter(
+        home, "plan", variables={"HOME": str(home / "home")}, timeout=60, python=sys.executable
+    )
     assert said.count("not honoured of ~/.ssh/config: certificatefile") == 1
-    assert "hosts: not asked" in said and "ProxyCommand" in said and said.endswith("next: make setup\n") and not ran.exists()
+    assert (
+        "hosts: not asked" in said
+        and "ProxyCommand" in said
+        and said.endswith("next: make setup\n")
+        and not ran.exists()
+    )
     (home / "home/.ssh/config").write_text(f'Match exec "touch {ran}"\n')
     said = verbs.enter(home, "plan", variables={"HOME": str(home / "home")}, timeout=60, code=2)
-    assert "Match exec" in said and "config:1" in said and "Traceback" not in said and not ran.exists()
+    assert (
+        "Match exec" in said and "config:1" in said and "Traceback" not in said and not ran.exists()
+    )
 
 
 def lookup(path: Path, text: str, host: Host = HOST, **more: str) -> dict[str, Any]:
@@ -127,9 +153,7 @@ def test_the_file_means_what_ssh_makes_of_it(home: Path) -> None:
     (home / "home/.ssh/id_x").touch()
     (home / "conf.d/a.conf").write_text("Host gpu-?\n  HostName %h.cluster\n  User first\n")
     text = f'Include "{home}/conf.d/*.conf"\nHost *\n  User second\nMatch final host *.cluster user first\n  Port 2200\n'
-    text += (
-        f"Host gpu-a\n  IdentityFile {home}/home/.ssh/id_x\n  IdentityFile ~/none\n  IdentitiesOnly yes\n  ProxyJump me@jump:23\n"
-    )
+    text += f"Host gpu-a\n  IdentityFile {home}/home/.ssh/id_x\n  IdentityFile ~/none\n  IdentitiesOnly yes\n  ProxyJump me@jump:23\n"
     found = lookup(home / "config", text, Host("a", "gpu-a"))
     assert (found["hostname"], found["user"], found["port"], found["proxyjump"]) == (
         "gpu-a.cluster",
@@ -139,22 +163,31 @@ def test_the_file_means_what_ssh_makes_of_it(home: Path) -> None:
     )
     assert found["identityfile"] == [f"{home}/home/.ssh/id_x"] and found["identitiesonly"] == "yes"
     known = lookup(
-        home / "config", "Match user bob\n  HostName bobs\nMatch user ann\n  HostName anns\n", Host("a", "a"), user="ann"
+        home / "config",
+        "Match user bob\n  HostName bobs\nMatch user ann\n  HostName anns\n",
+        Host("a", "a"),
+        user="ann",
     )
     assert known["hostname"] == "anns", "a user of the config is one that ssh is given"
 
 
 def test_a_connection_goes_where_ssh_would(home: Path) -> None:
-    text = (
-        "Host gpu-a\n  HostName 127.0.0.9\n  Port 2200\n  User ann\n  ProxyJump far,me@jump:23\nHost jump\n  HostName 127.0.0.8\n"
-    )
+    text = "Host gpu-a\n  HostName 127.0.0.9\n  Port 2200\n  User ann\n  ProxyJump far,me@jump:23\nHost jump\n  HostName 127.0.0.8\n"
     (home / "config").write_text(text)
     with Transport([], ssh(home / "config")) as transport:
         made = transport._made(Host("a", "gpu-a"), None)
         assert (made.host, made.port, made.user) == ("127.0.0.9", 2200, "ann")
         jump = made.gateway
-        assert (jump.host, jump.port, jump.user, jump.gateway.host, jump.gateway.gateway) == ("127.0.0.8", 23, "me", "far", None)
-        assert all(hop.client._host_keys is transport.known for hop in (made, jump, jump.gateway)), "each must show a known key"
+        assert (jump.host, jump.port, jump.user, jump.gateway.host, jump.gateway.gateway) == (
+            "127.0.0.8",
+            23,
+            "me",
+            "far",
+            None,
+        )
+        assert all(
+            hop.client._host_keys is transport.known for hop in (made, jump, jump.gateway)
+        ), "each must show a known key"
         given = transport._made(Host("a", "gpu-a", 2300, "bob"), None)
         assert (given.port, given.user) == (2300, "bob"), "the config's own words count"
         (home / "config").write_text("Host *\n  ProxyJump jump\n")
@@ -163,7 +196,11 @@ def test_a_connection_goes_where_ssh_would(home: Path) -> None:
 
 
 def test_a_proxy_command_knows_the_port_that_the_config_names(home: Path) -> None:
-    found = lookup(home / "home/.ssh/config", "Host *\n  ProxyCommand nc %h %p %r\n", Host("a", "gpu-a", 2300, "bob"))
+    found = lookup(
+        home / "home/.ssh/config",
+        "Host *\n  ProxyCommand nc %h %p %r\n",
+        Host("a", "gpu-a", 2300, "bob"),
+    )
     assert found["proxycommand"] == "nc gpu-a 2300 bob"
 
 
@@ -193,7 +230,12 @@ def test_match_exec_of_an_included_file_is_never_run(home: Path, text: str) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["Host *\n  Match host exec-1,*exec\n", "# Match exec x\nHost exec\n", "Match host gpu-1\n  User exec\n"]
+    "text",
+    [
+        "Host *\n  Match host exec-1,*exec\n",
+        "# Match exec x\nHost exec\n",
+        "Match host gpu-1\n  User exec\n",
+    ],
 )
 def test_what_only_looks_like_match_exec_is_taken(home: Path, text: str) -> None:
     assert lookup(home / "config", text)["hostname"]
@@ -212,12 +254,20 @@ def test_what_ssh_would_go_by_and_paramiko_does_not_is_named(home: Path) -> None
         "Host gpu-*\n  CertificateFile a\n  LogLevel ERROR\nHost b\n  GSSAPIAuthentication yes\n  HostKeyAlias c\n"
     )
     hosts = [Host("a", "gpu-a"), Host("b", "b"), Host("c", "c")]
-    assert ssh_config.unheard(ssh(home / "config"), hosts) == ["certificatefile", "gssapiauthentication", "hostkeyalias"]
+    assert ssh_config.unheard(ssh(home / "config"), hosts) == [
+        "certificatefile",
+        "gssapiauthentication",
+        "hostkeyalias",
+    ]
     assert ssh_config.unheard(ssh(home / "config"), hosts[2:]) == []
 
 
-def test_what_ssh_can_not_read_is_told_in_its_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"can't be read: .*line 2: Bad configuration option: frob"):
+def test_what_ssh_can_not_read_is_told_in_its_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"can't be read: .*line 2: Bad configuration option: frob"
+    ):
         lookup(home / "config", "Host *\n  Frob 1\n")
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(ConfigError, match="ssh is not installed"):

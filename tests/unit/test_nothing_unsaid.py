@@ -36,7 +36,11 @@ def data_of(*paths: Path | str, field: str = "text") -> Data:
 
 
 def texts(*paths: Path | str, field: str = "text") -> list[str]:
-    return [document.text for unit in plan_units(data_of(*paths)).units for document in read_unit(unit, field)]
+    return [
+        document.text
+        for unit in plan_units(data_of(*paths)).units
+        for document in read_unit(unit, field)
+    ]
 
 
 def written(path: Path, content: bytes) -> Path:
@@ -63,7 +67,9 @@ def told(*paths: Path | str) -> str:
 
 # Row 13: one text validates too, and what the plan says of it is so.
 @pytest.mark.parametrize("names", [("input.txt",), ("a.md", "b.txt.gz", "c.py")])
-def test_of_few_texts_the_last_part_of_each_validates(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_of_few_texts_the_last_part_of_each_validates(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
     text = b"".join(f"{number} squared is {number * number}\n".encode() for number in range(5000))
     for name in names:
         written(tmp_path / "source" / name, gzip.compress(text) if name.endswith(".gz") else text)
@@ -71,7 +77,9 @@ def test_of_few_texts_the_last_part_of_each_validates(names: tuple[str, ...], tm
     made = tokenize(data, Share(0, 1, 1), tmp_path / "data")
     assert made and made.validation_documents == made.documents // 2 == len(names)
     assert 0.08 < made.validation_tokens / made.tokens < 0.15
-    assert f"the last part of each text validates, as there are few ({len(names)})" in told(tmp_path / "source")
+    assert f"the last part of each text validates, as there are few ({len(names)})" in told(
+        tmp_path / "source"
+    )
 
 
 def test_texts_that_are_many_or_records_validate_whole(tmp_path: Path) -> None:
@@ -85,13 +93,18 @@ def test_texts_that_are_many_or_records_validate_whole(tmp_path: Path) -> None:
 
 
 # Row 17: the mark at a file's beginning.
-def test_a_mark_at_the_beginning_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_at_the_beginning_is_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marked = BOM + "é\n".encode()
     for name in ("a.txt", "b.md", "c.py"):
         written(tmp_path / "plain" / name, marked)
     written(tmp_path / "packed/a.txt.gz", gzip.compress(marked))
     (tmp_path / "tar").mkdir()
-    tar(tmp_path / "tar/a.tar", {"a.txt": marked, "b.txt.gz": gzip.compress(marked), "c.json": BOM + LINE})
+    tar(
+        tmp_path / "tar/a.tar",
+        {"a.txt": marked, "b.txt.gz": gzip.compress(marked), "c.json": BOM + LINE},
+    )
     assert texts(tmp_path / "plain") == ["é\n"] * 3 and texts(tmp_path / "packed") == ["é\n"]
     assert texts(tmp_path / "tar") == ["é\n", "é\n", "a line"]
     monkeypatch.setattr("trainfleet.data.sources.LARGEST_TEXT", 100)
@@ -112,8 +125,14 @@ def test_a_mark_at_the_beginning_is_not_trained_on(tmp_path: Path, monkeypatch: 
         ("text\nline\u2028separator\x0b\rone\n".encode(), ["line\u2028separator\x0b\rone"]),
     ],
 )  # fmt: skip
-def test_tabs_separate_without_quotes_and_a_line_is_a_row(content: bytes, expected: list[str], tmp_path: Path) -> None:
-    assert texts(written(tmp_path / "a.tsv", content)) == expected == texts(written(tmp_path / "a.tab", content))
+def test_tabs_separate_without_quotes_and_a_line_is_a_row(
+    content: bytes, expected: list[str], tmp_path: Path
+) -> None:
+    assert (
+        texts(written(tmp_path / "a.tsv", content))
+        == expected
+        == texts(written(tmp_path / "a.tab", content))
+    )
 
 
 def test_commas_separate_by_rfc_4180(tmp_path: Path) -> None:
@@ -126,7 +145,9 @@ def test_commas_separate_by_rfc_4180(tmp_path: Path) -> None:
     [("a.tsv", b"id\ttext\tn\n1\tcut\nhere\t0\n", ":2"), ("a.tsv", b'id\ttext\n1\t"of two\nlines"\n', ":3"),
      ("a.csv", b"id,text,n\n1,x,2\n1,cut\n", ":3"), ("a.tsv", b"id\ttext\n1\ta\tb\n", ":2")],
 )  # fmt: skip
-def test_a_row_with_other_cells_than_the_first_is_bad(name: str, content: bytes, place: str, tmp_path: Path) -> None:
+def test_a_row_with_other_cells_than_the_first_is_bad(
+    name: str, content: bytes, place: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="cells of") as caught:
         texts(written(tmp_path / name, content))
     assert caught.value.where.endswith(place) and "skip" in caught.value.next
@@ -134,7 +155,12 @@ def test_a_row_with_other_cells_than_the_first_is_bad(name: str, content: bytes,
 
 
 def test_an_empty_record_is_empty_in_every_format(tmp_path: Path) -> None:
-    rows = [{"id": 1, "text": "one"}, {"id": 2, "text": ""}, {"id": 3, "text": None}, {"id": 4, "text": " "}]
+    rows = [
+        {"id": 1, "text": "one"},
+        {"id": 2, "text": ""},
+        {"id": 3, "text": None},
+        {"id": 4, "text": " "},
+    ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     arrow, parquet, ipc = need("pyarrow"), need("pyarrow.parquet"), need("pyarrow.ipc")
     written(tmp_path / "lines.jsonl", lines.encode())
@@ -153,7 +179,11 @@ def test_an_empty_record_is_empty_in_every_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["0", "[]", "false", '{"a": 1}'])
 def test_what_is_no_text_is_bad_in_lines_and_arrays_alike(value: str, tmp_path: Path) -> None:
     said = set()
-    for name, form in (("a.jsonl", "{}\n"), ("b.json", "[{}]"), ("c.json", '{{"text": "a"}}\n{}\n')):
+    for name, form in (
+        ("a.jsonl", "{}\n"),
+        ("b.json", "[{}]"),
+        ("c.json", '{{"text": "a"}}\n{}\n'),
+    ):
         with pytest.raises(DataError) as caught:
             texts(written(tmp_path / name, form.format(f'{{"text": {value}}}').encode()))
         said.add(caught.value.what)
@@ -188,7 +218,9 @@ except DataError as error:
     [("a.txt", "", "words"), ("a.tar", "w", "words"), ("a.tgz", "w:gz", "words"), ("a.tar", "w:xz", "module lzma xz -dc"),
      ("a.tar", "w:bz2", "module bz2 bzip2 -dc")],
 )  # fmt: skip
-def test_a_module_that_python_lacks_is_missed_only_where_a_file_needs_it(name: str, mode: str, says: str, tmp_path: Path) -> None:
+def test_a_module_that_python_lacks_is_missed_only_where_a_file_needs_it(
+    name: str, mode: str, says: str, tmp_path: Path
+) -> None:
     path = written(tmp_path / name, b"words")
     if mode:
         with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
@@ -196,8 +228,15 @@ def test_a_module_that_python_lacks_is_missed_only_where_a_file_needs_it(name: s
             about.size = 5
             archive.addfile(about, io.BytesIO(b"words"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", LACKING + READING, str(path)], capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0 and all(word in ran.stdout for word in says.split()), ran.stdout + ran.stderr
+    ran = subprocess.run(
+        [sys.executable, "-c", LACKING + READING, str(path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert ran.returncode == 0 and all(word in ran.stdout for word in says.split()), (
+        ran.stdout + ran.stderr
+    )
     assert "make setup" not in ran.stdout
 
 
@@ -215,11 +254,15 @@ assert "torch" not in sys.modules
 def test_no_verb_needs_a_module_that_python_may_lack(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LACKING)
     written(tmp_path / "text/a.txt", b"a few words\n" * 100)
-    (tmp_path / "config.yaml").write_text("name: x\ndata: {sources: [text], vocabulary_size: 300}\nmodel: {preset: tiny}\n")
+    (tmp_path / "config.yaml").write_text(
+        "name: x\ndata: {sources: [text], vocabulary_size: 300}\nmodel: {preset: tiny}\n"
+    )
     path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), verbs.PACKAGES))}
     assert "next: make train" in verbs.enter(tmp_path, "plan", variables=path)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", LACKING + LOADING], capture_output=True, text=True, env=environment)
+    ran = subprocess.run(
+        [sys.executable, "-c", LACKING + LOADING], capture_output=True, text=True, env=environment
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -231,21 +274,44 @@ def test_each_file_of_an_archive_is_read_by_the_table(tmp_path: Path) -> None:
         "a.json.gz": gzip.compress(LINE), "b.jsonl": LINE * 2, "c.txt.gz": gzip.compress(b"text"), "d.parquet": table.getvalue(),
         "e.tsv": b"text\nrow\n", "f.json": b'[{"text": "one"}, {"text": "two"}]', "g.jsonl.zst": need("zstandard").compress(LINE),
     }  # fmt: skip
-    assert texts(tar(tmp_path / "a.tar", members)) == ["a line"] * 3 + ["text", "a row", "row", "one", "two", "a line"]
+    assert texts(tar(tmp_path / "a.tar", members)) == ["a line"] * 3 + [
+        "text",
+        "a row",
+        "row",
+        "one",
+        "two",
+        "a line",
+    ]
 
 
 def test_damage_to_a_file_of_an_archive_is_a_record_of_its_own(tmp_path: Path) -> None:
-    path = tar(tmp_path / "a.tar", {"a.json.gz": b"\x1f\x8b\x08 none", "b.jsonl": b'{"body": 1}\n' + LINE, "c.txt": b"text"})
+    path = tar(
+        tmp_path / "a.tar",
+        {"a.json.gz": b"\x1f\x8b\x08 none", "b.jsonl": b'{"body": 1}\n' + LINE, "c.txt": b"text"},
+    )
     found = list(archives.read_tar(plan_units(data_of(path)).units[0].pieces[0], "text"))
     assert len(found) == 4
-    assert isinstance(found[0], DataError) and "a.tar: a.json.gz" in found[0].where and "damaged" in found[0].what
+    assert (
+        isinstance(found[0], DataError)
+        and "a.tar: a.json.gz" in found[0].where
+        and "damaged" in found[0].what
+    )
     assert isinstance(found[1], DataError) and found[1].where.endswith("a.tar: b.jsonl:1")
 
 
 @pytest.mark.parametrize("order", [("jpg", "json", "txt"), ("jpg", "txt", "json")])
-def test_a_text_and_a_json_of_one_name_are_one_record(order: tuple[str, ...], tmp_path: Path) -> None:
-    held = {"jpg": b"\xff\xd8", "txt": b"words", "json": b'{"caption": "from the json", "width": 4}'}
-    path = tar(tmp_path / "a.tar", {f"{number}.{kind}": held[kind] for number in range(2) for kind in order})
+def test_a_text_and_a_json_of_one_name_are_one_record(
+    order: tuple[str, ...], tmp_path: Path
+) -> None:
+    held = {
+        "jpg": b"\xff\xd8",
+        "txt": b"words",
+        "json": b'{"caption": "from the json", "width": 4}',
+    }
+    path = tar(
+        tmp_path / "a.tar",
+        {f"{number}.{kind}": held[kind] for number in range(2) for kind in order},
+    )
     assert texts(path) == ["words"] * 2 and texts(path, field="caption") == ["from the json"] * 2
     assert "2 .jpg" in told(path) and "2 of a text and a .json of one name" in told(path)
     names = {"v1.0-a.txt": b"one", "v1.1-a.txt": b"two", "sub/v1.1-a.json": LINE}
@@ -254,10 +320,19 @@ def test_a_text_and_a_json_of_one_name_are_one_record(order: tuple[str, ...], tm
 
 def test_a_readme_beside_records_is_left_out_and_named(tmp_path: Path) -> None:
     for number, names in enumerate(
-        (["README.md", "rows.jsonl"], ["a/rows.csv", "LICENSE.txt"], ["z.jsonl", "dataset_info.json"])
+        (
+            ["README.md", "rows.jsonl"],
+            ["a/rows.csv", "LICENSE.txt"],
+            ["z.jsonl", "dataset_info.json"],
+        )
     ):
         members = {
-            name: b"text\na card\n" if name.endswith("csv") else LINE if name.endswith("l") else b"a card" for name in names
+            name: b"text\na card\n"
+            if name.endswith("csv")
+            else LINE
+            if name.endswith("l")
+            else b"a card"
+            for name in names
         }
         for name, content in members.items():
             written(tmp_path / f"{number}" / name, content)
@@ -270,7 +345,9 @@ def test_a_readme_beside_records_is_left_out_and_named(tmp_path: Path) -> None:
     members = {f"{number}/README.md": b"a page" for number in range(40)}
     for name, content in members.items():
         written(tmp_path / "pages" / name, content)
-    assert texts(tmp_path / "pages") == texts(tar(tmp_path / "pages.tar", members)) == ["a page"] * 40
+    assert (
+        texts(tmp_path / "pages") == texts(tar(tmp_path / "pages.tar", members)) == ["a page"] * 40
+    )
 
 
 # Row 8: links.
@@ -290,7 +367,9 @@ def test_a_link_within_a_source_is_followed_and_one_out_of_it_is_told(tmp_path: 
         assert texts(source) == ["a", "kept elsewhere"]
         assert f"1 link to {tmp_path}/real/extra (name that in data.sources" in told(source)
         assert f"1 link to {tmp_path}/real/extra/b.txt (name" in told(source)
-        assert "2 link to what is read at its own place" in told(source) and "1 link that leads nowhere" in told(source)
+        assert "2 link to what is read at its own place" in told(
+            source
+        ) and "1 link that leads nowhere" in told(source)
     assert texts(f"{folder}/one.txt") == ["outside"] == texts(f"{folder}/on*.txt")
     snapshot = tmp_path / "datasets--me--set/snapshots/1a2b"
     written(snapshot.parents[1] / "blobs/abc", LINE)
@@ -301,7 +380,16 @@ def test_a_link_within_a_source_is_followed_and_one_out_of_it_is_told(tmp_path: 
 
 # Nothing is passed over in silence: each branch that leaves a file out, with what it is told as.
 def folder(root: Path) -> Path:
-    for name in ("a.txt", "b.pdf", "Makefile", ".hidden.txt", ".git/c.txt", "x/__pycache__/d.py", "e.txt.bz2", "F.TXT"):
+    for name in (
+        "a.txt",
+        "b.pdf",
+        "Makefile",
+        ".hidden.txt",
+        ".git/c.txt",
+        "x/__pycache__/d.py",
+        "e.txt.bz2",
+        "F.TXT",
+    ):
         written(root / name, b"text")
     written(root / "empty.txt", b"")
     os.mkfifo(root / "pipe.txt")
@@ -311,14 +399,36 @@ def folder(root: Path) -> Path:
 def archive(root: Path) -> Path:
     link = tarfile.TarInfo("link.txt")
     link.type, link.linkname = tarfile.SYMTYPE, "a.txt"
-    names = ("a.txt", "b.pdf", "Makefile", "._a.txt", ".git/c.txt", "x/__pycache__/d.py", "e.txt.bz2", "F.TXT", "in.tar")
+    names = (
+        "a.txt",
+        "b.pdf",
+        "Makefile",
+        "._a.txt",
+        ".git/c.txt",
+        "x/__pycache__/d.py",
+        "e.txt.bz2",
+        "F.TXT",
+        "in.tar",
+    )
     return tar(root / "a.tar", {**dict.fromkeys(names, b"text"), "empty.txt": b""}, link)
 
 
 def bucket(root: Path) -> str:
     source = "s3://bucket/set"
-    names = ("a.txt", "b.pdf", "Makefile", ".hidden.txt", ".git/c.txt", "x/__pycache__/d.py", "e.txt.bz2", "F.TXT", "empty.txt")
-    (root / "objects").write_text(json.dumps([[f"{source}/{name}", 0 if "empty" in name else 4, "1"] for name in names]))
+    names = (
+        "a.txt",
+        "b.pdf",
+        "Makefile",
+        ".hidden.txt",
+        ".git/c.txt",
+        "x/__pycache__/d.py",
+        "e.txt.bz2",
+        "F.TXT",
+        "empty.txt",
+    )
+    (root / "objects").write_text(
+        json.dumps([[f"{source}/{name}", 0 if "empty" in name else 4, "1"] for name in names])
+    )
     return source
 
 
@@ -327,10 +437,17 @@ COMMON = {".pdf", "without a suffix", "hidden", "__pycache__", "empty", ".bz2", 
 
 @pytest.mark.parametrize(
     ("made", "others"),
-    [(folder, {"pipe, socket or device"}), (archive, {"link or device", "tar in a tar"}), (bucket, set())],
+    [
+        (folder, {"pipe, socket or device"}),
+        (archive, {"link or device", "tar in a tar"}),
+        (bucket, set()),
+    ],
 )
 def test_nothing_is_passed_over_in_silence(
-    made: Callable[[Path], Path | str], others: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[[Path], Path | str],
+    others: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = made(tmp_path)
     if made is bucket:
@@ -361,11 +478,17 @@ def test_what_is_not_read_stands_in_the_dataset_and_in_the_refusal(tmp_path: Pat
     written(tmp_path / "text/b.pdf", b"none")
     path = tar(tmp_path / "a.tar", {"a.cls": b"1", "b.cls": b"2", "c.txt": WORDS})
     found = tokenize(
-        Data("set", (Source(str(tmp_path / "text")), Source(str(path))), "text", "bpe", 300, 0), Share(0, 1, 1), tmp_path
+        Data("set", (Source(str(tmp_path / "text")), Source(str(path))), "text", "bpe", 300, 0),
+        Share(0, 1, 1),
+        tmp_path,
     )
     notes = " ".join(found.notes if found else ())
     assert "1 .pdf" in notes and "files that are not read: 2 .cls" in notes
     only = tar(tmp_path / "b.tar", {f"{number}.cls": b"1" for number in range(30)})
     with pytest.raises(DataError) as caught:
-        tokenize(Data("none", (str(only),), "text", str(tmp_path / "set/tokenizer.json"), 300, 0), Share(0, 1, 1), tmp_path)
+        tokenize(
+            Data("none", (str(only),), "text", str(tmp_path / "set/tokenizer.json"), 300, 0),
+            Share(0, 1, 1),
+            tmp_path,
+        )
     assert "30 .cls" in caught.value.why

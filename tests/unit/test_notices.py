@@ -14,7 +14,9 @@ from trainfleet.engine import spot_notice
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     service = Service()
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/")
+    monkeypatch.setenv(
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{service.server_port}/"
+    )
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which must not be asked
     monkeypatch.setattr(spot_notice, "EVERY", 0.01)
     yield service
@@ -25,7 +27,10 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 def test_no_notice_is_a_404_and_a_notice_says_what_and_when(service: Service) -> None:
     assert spot_notice.look() == ""
     service.notice = '{"action": "terminate", "time": "2026-11-20T08:22:00Z"}'
-    assert spot_notice.look() == "terminate at 2026-11-20T08:22:00Z" and service.asked == [ACTION, ACTION]
+    assert spot_notice.look() == "terminate at 2026-11-20T08:22:00Z" and service.asked == [
+        ACTION,
+        ACTION,
+    ]
 
 
 @pytest.mark.parametrize("text", ["something else", "[1]", "{}"])
@@ -49,7 +54,9 @@ def test_a_service_that_is_not_there_is_told_once_and_asked_again(service: Servi
     here = spot_notice.service()
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     watch, looks = spot_notice.NoticePoller(lambda notice: None), threading.Event()
-    while not watch.trouble:  # what it says meanwhile could be lost: reading empties the buffer after a look at it
+    while (
+        not watch.trouble
+    ):  # what it says meanwhile could be lost: reading empties the buffer after a look at it
         looks.wait(0.01)
     told = capsys.readouterr().out
     assert "no spot notice can be read from http://127.0.0.1:9" in told and "fleet.spot" in told

@@ -41,23 +41,32 @@ def started(tmp_path: Path, program: str, size: int = 2) -> check.Ranks:
     return check.Ranks([sys.executable, "-c", program], size, tmp_path, {})
 
 
-def test_ranks_meet_though_the_port_that_was_free_is_taken(tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_meet_though_the_port_that_was_free_is_taken(
+    tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ranks, "free_port", lambda: taken)
     found = started(tmp_path, MEETS)
     assert found.wait(100) == [0, 0], found.outputs
     assert all("met 2" in output for output in found.outputs)
 
 
-def test_a_rank_that_waits_in_vain_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_in_vain_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "AFTER_ONE", 0.5)
     began = time.monotonic()
-    alone = started(tmp_path, "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(600)")
+    alone = started(
+        tmp_path,
+        "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '0' else time.sleep(600)",
+    )
     assert alone.wait(100) == [3, -9]
     assert started(tmp_path, "import time; time.sleep(600)").wait(0.5) == [-9, -9]
     assert time.monotonic() - began < 60
 
 
-def test_every_case_runs_though_one_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_runs_though_one_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[str] = []
     one = SimpleNamespace(failed=False, say=check.Check.say)
     one.say = lambda name, good, what: check.Check.say(one, name, good, what)  # type: ignore[arg-type]
@@ -67,4 +76,8 @@ def test_every_case_runs_though_one_fails(capsys: pytest.CaptureFixture[str], mo
 
     check.Check.case(one, "first", broken)  # type: ignore[arg-type]
     check.Check.case(one, "second", lambda: seen.append("second"))  # type: ignore[arg-type]
-    assert one.failed and seen == ["second"] and "FAIL first: Failed: a rank ended" in capsys.readouterr().out
+    assert (
+        one.failed
+        and seen == ["second"]
+        and "FAIL first: Failed: a rank ended" in capsys.readouterr().out
+    )

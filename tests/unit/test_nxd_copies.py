@@ -22,7 +22,9 @@ train: {steps: 2, precision: fp32, global_batch: 8, micro_batch: 2, sequence_len
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.thorough)])
-def test_a_checkpoint_has_each_copied_head_once_and_its_ranks_add_up(tmp_path: Path, rank: int) -> None:
+def test_a_checkpoint_has_each_copied_head_once_and_its_ranks_add_up(
+    tmp_path: Path, rank: int
+) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     done = subprocess.run(
         [sys.executable, ROOT / "tests/nxd/lone.py", tmp_path / "config.yaml", str(rank)],
@@ -30,6 +32,10 @@ def test_a_checkpoint_has_each_copied_head_once_and_its_ranks_add_up(tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["layers.0.self_attn.k_proj.weight"] == found["layers.1.self_attn.v_proj.weight"] == [[12, 48], [24, 48], 2, True]
+    assert (
+        found["layers.0.self_attn.k_proj.weight"]
+        == found["layers.1.self_attn.v_proj.weight"]
+        == [[12, 48], [24, 48], 2, True]
+    )
     assert found["layers.0.self_attn.q_proj.weight"] == [[12, 48], [48, 48], 1, False]
     assert found["embed_tokens.weight"] == [[96, 48], [384, 48], 1, False]

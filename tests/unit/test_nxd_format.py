@@ -50,20 +50,30 @@ def make(shape: Model) -> models.Network:
 
 
 def save(model: models.Network, degrees: Degrees, folder: Path) -> Path:
-    nxd_files.save(huggingface_weights.outgoing(model, model.shape.family), model.shape, degrees, folder)
+    nxd_files.save(
+        huggingface_weights.outgoing(model, model.shape.family), model.shape, degrees, folder
+    )
     return folder / nxd_files.TAG
 
 
 def load(tag: Path, shape: Model) -> dict[str, Tensor]:
-    return nxd_files.load(tag, shape, huggingface_weights.sizes_of(models.build(shape).named_parameters()))
+    return nxd_files.load(
+        tag, shape, huggingface_weights.sizes_of(models.build(shape).named_parameters())
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(("name", "degrees"), CASES, ids=str)
-def test_there_and_back_in_every_layout_the_bytes_are_the_same(name: str, degrees: Degrees, tmp_path: Path) -> None:
+def test_there_and_back_in_every_layout_the_bytes_are_the_same(
+    name: str, degrees: Degrees, tmp_path: Path
+) -> None:
     ours = make(SHAPES[name])
     tag = save(ours, degrees, tmp_path / "first")
     assert len(nxd_folder.files_of(tag)) == degrees.tensor * degrees.pipeline
@@ -88,13 +98,19 @@ def test_query_heads_go_with_the_key_value_heads_as_nxd_says_for_trn1() -> None:
                        f"{prefix}o_proj.weight": q.T}, shape, Degrees(64, 1))  # fmt: skip
     for rank in (0, 1, 16, 17, 63):
         found, head = part(rank, 0), float(rank % 16)
-        assert found[f"{prefix}qkv_proj.weight_qkv"].flatten().tolist() == [places[rank], head, -head]
+        assert found[f"{prefix}qkv_proj.weight_qkv"].flatten().tolist() == [
+            places[rank],
+            head,
+            -head,
+        ]
         assert found[f"{prefix}o_proj.weight"].flatten().tolist() == [places[rank]]
 
 
 def test_slices_have_the_names_of_aws_s_own_modules() -> None:
     def names(shape: Model, degrees: Degrees, rank: int, stage: int) -> set[str]:
-        found = nxd.divide(huggingface_weights.outgoing(make(shape), shape.family), shape, degrees)(rank, stage)
+        found = nxd.divide(huggingface_weights.outgoing(make(shape), shape.family), shape, degrees)(
+            rank, stage
+        )
         return {re.sub(r"layers?\.\d+", "layers.N", name) for name in found}
 
     block = {"input_layernorm.weight", "post_attention_layernorm.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight",
@@ -105,8 +121,12 @@ def test_slices_have_the_names_of_aws_s_own_modules() -> None:
         f"model.layers.N.{each}" for each in block | {"self_attn.qkv_proj.weight_qkv"}}  # fmt: skip
     grouped = names(SHAPES["grouped"], Degrees(2, 1), 0, 0)
     assert {f"model.layers.N.self_attn.{each}_proj.weight" for each in "qkv"} < grouped
-    assert {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} < names(SHAPES["bert"], Degrees(2, 1), 1, 0)
-    last = [nxd.stage_of(f"model.layers.{layer}.x", replace(BASE, layers=5), 3) for layer in range(5)]
+    assert {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} < names(
+        SHAPES["bert"], Degrees(2, 1), 1, 0
+    )
+    last = [
+        nxd.stage_of(f"model.layers.{layer}.x", replace(BASE, layers=5), 3) for layer in range(5)
+    ]
     assert last == [0, 1, 1, 2, 2]  # NxD gives the last stages one more
 
 
@@ -163,7 +183,11 @@ def test_the_forms_that_aws_s_flags_choose_are_all_read(tmp_path: Path) -> None:
         found: OrderedDict[str, Tensor] = OrderedDict()
         for name, value in content.items():
             if name.endswith("weight_qkv"):
-                for letter, part in zip("qkv", value.split([8 * SHAPES["grouped"].head_features // 4, 8, 8]), strict=True):
+                for letter, part in zip(
+                    "qkv",
+                    value.split([8 * SHAPES["grouped"].head_features // 4, 8, 8]),
+                    strict=True,
+                ):
                     found[name.replace("weight_qkv", f"weight_{letter}")] = part
             else:
                 found[name] = value
@@ -229,7 +253,13 @@ class Harm:
 def test_what_a_file_says_is_never_run(tmp_path: Path) -> None:
     tag = save(make(SHAPES["llama"]), Degrees(1, 1), tmp_path)
     path = nxd_folder.files_of(tag)[0, 0]
-    for value in ({"model.norm.weight": Harm(tmp_path)}, Harm(tmp_path), [Harm(tmp_path)], {"x": 7}, {7: torch.ones(1)}):
+    for value in (
+        {"model.norm.weight": Harm(tmp_path)},
+        Harm(tmp_path),
+        [Harm(tmp_path)],
+        {"x": 7},
+        {7: torch.ones(1)},
+    ):
         torch.save(value, path)
         assert str(path) in refusal(tag, SHAPES["llama"])
     path.write_bytes(pickle.dumps(Harm(tmp_path)))
@@ -238,7 +268,9 @@ def test_what_a_file_says_is_never_run(tmp_path: Path) -> None:
 
 
 def test_changed_files_end_in_an_error_or_in_numbers(tmp_path: Path) -> None:
-    shape = replace(SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocabulary_size=8)
+    shape = replace(
+        SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocabulary_size=8
+    )
     tag = save(make(shape), Degrees(1, 1), tmp_path)
     draw, path = random.Random(5), nxd_folder.files_of(tag)[0, 0]
     whole, refused = path.read_bytes(), 0
@@ -269,7 +301,9 @@ def test_a_format_says_its_degrees(form: str, said: object) -> None:
     assert export_formats.degrees(form) == said
 
 
-@pytest.mark.parametrize("form", ["nxd8", "nxd-tp0", "nxd-tp-pp2", "nxd-pp2-tp8", "NXD", "nxd\n", "nxd-tp٣", ""])
+@pytest.mark.parametrize(
+    "form", ["nxd8", "nxd-tp0", "nxd-tp-pp2", "nxd-pp2-tp8", "NXD", "nxd\n", "nxd-tp٣", ""]
+)
 def test_another_format_is_none(form: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         export_formats.degrees(form)
@@ -281,5 +315,7 @@ def test_another_format_is_none(form: str) -> None:
     (replace(BASE, family="gpt2"), Degrees(1, 1), "have no gpt2"),
     (replace(SHAPES["llama"], vocabulary_size=383), Degrees(2, 1), "vocabulary_size is 383"),
 ])  # fmt: skip
-def test_what_nxd_s_modules_can_t_divide_is_refused(shape: Model, degrees: Degrees, why: str) -> None:
+def test_what_nxd_s_modules_can_t_divide_is_refused(
+    shape: Model, degrees: Degrees, why: str
+) -> None:
     assert why in nxd.refusal(shape, degrees)

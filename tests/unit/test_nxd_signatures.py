@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, list[str]] = json.loads((ROOT / "tests/nxd/signatures.json").read_text())
-FILES = [ROOT / f"python/trainfleet_nxd/{name}.py" for name in ("parts", "layers", "shards", "stages")]
+FILES = [
+    ROOT / f"python/trainfleet_nxd/{name}.py" for name in ("parts", "layers", "shards", "stages")
+]
 
 
 def taken(tree: ast.Module) -> set[str]:
@@ -18,14 +20,17 @@ def taken(tree: ast.Module) -> set[str]:
     names = {
         alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("neuronx_distributed")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("neuronx_distributed")
         for alias in node.names
     }
     modules = {"nxd", "parallel_state"}
     return {name for name in names if name not in modules} | {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
     }
 
 
@@ -33,7 +38,11 @@ def calls(tree: ast.Module) -> list[tuple[str, ast.Call]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             found.append((name, node))
     return found
 
@@ -70,11 +79,25 @@ def test_what_nxd_is_told_in_dicts_it_knows() -> None:
 def test_the_stand_in_of_ci_has_nxd_s_signatures(name: str) -> None:
     """tests/nxd/standin.py, in which our code is executed: each of its names takes what NxD's takes, in that order."""
     tree = ast.parse((ROOT / "tests/nxd/standin.py").read_text())
-    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    found = {
+        node.name: node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
     if name == "source":
         return
     node = found[name]
     if isinstance(node, ast.ClassDef):
-        node = next(each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
-    words = [*node.args.posonlyargs, *node.args.args, node.args.vararg, *node.args.kwonlyargs, node.args.kwarg]
+        node = next(
+            each
+            for each in node.body
+            if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+        )
+    words = [
+        *node.args.posonlyargs,
+        *node.args.args,
+        node.args.vararg,
+        *node.args.kwonlyargs,
+        node.args.kwarg,
+    ]
     assert [word.arg for word in words if word and word.arg != "self"] == TABLE[name]

@@ -43,7 +43,9 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_a_value_is_hidden_in_every_spelling(text: str) -> None:
     hidden = redaction.hide(text)
-    assert "***" in hidden and not any(part in hidden for part in ("canary", "0c", "7e", "MIIE", "hkiG", "BEGIN"))
+    assert "***" in hidden and not any(
+        part in hidden for part in ("canary", "0c", "7e", "MIIE", "hkiG", "BEGIN")
+    )
 
 
 @pytest.mark.parametrize("before", ["", "u:", "me:", "user:", "longer@example.com:"])
@@ -52,11 +54,14 @@ def test_a_value_is_hidden_in_every_spelling(text: str) -> None:
     lambda text: base64.b64encode(text).decode(), lambda text: base64.urlsafe_b64encode(text).decode().rstrip("="), bytes.hex,
     lambda text: text.hex().upper(), lambda text: f"Authorization: Basic {base64.b64encode(text).decode()}",
 ])  # fmt: skip
-def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes], str], before: str, after: str) -> None:
+def test_an_encoded_value_is_hidden_wherever_it_stands(
+    encode: Callable[[bytes], str], before: str, after: str
+) -> None:
     for value in (KEY, "abcdefgh-tail"):
         whole = encode(f"{before}{value}{after}".encode())
         own = {whole[at : at + 8] for at in range(len(whole) - 7)} - {
-            encode(f"{before}{'x' * len(value.encode())}{after}".encode())[at : at + 8] for at in range(len(whole) - 7)
+            encode(f"{before}{'x' * len(value.encode())}{after}".encode())[at : at + 8]
+            for at in range(len(whole) - 7)
         }
         hidden = redaction.hide(whole)
         assert "***" in hidden
@@ -67,14 +72,18 @@ def test_an_encoded_value_is_hidden_wherever_it_stands(encode: Callable[[bytes],
 def test_an_encoded_value_is_hidden_in_lines_too(width: int) -> None:
     text = base64.b64encode(PEM.encode()).decode()
     lines = [text[at : at + width] for at in range(0, len(text), width)]
-    assert len(lines) > 1 and all(redaction.hide(line).startswith("***") for line in lines if len(line) > 8), lines
+    assert len(lines) > 1 and all(
+        redaction.hide(line).startswith("***") for line in lines if len(line) > 8
+    ), lines
 
 
 @pytest.mark.parametrize(("text", "hidden"), [
     ("abcdefgh-tail", "***"), ("abcdefgh", "***"), ("abcdefghabcdefgh-tail", "******"), ("abcdefgh-tail-and-more!", "***!"),
     ("abcdefgh-tai", "***-tai"), ("no secret", "no secret"), ("", ""),
 ])  # fmt: skip
-def test_the_longest_secret_leaves_no_tail_and_overlaps_leave_nothing(text: str, hidden: str) -> None:
+def test_the_longest_secret_leaves_no_tail_and_overlaps_leave_nothing(
+    text: str, hidden: str
+) -> None:
     assert redaction.hide(text) == hidden
     assert redaction.hide_bytes(text.encode()) == hidden.encode()
 
@@ -85,9 +94,18 @@ def test_bytes_that_are_no_text_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11])
 @pytest.mark.parametrize(
-    "text", [f"a {KEY} b\n", f"{PEM}x", "abcdefgh-tail-and-more abcdefgh, abcdefg", f"{KEY}{KEY[:5]}\n", "plain text\n"]
+    "text",
+    [
+        f"a {KEY} b\n",
+        f"{PEM}x",
+        "abcdefgh-tail-and-more abcdefgh, abcdefg",
+        f"{KEY}{KEY[:5]}\n",
+        "plain text\n",
+    ],
 )
-def test_a_secret_in_several_writes_is_hidden_and_nothing_else_is_lost(text: str, size: int) -> None:
+def test_a_secret_in_several_writes_is_hidden_and_nothing_else_is_lost(
+    text: str, size: int
+) -> None:
     behind = io.StringIO()
     stream = safe_output.SafeStream(behind)
     for start in range(0, len(text), size):
@@ -98,7 +116,9 @@ def test_a_secret_in_several_writes_is_hidden_and_nothing_else_is_lost(text: str
     assert behind.getvalue() == redaction.hide(text)
 
 
-def test_what_follows_a_secret_in_the_next_write_does_not_uncover_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_follows_a_secret_in_the_next_write_does_not_uncover_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("A", "SECRET-ONE")
     monkeypatch.setenv("B", "ONE-AND-TWO")
     monkeypatch.setenv(redaction.NAMES, "A,B")
@@ -110,15 +130,26 @@ def test_what_follows_a_secret_in_the_next_write_does_not_uncover_it(monkeypatch
     assert behind.getvalue() == "***-AND-TWx"
 
 
-def test_events_results_and_errors_hold_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_results_and_errors_hold_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(tmp_path / "x")
     run.record(
-        "fault", rank=0, node=0, error="ValueError", message=f"401 for {KEY}", why=PEM, next="", traceback=[f"  raise {KEY}"]
+        "fault",
+        rank=0,
+        node=0,
+        error="ValueError",
+        message=f"401 for {KEY}",
+        why=PEM,
+        next="",
+        traceback=[f"  raise {KEY}"],
     )
     run.update_results(status="failed", verdict={"words": KEY, "lines": [PEM]})
     append_line(tmp_path / "x/metrics.jsonl", {"step": 1, "note": KEY})
     tell(RunError(f"can't log in with {KEY}", why=PEM, next=f"curl {quote(KEY)}"))
-    said = "".join(capsys.readouterr()) + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    said = "".join(capsys.readouterr()) + "".join(
+        path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+    )
     assert said.count("***") >= 8 and not any(part in said for part in ("canary", "MIIE", "hkiG"))
 
 
@@ -129,7 +160,13 @@ def test_an_uncaught_exception_of_a_process_shows_no_secret() -> None:
     )
     environment = {name: value for name, value in os.environ.items() if name != redaction.NAMES}
     environment["PYTHONPATH"] = str(Path(safe_output.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == 1 and "ValueError: ***" in done.stderr and done.stdout == "my key ***"
     assert not any(part in done.stdout + done.stderr for part in ("canary", "MIIE", "7e"))
 
@@ -159,6 +196,12 @@ def test_commands_are_named_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -
 def test_a_process_that_crashes_in_native_code_says_where_it_was() -> None:
     program = "import os, signal\nfrom trainfleet.trust import safe_output as output\noutput.install()\ndef step():\n    os.kill(os.getpid(), signal.SIGSEGV)\nstep()"
     environment = os.environ | {"PYTHONPATH": str(Path(safe_output.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.returncode == -11 and "Fatal Python error: Segmentation fault" in done.stderr
     assert 'File "<string>", line 5 in step' in done.stderr

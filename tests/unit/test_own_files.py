@@ -83,7 +83,9 @@ def test_a_folder_that_names_other_files_is_refused_and_nobody_is_asked(
     named: str, name: str, folder: Path, server: tuple[str, list[str]]
 ) -> None:
     address, asked = server
-    config = "".join(f"  {line}\n" for line in named.format(beside=folder.parent, server=address).split("\n"))
+    config = "".join(
+        f"  {line}\n" for line in named.format(beside=folder.parent, server=address).split("\n")
+    )
     source = describe(folder, config)
     if name != "README.md":
         (folder / name).write_text((folder / "README.md").read_text().strip("-\n"))
@@ -95,16 +97,23 @@ def test_a_folder_that_names_other_files_is_refused_and_nobody_is_asked(
 
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
-    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
 
-@pytest.mark.parametrize("named", ["data_files: *i", "data_files: &z [*z]", f"data_files: {'[' * 500}{']' * 500}"])
+@pytest.mark.parametrize(
+    "named", ["data_files: *i", "data_files: &z [*z]", f"data_files: {'[' * 500}{']' * 500}"]
+)
 @pytest.mark.parametrize("name", ["README.md", ".huggingface.yaml"])
-def test_a_description_that_expands_without_end_is_refused(named: str, name: str, folder: Path) -> None:
+def test_a_description_that_expands_without_end_is_refused(
+    named: str, name: str, folder: Path
+) -> None:
     content = f"{LAUGHS}configs:\n- config_name: default\n  {named}\n"
     (folder / name).write_text(f"---\n{content}---\n" if name == "README.md" else content)
-    with pytest.raises(DataError, match=r"has more than 1,000,000 values|maximum recursion depth") as refusal:
+    with pytest.raises(
+        DataError, match=r"has more than 1,000,000 values|maximum recursion depth"
+    ) as refusal:
         texts(f"hf://{folder}")
     assert str(folder) in refusal.value.where and refusal.value.next
 
@@ -149,7 +158,9 @@ OWN = f"hf://datasets/me/set@{REVISION}"
         ([f"{OWN}/a.zip::https://example.org/a.jsonl"], False),
     ],
 )
-def test_a_dataset_of_the_hub_has_files_of_its_repository_and_revision(files: list[str], good: bool) -> None:
+def test_a_dataset_of_the_hub_has_files_of_its_repository_and_revision(
+    files: list[str], good: bool
+) -> None:
     builder = SimpleNamespace(hash=REVISION, config=SimpleNamespace(data_files={"train": files}))
     found = dataset_of("hf://me/set")
     if good:
@@ -163,7 +174,12 @@ def test_a_dataset_of_the_hub_has_files_of_its_repository_and_revision(files: li
 @pytest.mark.parametrize(("named", "good"), [("data/*.jsonl", True), ("../secret.jsonl", False), ("{server}/a.jsonl", False),
                                               ("hf://datasets/other/set/a.jsonl", False)])  # fmt: skip
 def test_a_dataset_of_the_hub_is_refused_by_its_description(
-    name: str, named: str, good: bool, tmp_path: Path, server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    named: str,
+    good: bool,
+    tmp_path: Path,
+    server: tuple[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before the library looks for files: of the Hub, only the files that describe the dataset are asked for."""
     address, asked = server
@@ -179,7 +195,9 @@ def test_a_dataset_of_the_hub_is_refused_by_its_description(
     loaded = list[str]()
     hub_datasets._fetched.cache_clear()
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", given)
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, *_, **__: loaded.append(name) or 1 / 0)
+    monkeypatch.setattr(
+        datasets, "load_dataset_builder", lambda name, *_, **__: loaded.append(name) or 1 / 0
+    )
     with pytest.raises(DataError, match="ZeroDivisionError" if good else "not its own"):
         hub_datasets.open_dataset("hf://me/set@v1")
     assert loaded == (["me/set"] if good else []) and not asked

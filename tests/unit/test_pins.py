@@ -39,11 +39,17 @@ def wheels(page: str, version: str, python: str) -> dict[str, str]:
     """The files of a recorded page that are this version's, for this Python on x86_64, each with its SHA-256."""
     found = {name: (WHEEL.fullmatch(name), sum_) for name, sum_ in PAGES[page].items()}
     tags = (f"cp{python.replace('.', '')}", "py3")
-    return {name: sum_ for name, (match, sum_) in found.items() if match and match[1] == version and match[2] in tags}
+    return {
+        name: sum_
+        for name, (match, sum_) in found.items()
+        if match and match[1] == version and match[2] in tags
+    }
 
 
 @pytest.mark.parametrize(("name", "system"), HOSTS)
-def test_every_package_has_a_wheel_with_its_hash_for_the_python_of_the_system(name: str, system: str) -> None:
+def test_every_package_has_a_wheel_with_its_hash_for_the_python_of_the_system(
+    name: str, system: str
+) -> None:
     stack, python, row = load_stack(name), load_system(system).python, LOCK["stacks"][name]
     tag, usual = f"cp{python.replace('.', '')}", stack.torch_index == "-"
     own = {"torch": (stack.torch, stack.torch_wheels)} | {
@@ -53,11 +59,19 @@ def test_every_package_has_a_wheel_with_its_hash_for_the_python_of_the_system(na
         page = f"{'usual' if usual or package != 'torch' else stack.torch_index}/{package}/"
         (there,) = wheels(page, version, python).values()
         lock = dict(sums).get(tag, "") if sums else row["torch"].get("cpu_wheels", {}).get(tag, "")
-        assert lock == there or (usual and f"--hash=sha256:{there} " in LOCKED[""]), f"{package} {version} for {tag}: {there}"
+        assert lock == there or (usual and f"--hash=sha256:{there} " in LOCKED[""]), (
+            f"{package} {version} for {tag}: {there}"
+        )
     for package, version in stack.python_packages:
-        assert wheels(f"{stack.neuron_index}/{package}/", version, python), f"{package} {version} for {tag}"
+        assert wheels(f"{stack.neuron_index}/{package}/", version, python), (
+            f"{package} {version} for {tag}"
+        )
     for package, version in stack.neuron_packages:
-        (there,) = [found for found in PACKAGES[load_system(system).apt][package] if found.split("-")[0] == version]
+        (there,) = [
+            found
+            for found in PACKAGES[load_system(system).apt][package]
+            if found.split("-")[0] == version
+        ]
 
 
 def test_the_table_has_every_system_that_nodes_and_images_can_have() -> None:
@@ -65,7 +79,10 @@ def test_the_table_has_every_system_that_nodes_and_images_can_have() -> None:
     assert set(LOCK["systems"]) == set(str_enum(of_clusters, "os"))
     for row in LOCK["stacks"].values():
         assert "24.04" in row["ami"]["version"] and "ubuntu:24.04@" in row["base"]["version"]
-    kinds = {(yaml.safe_load(path.read_text())["fleet"] or {}).get("instance_type") for path in FOLDER.glob("*.yaml")}
+    kinds = {
+        (yaml.safe_load(path.read_text())["fleet"] or {}).get("instance_type")
+        for path in FOLDER.glob("*.yaml")
+    }
     stacks = {node_types.stack_of(node_types.instance(kind)) for kind in kinds if kind}
     assert {"cuda", "cuda-volta", "neuron", "neuron-xla"} <= stacks <= set(LOCK["stacks"])
 
@@ -73,7 +90,11 @@ def test_the_table_has_every_system_that_nodes_and_images_can_have() -> None:
 def str_enum(schema: object, key: str) -> list[str]:
     """The values of the key's only enum of systems, wherever the schema has it."""
     if isinstance(schema, dict):
-        if "ubuntu2404" in (found := (schema.get(key) or {}).get("enum", ()) if isinstance(schema.get(key), dict) else ()):
+        if "ubuntu2404" in (
+            found := (schema.get(key) or {}).get("enum", ())
+            if isinstance(schema.get(key), dict)
+            else ()
+        ):
             return list(found)
         return next(filter(None, (str_enum(value, key) for value in schema.values())), [])
     return []
@@ -101,22 +122,42 @@ def test_all_that_neuron_s_wheels_ask_for_is_pinned_and_fits(name: str, tmp_path
         ]
         (place / "METADATA").write_text("\n".join(lines))
         for ask in map(Requirement, asks if f"{package} {version}" in RECORDED["metadata"] else ()):
-            assert ask.name not in pins or ask.specifier.contains(pins[ask.name], prereleases=True), f"{package} asks for {ask}"
+            assert ask.name not in pins or ask.specifier.contains(
+                pins[ask.name], prereleases=True
+            ), f"{package} asks for {ask}"
     command = [sys.executable, ROOT / "scripts" / "unpinned.py", *dict(stack.python_packages)]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.split() == []
 
 
 def requires(package: str, version: str) -> list[str]:
     """What the wheel asks for, as recorded of it, or of the nearest older or newer one."""
-    rows = {row.split()[1]: found["requires"] for row, found in RECORDED["metadata"].items() if row.split()[0] == package}
+    rows = {
+        row.split()[1]: found["requires"]
+        for row, found in RECORDED["metadata"].items()
+        if row.split()[0] == package
+    }
     line = [known for known in rows if known.split(".")[:2] == version.split(".")[:2]]
-    return list(rows.get(version) or next((rows[known] for known in [*line, *list(rows)[::-1]]), []))
+    return list(
+        rows.get(version) or next((rows[known] for known in [*line, *list(rows)[::-1]]), [])
+    )
 
 
-@pytest.mark.parametrize(("name", "system"), [(stack, system) for stack in NEURON for system in LOCK["systems"]])
-def test_neuron_on_a_system_that_has_no_packages_for_it_is_refused_in_plan(name: str, system: str, cluster: Config) -> None:
-    slurm = replace(cluster.fleet.slurm, parallelcluster=replace(cluster.fleet.slurm.parallelcluster, os=system))
+@pytest.mark.parametrize(
+    ("name", "system"), [(stack, system) for stack in NEURON for system in LOCK["systems"]]
+)
+def test_neuron_on_a_system_that_has_no_packages_for_it_is_refused_in_plan(
+    name: str, system: str, cluster: Config
+) -> None:
+    slurm = replace(
+        cluster.fleet.slurm, parallelcluster=replace(cluster.fleet.slurm.parallelcluster, os=system)
+    )
     fleet = replace(cluster.fleet, stack=name, slurm=slurm)
     said = [
         what
@@ -124,7 +165,9 @@ def test_neuron_on_a_system_that_has_no_packages_for_it_is_refused_in_plan(name:
         if key.endswith(".os") and "ubuntu2404 works" in what
     ]
     assert bool(said) == ((name, system) not in HOSTS), said
-    assert not said or re.match(f"{system}: (Neuron's packages are installed by apt|its Python is 3.11)", said[0])
+    assert not said or re.match(
+        f"{system}: (Neuron's packages are installed by apt|its Python is 3.11)", said[0]
+    )
 
 
 @pytest.fixture(scope="module")

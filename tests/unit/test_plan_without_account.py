@@ -35,7 +35,11 @@ RECIPES = {
 
 def plan(folder: Path, *words: str, **also: str) -> subprocess.CompletedProcess[str]:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    bare |= {"HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true", "PYTHONPATH": str(ROOT / "python")}
+    bare |= {
+        "HOME": str(folder),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "PYTHONPATH": str(ROOT / "python"),
+    }
     return subprocess.run([sys.executable, "-m", "trainfleet", "plan", *words], cwd=folder, env=bare | also, text=True, capture_output=True,
                           check=False)  # fmt: skip
 
@@ -49,23 +53,40 @@ def test_a_recipe_that_makes_machines_has_a_budget(name: str) -> None:
 def test_every_artifact_is_written_and_the_whole_cost_shown(tmp_path: Path, name: str) -> None:
     said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", "OUT=out")
     assert said.returncode == 0, said.stdout + said.stderr
-    written = [str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert all(any(path.startswith(wanted) for path in written) for wanted in RECIPES[name]), written
+    written = [
+        str(path.relative_to(tmp_path / "out"))
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    ]
+    assert all(any(path.startswith(wanted) for path in written) for wanted in RECIPES[name]), (
+        written
+    )
     if "stack.yaml" in written:
-        assert "account: not asked, as AWS can't be asked without credentials" in said.stdout, said.stdout
-        assert "the account 000000000000, the zone" in said.stdout and "list price in" in said.stdout
-        body = json.loads((tmp_path / "out/requests/01-cloudformation-CreateStack.json").read_text())
+        assert "account: not asked, as AWS can't be asked without credentials" in said.stdout, (
+            said.stdout
+        )
+        assert (
+            "the account 000000000000, the zone" in said.stdout and "list price in" in said.stdout
+        )
+        body = json.loads(
+            (tmp_path / "out/requests/01-cloudformation-CreateStack.json").read_text()
+        )
         assert "000000000000" in json.dumps(body)
-    assert "dollars an hour" in said.stdout and "dollars from set-up to teardown" in said.stdout, said.stdout
+    assert "dollars an hour" in said.stdout and "dollars from set-up to teardown" in said.stdout, (
+        said.stdout
+    )
     assert "min, assumed" in said.stdout and "which budget.max_usd limits" in said.stdout
     assert ("  head  " in said.stdout) == ("parallelcluster" in name)
 
 
 @pytest.mark.parametrize(
-    ("name", "file"), [("llama-2-7b-trn1-ec2", "stack.yaml"), ("bert-large-trn1-parallelcluster", "cluster.yaml")]
+    ("name", "file"),
+    [("llama-2-7b-trn1-ec2", "stack.yaml"), ("bert-large-trn1-parallelcluster", "cluster.yaml")],
 )
 def test_the_partition_follows_the_region(tmp_path: Path, name: str, file: str) -> None:
-    where = "fleet.aws.region=us-gov-west-1" + (" fleet.aws.zones=[us-gov-west-1b]" if file == "stack.yaml" else "")
+    where = "fleet.aws.region=us-gov-west-1" + (
+        " fleet.aws.zones=[us-gov-west-1b]" if file == "stack.yaml" else ""
+    )
     said = plan(tmp_path, f"CONFIG={FOLDER}/{name}.yaml", f"SET={where}", "OUT=out")
     assert said.returncode == 0, said.stdout + said.stderr
     text = (tmp_path / "out" / file).read_text()
@@ -74,7 +95,16 @@ def test_the_partition_follows_the_region(tmp_path: Path, name: str, file: str) 
 
 
 def test_a_cluster_can_be_planned_without_pcluster_and_without_slurm(tmp_path: Path) -> None:
-    said = plan(tmp_path, f"CONFIG={FOLDER}/bert-large-trn1-parallelcluster.yaml", "OUT=out", PATH=str(tmp_path))
+    said = plan(
+        tmp_path,
+        f"CONFIG={FOLDER}/bert-large-trn1-parallelcluster.yaml",
+        "OUT=out",
+        PATH=str(tmp_path),
+    )
     assert said.returncode == 0, said.stdout + said.stderr
-    assert "  head  " in said.stdout and "dollars from set-up to teardown" in said.stdout and "next: make setup" in said.stdout
+    assert (
+        "  head  " in said.stdout
+        and "dollars from set-up to teardown" in said.stdout
+        and "next: make setup" in said.stdout
+    )
     assert (tmp_path / "out/cluster.yaml").exists() and (tmp_path / "out/node.sh").exists()

@@ -26,19 +26,34 @@ def collisions(figure: Figure) -> Iterator[str]:
     from matplotlib.text import Text
 
     FigureCanvasAgg(figure).draw()
-    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    texts = [
+        text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()
+    ]
     boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts]
-    lines = [line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"]
+    lines = [
+        line for axes in figure.axes for line in axes.get_lines() if line.get_linestyle() == "-"
+    ]
     for text, box in boxes:
-        if any(line.get_transform().transform_path(line.get_path()).intersects_bbox(box, filled=False) for line in lines):
+        if any(
+            line.get_transform().transform_path(line.get_path()).intersects_bbox(box, filled=False)
+            for line in lines
+        ):
             yield f"a curve runs through {text!r}"
-    yield from (f"{one!r} lies on {other!r}" for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b))
+    yield from (
+        f"{one!r} lies on {other!r}"
+        for (one, a), (other, b) in combinations(boxes, 2)
+        if a.overlaps(b)
+    )
 
 
 def _lines(run: Run, steps: range, **changed: Any) -> None:
     run.metrics.write_text(
         "".join(
-            json.dumps(metric(step, steps[-1]) | {key: change(step) for key, change in changed.items()}) + "\n" for step in steps
+            json.dumps(
+                metric(step, steps[-1]) | {key: change(step) for key, change in changed.items()}
+            )
+            + "\n"
+            for step in steps
         )
     )
 
@@ -46,7 +61,9 @@ def _lines(run: Run, steps: range, **changed: Any) -> None:
 RUNS: dict[str, dict[str, Any]] = {
     "usual": {},
     "validated long before its end": {"valid_loss": lambda step: 3.2 if step == 100 else None},
-    "validated once, at the height of the loss": {"valid_loss": lambda step: metric(300, 500)["loss"] if step == 100 else None},
+    "validated once, at the height of the loss": {
+        "valid_loss": lambda step: metric(300, 500)["loss"] if step == 100 else None
+    },
     "rises": {"loss": lambda step: 2 + step / 50},
     "falls in a line": {"loss": lambda step: 9 - step / 60},
     "begins slowly": {"tokens_per_second": lambda step: 17000 * min(1, 0.01 + step / 400)},
@@ -59,10 +76,16 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    "steps", [pytest.param(range(1, 4), id="3 steps", marks=pytest.mark.thorough), pytest.param(range(5, 500, 5), id="500 steps")]
+    "steps",
+    [
+        pytest.param(range(1, 4), id="3 steps", marks=pytest.mark.thorough),
+        pytest.param(range(5, 500, 5), id="500 steps"),
+    ],
 )
 @pytest.mark.parametrize("kind", RUNS)
-def test_no_text_lies_on_a_curve_or_on_another_text(kind: str, steps: range, tmp_path: Path) -> None:
+def test_no_text_lies_on_a_curve_or_on_another_text(
+    kind: str, steps: range, tmp_path: Path
+) -> None:
     run = make_run(tmp_path, steps=steps[-1])
     _lines(run, steps, **RUNS[kind])
     for step, event in ((2, "resumed"), (260, "fault"), (260, "restarted"), (450, "stopped")):
@@ -85,18 +108,27 @@ def test_a_stack_of_one_step_is_not_drawn(tmp_path: Path) -> None:
     assert "parts" in panels.panels(read(make_run(tmp_path, name="two", steps=2, every=1)))
 
 
-def test_compared_runs_are_named_beside_their_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compared_runs_are_named_beside_their_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ends, drawn = (40, 200, 500, 500, 120), []
     runs = [
-        make_run(tmp_path, name=f"a-long-name-of-an-experiment-that-someone-made-number-{i}", steps=end)
+        make_run(
+            tmp_path, name=f"a-long-name-of-an-experiment-that-someone-made-number-{i}", steps=end
+        )
         for i, end in enumerate(ends)
     ]
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure)
+    )
     listing.draw(runs, tmp_path / "compare.png")
     assert list(collisions(drawn[0])) == []
     assert drawn[0].axes[0].get_position().width > 0.4, "the names leave the curves room"
     told = [text.get_text() for text in drawn[0].axes[0].texts]
-    assert [f"number-{i}" in name for i, name in enumerate(sorted(told, key=lambda name: name.split()[0][-1]))] == [True] * 5
+    assert [
+        f"number-{i}" in name
+        for i, name in enumerate(sorted(told, key=lambda name: name.split()[0][-1]))
+    ] == [True] * 5
 
 
 def test_a_page_of_ten_thousand_steps_is_no_heavier_than_a_picture(tmp_path: Path) -> None:
@@ -107,7 +139,9 @@ def test_a_page_of_ten_thousand_steps_is_no_heavier_than_a_picture(tmp_path: Pat
 def test_a_run_that_lost_its_loss_is_not_listed_with_the_one_before(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=60, every=1)
     append_line(run.metrics, metric(61, 61) | {"loss": float("nan")})
-    assert "nan" in "".join(listing.describe_runs([run])) and ("loss", "nan") in listing._outcomes([read(run)])
+    assert "nan" in "".join(listing.describe_runs([run])) and ("loss", "nan") in listing._outcomes(
+        [read(run)]
+    )
     assert "the last that was a finite number" in html.write(run).read_text()
     append_line(run.metrics, metric(62, 62))
     assert ("loss", "nan") not in listing._outcomes([read(run)]), "it has found its way back"

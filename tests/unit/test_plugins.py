@@ -36,8 +36,14 @@ def install(package: Path) -> None:
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     info = package / "src" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    groups = [f"[{group}]\n{name} = {where}\n" for group, row in project["entry-points"].items() for name, where in row.items()]
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    groups = [
+        f"[{group}]\n{name} = {where}\n"
+        for group, row in project["entry-points"].items()
+        for name, where in row.items()
+    ]
     (info / "entry_points.txt").write_text("\n".join(groups))
 
 
@@ -65,7 +71,10 @@ def typed(package: Path, capsys: pytest.CaptureFixture[str]) -> Typed:
     """A verb on a config whose fleet has these keys: the exit code, and all that was said."""
 
     def make(verb: str, *words: str, **fleet: Any) -> tuple[int, str]:
-        document = {"name": "there", "fleet": {"backend": "dummy", "shared_folder": "/shared", "nodes": 2} | fleet}
+        document = {
+            "name": "there",
+            "fleet": {"backend": "dummy", "shared_folder": "/shared", "nodes": 2} | fleet,
+        }
         Path("config.yaml").write_text(yaml.safe_dump(document))
         code = main([verb, *words])
         said = capsys.readouterr()
@@ -78,7 +87,10 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     code, said = typed("plan", "OUT=out", options=["queue=gpu"])
     assert code == 0, said
     script = "\n".join(path.read_text() for path in Path("out").rglob("*node.sh"))
-    assert "in the queue gpu" in script and "trainfleet.entrypoint --on dummy --folder runs/there" in script
+    assert (
+        "in the queue gpu" in script
+        and "trainfleet.entrypoint --on dummy --folder runs/there" in script
+    )
     assert "cd /shared || exit" in script
 
 
@@ -91,20 +103,33 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
         ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
         ({"options": ["queue=[1"]}, "fleet.options: queue: is not a value"),
         ({"options": ["queue"]}, "is not written"),
-        ({"backend_options": ["queue=gpu"]}, "fleet.backend_options: unknown key; did you mean options?"),
+        (
+            {"backend_options": ["queue=gpu"]},
+            "fleet.backend_options: unknown key; did you mean options?",
+        ),
         ({"spot": True}, "fleet.spot: true: the dummy backend does not use it"),
         ({"backend": "dumy"}, "sagemaker, dummy; did you mean dummy?"),
         ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend has keys of its own"),
     ],
 )
-def test_what_it_does_not_take_is_refused_by_key(typed: Typed, fleet: dict[str, Any], problem: str) -> None:
+def test_what_it_does_not_take_is_refused_by_key(
+    typed: Typed, fleet: dict[str, Any], problem: str
+) -> None:
     code, said = typed("plan", **fleet)
-    assert code == 2 and problem.partition(": ")[0] in said and problem.partition(": ")[2] in " ".join(said.split()), said
+    assert (
+        code == 2
+        and problem.partition(": ")[0] in said
+        and problem.partition(": ")[2] in " ".join(said.split())
+    ), said
 
 
 def test_what_is_not_written_yet_says_where_to_write_it(typed: Typed) -> None:
     code, said = typed("train")
-    assert code and "submitting is not written yet" in said and "next: write src/trainfleet_dummy/__init__.py" in said
+    assert (
+        code
+        and "submitting is not written yet" in said
+        and "next: write src/trainfleet_dummy/__init__.py" in said
+    )
 
 
 def test_its_nodes_find_their_seat(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +164,10 @@ def test_its_package_goes_to_the_nodes_with_ours_and_is_found_there(
     files = code_files("dummy")
     assert files.keys() - code_files("").keys() == {
         *(f"python/trainfleet_dummy/{name}.py" for name in ("__init__", "bench", "seat")),
-        *(f"python/trainfleet_dummy-0.1.0.dist-info/{name}" for name in ("METADATA", "entry_points.txt")),
+        *(
+            f"python/trainfleet_dummy-0.1.0.dist-info/{name}"
+            for name in ("METADATA", "entry_points.txt")
+        ),
     }
     with tarfile.open(fileobj=io.BytesIO(pack(files))) as archive:
         archive.extractall(tmp_path / "sent", filter="data")
@@ -165,8 +193,13 @@ def test_its_bench_is_found_by_the_cases_of_the_contract(package: Path, tmp_path
         config_of=lambda name, folder, **fleet: (name, fleet),
     )  # fmt: skip
     ((name, config, folder, running, *_), named) = next(bench(tmp_path, cases))
-    assert (name, folder, running()) == ("dummy", tmp_path, []) and named["artifacts"] == ("node.sh",)
-    assert config == ("dummy", {"shared_folder": str(tmp_path)}) and (tmp_path / "probe.py").read_text() == "probe"
+    assert (name, folder, running()) == ("dummy", tmp_path, []) and named["artifacts"] == (
+        "node.sh",
+    )
+    assert (
+        config == ("dummy", {"shared_folder": str(tmp_path)})
+        and (tmp_path / "probe.py").read_text() == "probe"
+    )
 
 
 def test_it_counts_among_the_backends_and_not_in_the_page_of_this_package(package: Path) -> None:
@@ -182,13 +215,22 @@ def test_it_counts_among_the_backends_and_not_in_the_page_of_this_package(packag
         ("1 / 0", "ZeroDivision"),
     ],
 )
-def test_a_package_that_is_broken_is_named_and_no_traceback_comes(typed: Typed, package: Path, text: str, why: str) -> None:
+def test_a_package_that_is_broken_is_named_and_no_traceback_comes(
+    typed: Typed, package: Path, text: str, why: str
+) -> None:
     (package / "src/trainfleet_dummy/__init__.py").write_text(f"{text}\n")
     code, said = typed("plan")
-    assert code == 1 and why in said and "trainfleet.backends: dummy" in said and "Traceback" not in said
+    assert (
+        code == 1
+        and why in said
+        and "trainfleet.backends: dummy" in said
+        and "Traceback" not in said
+    )
 
 
-def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(typed: Typed, package: Path) -> None:
+def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(
+    typed: Typed, package: Path
+) -> None:
     file = package / "src/trainfleet_dummy/__init__.py"
     whole = file.read_text()
     for was, now, why in [
@@ -202,8 +244,12 @@ def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(typed: Typed
         assert code == 1 and why in said and "trainfleet.backends: dummy" in said, said
 
 
-@pytest.mark.parametrize("fleet", [{"shared_folder": None}, {"slow": "replace", "shared_folder": None}])
-def test_a_package_that_is_broken_leaves_the_others_as_they_are(typed: Typed, package: Path, fleet: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fleet", [{"shared_folder": None}, {"slow": "replace", "shared_folder": None}]
+)
+def test_a_package_that_is_broken_leaves_the_others_as_they_are(
+    typed: Typed, package: Path, fleet: dict[str, Any]
+) -> None:
     (package / "src/trainfleet_dummy/__init__.py").write_text("1 / 0\n")
     code, said = typed("plan", backend="local", nodes=1, **fleet)
     assert code == (2 if "slow" in fleet else 0) and "ZeroDivision" not in said, said
@@ -215,7 +261,10 @@ def test_an_engine_that_nobody_offers_is_refused_with_those_that_there_are() -> 
     assert "fleet, batch, slurm, sagemaker" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "A", "a-b", "../x", "a b", "class", "slurm", "x" * 40, "a\n", "1a", "$(touch evil)"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "A", "a-b", "../x", "a b", "class", "slurm", "x" * 40, "a\n", "1a", "$(touch evil)"],
+)
 def test_a_name_that_no_backend_can_have_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError):
         skeleton.write(name, tmp_path)

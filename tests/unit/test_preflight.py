@@ -56,23 +56,30 @@ def offers(message: str) -> list[str]:
         ("gpt2-large", "micro_batch: 32, global_batch: 64, sequence_length: 1024"),
     ],
 )
-def test_what_is_offered_in_place_of_a_model_that_is_too_large_is_accepted(preset: str, train: str) -> None:
+def test_what_is_offered_in_place_of_a_model_that_is_too_large_is_accepted(
+    preset: str, train: str
+) -> None:
     """An offer is what a user types next, so each is loaded as it would be typed, and must pass."""
     text = HERE % (preset, train)
     with pytest.raises(
-        ConfigError, match=f"model.preset: {preset} needs .* GiB per rank, .* for 2 ranks, and this machine has 24.0 GiB"
+        ConfigError,
+        match=f"model.preset: {preset} needs .* GiB per rank, .* for 2 ranks, and this machine has 24.0 GiB",
     ) as caught:
         preflight.require(config(text))
     found = offers(caught.value.problems[0].message)
     assert found and found[0]
     for words in found:
         nodes = re.fullmatch(r"NODES=(\d+)", words)
-        smaller = config(text, "" if nodes else words, {"NODES": ("fleet.nodes", nodes[1])} if nodes else {})
+        smaller = config(
+            text, "" if nodes else words, {"NODES": ("fleet.nodes", nodes[1])} if nodes else {}
+        )
         preflight.require(smaller)
         assert preflight.this_machine().wanted(smaller) < 24 * GIB
 
 
-def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tight = config(HERE % ("llama-3.2-1b", "optimizer: adamw"), "fleet.nodes=1")
     wanted = preflight.this_machine().wanted(tight)
     for memory, refused in ((wanted / 1.1, False), (wanted / 1.3, True)):
@@ -84,17 +91,23 @@ def test_a_model_that_may_fit_is_not_refused_though_it_is_tight(monkeypatch: pyt
 
 def test_a_device_that_does_not_hold_its_part_is_told_before_any_host_is_asked() -> None:
     found = dict(preflight.problems(config(H100)))
-    assert "llama-3-70b needs" in found["model.preset"] and "a H100-80GB has 79.2 GiB" in found["model.preset"]
+    assert (
+        "llama-3-70b needs" in found["model.preset"]
+        and "a H100-80GB has 79.2 GiB" in found["model.preset"]
+    )
     assert "NODES=" in found["model.preset"]
 
 
 def test_what_this_machine_has_says_nothing_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_types, "local_accelerator", lambda: accelerators.BY_NAME["A10G-24GB"])
     with pytest.raises(
-        ConfigError, match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which"
+        ConfigError,
+        match=r"fleet\.accelerator: null: fleet\.stack cuda has GPUs compute, and nobody has said which",
     ):
         config(H100.replace("instance_type: p5.48xlarge", "stack: cuda"))
-    assert not dict(preflight.problems(config(H100.replace("p5.48xlarge}", "p5.48xlarge, stack: cpu}"))))
+    assert not dict(
+        preflight.problems(config(H100.replace("p5.48xlarge}", "p5.48xlarge, stack: cpu}")))
+    )
 
 
 def test_a_node_has_room_for_its_own_ranks_alone() -> None:
@@ -109,18 +122,25 @@ def test_a_node_has_room_for_its_own_ranks_alone() -> None:
     ("settings", "most"),
     [
         ("train.compile=false", 1.05),
-        ("train.compile=true train.recompute=full", 1.05),  # a block's input is kept whatever a compiler does
+        (
+            "train.compile=true train.recompute=full",
+            1.05,
+        ),  # a block's input is kept whatever a compiler does
         ("train.compile=true", 1.2),
     ],
 )
-def test_a_run_is_refused_beyond_what_its_estimate_can_be_too_high(settings: str, most: float) -> None:
+def test_a_run_is_refused_beyond_what_its_estimate_can_be_too_high(
+    settings: str, most: float
+) -> None:
     small = config(HERE % ("llama-3.2-1b", "optimizer: adamw"), settings)
     wanted = Room(0, "rank", "").wanted(small)
     assert lack(small, Room(1.01 * wanted / most, "rank", "a device")) is None
     assert lack(small, Room(0.99 * wanted / most, "rank", "a device")) is not None
 
 
-def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_the_disk_does_not_hold_are_refused_with_how_many_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small = config((HERE % ("small", "optimizer: adamw")) + "checkpoint: {every: 10, keep: 4}\n")
     one = checkpoint_bytes(small)
     usage = namedtuple("usage", "free")
@@ -151,7 +171,10 @@ def test_a_bucket_that_may_not_be_written_is_told_before_the_start() -> None:
             if environ["PATH_INFO"].endswith(".writable"):
                 asked.append(environ["REQUEST_METHOD"])
                 if closed:
-                    begin("403 Forbidden", [("Content-Type", "application/xml"), ("Content-Length", "57")])
+                    begin(
+                        "403 Forbidden",
+                        [("Content-Type", "application/xml"), ("Content-Length", "57")],
+                    )
                     return [b"<Error><Code>AccessDenied</Code><Message/></Error>".ljust(57)]
             return start(environ, begin)  # type: ignore[return-value, arg-type]
 
@@ -179,13 +202,21 @@ def test_a_control_group_that_limits_memory_is_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "warned"), [(4096, True), (32000, False)])
-def test_a_small_tokenizer_of_a_model_with_many_tokens_is_warned_of(tokens: int, warned: bool) -> None:
-    told = preflight.warnings(config(H100.replace("vocabulary_size: 2048", f"vocabulary_size: {tokens}")))
-    assert any("128,256 tokens and the tokenizer will have 4,096" in line for line in told) is warned
+def test_a_small_tokenizer_of_a_model_with_many_tokens_is_warned_of(
+    tokens: int, warned: bool
+) -> None:
+    told = preflight.warnings(
+        config(H100.replace("vocabulary_size: 2048", f"vocabulary_size: {tokens}"))
+    )
+    assert (
+        any("128,256 tokens and the tokenizer will have 4,096" in line for line in told) is warned
+    )
 
 
 @pytest.mark.parametrize(("floor", "warned"), [("3e-5", True), ("0.1", False), ("0", False)])
 def test_a_floor_that_looks_like_a_learning_rate_is_warned_of(floor: str, warned: bool) -> None:
     """Other programs give the rate itself: min_lr."""
-    told = preflight.warnings(config(HERE % ("tiny", f"learning_rate: 3e-4, learning_rate_floor: {floor}")))
+    told = preflight.warnings(
+        config(HERE % ("tiny", f"learning_rate: 3e-4, learning_rate_floor: {floor}"))
+    )
     assert any("the rate ends at 9e-09; set 0.1 to end at 3e-05" in line for line in told) is warned

@@ -33,24 +33,42 @@ def announced(mark: str, **environment: str) -> Iterator[str]:
 
 def seen(mark: str) -> set[str]:
     """The other runs on this machine, as only the names of sockets tell."""
-    text = subprocess.run(["sh", "-c", job_commands.marks()], capture_output=True, text=True, check=True).stdout
-    return job_commands.read_marks("\n".join(line for line in text.splitlines() if not line.startswith("mine")), mark)
+    text = subprocess.run(
+        ["sh", "-c", job_commands.marks()], capture_output=True, text=True, check=True
+    ).stdout
+    return job_commands.read_marks(
+        "\n".join(line for line in text.splitlines() if not line.startswith("mine")), mark
+    )
 
 
 def test_a_run_is_seen_as_long_as_it_lives() -> None:
     with announced(OTHER) as said:
-        assert said == "''" and f"{OTHER} (of {user()})" in seen(MINE) and OTHER not in str(seen(OTHER))
+        assert (
+            said == "''"
+            and f"{OTHER} (of {user()})" in seen(MINE)
+            and OTHER not in str(seen(OTHER))
+        )
     assert OTHER not in str(seen(MINE))
 
 
 def test_another_users_run_of_the_same_name_is_another_run() -> None:
-    assert job_commands.read_marks(f"user me\nsaid 1a2b:you:{MINE}\nsaid 1a2b:me:{MINE}", MINE) == {f"{MINE} (of you)"}
-    assert job_commands.read_marks(f"Welcome to this node\nmine {MINE}\nuser me\nsaid 1a2b:me:{MINE[:7]}", MINE) == set()
+    assert job_commands.read_marks(f"user me\nsaid 1a2b:you:{MINE}\nsaid 1a2b:me:{MINE}", MINE) == {
+        f"{MINE} (of you)"
+    }
+    assert (
+        job_commands.read_marks(
+            f"Welcome to this node\nmine {MINE}\nuser me\nsaid 1a2b:me:{MINE[:7]}", MINE
+        )
+        == set()
+    )
     assert job_commands.read_marks(f"mine {OTHER}\nuser me\nsaid 1a2b:me:{OTHER}", MINE) == {OTHER}
 
 
 def test_of_two_that_must_be_alone_one_is_the_first() -> None:
-    with announced(MINE, TRAINFLEET_ALONE="1") as first, announced(OTHER, TRAINFLEET_ALONE="1") as second:
+    with (
+        announced(MINE, TRAINFLEET_ALONE="1") as first,
+        announced(OTHER, TRAINFLEET_ALONE="1") as second,
+    ):
         assert first == "''" and f"{MINE} (of {user()})" in second
         with announced(OTHER) as third:
             assert third == "''", "what need not be alone may be beside it"

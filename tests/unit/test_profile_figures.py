@@ -39,7 +39,10 @@ train: {steps: 500, global_batch: 8, sequence_length: 64}
 
 def event(name: str, begin: float, end: float, device: object = DeviceType.CPU) -> Any:
     return SimpleNamespace(
-        name=name, device_type=device, time_range=SimpleNamespace(start=begin, end=end), self_cpu_time_total=end - begin
+        name=name,
+        device_type=device,
+        time_range=SimpleNamespace(start=begin, end=end),
+        self_cpu_time_total=end - begin,
     )
 
 
@@ -47,7 +50,9 @@ def test_a_collective_is_hidden_while_something_is_computed() -> None:
     found = summarize(
         [event("forward", 0, 400), event("backward", 400, 1000), event("aten::mm", 0, 300), event("aten::mm", 500, 700), event("gloo:all_reduce", 600, 900)]
     )  # fmt: skip
-    assert found["seconds"] == pytest.approx(1000e-6) and found["parts"] == pytest.approx({"forward": 400e-6, "backward": 600e-6})
+    assert found["seconds"] == pytest.approx(1000e-6) and found["parts"] == pytest.approx(
+        {"forward": 400e-6, "backward": 600e-6}
+    )
     assert found["communication"] == pytest.approx({"seconds": 300e-6, "not_hidden": 200e-6})
     assert found["top"][0] == {"name": "aten::mm", "seconds": pytest.approx(500e-6), "calls": 2}
 
@@ -81,18 +86,26 @@ def test_parts_are_timed_in_sampled_steps_only_and_on_the_device_s_clock() -> No
 
 def test_what_backward_waits_for_when_all_is_computed_is_communication() -> None:
     now = [0.0]
-    first, watch = nn.Linear(2, 2), Stopwatch(0.0, clock=lambda: (lambda moment: lambda: moment)(now[0]))
+    first, watch = (
+        nn.Linear(2, 2),
+        Stopwatch(0.0, clock=lambda: (lambda moment: lambda: moment)(now[0])),
+    )
     watch.hear(first)
 
     def advance(seconds: float) -> Callable[[torch.Tensor], None]:
         return lambda gradient: now.__setitem__(0, now[0] + seconds)
 
-    for sampled, parts in ((True, {"forward": 0.0, "backward": 2.0, "communication": 3.0}), (False, {})):
+    for sampled, parts in (
+        (True, {"forward": 0.0, "backward": 2.0, "communication": 3.0}),
+        (False, {}),
+    ):
         watch.begin(1, sampled=sampled)
         with watch.own_work():
             features = first(torch.ones(1, 2))
             loss = (features * 2).sum()
-        loss.register_hook(advance(2.0))  # the blocks' gradients take 2 s, and what comes after the first module's output 3 s
+        loss.register_hook(
+            advance(2.0)
+        )  # the blocks' gradients take 2 s, and what comes after the first module's output 3 s
         with watch.part("backward"):
             loss.backward()
             now[0] += 3.0
@@ -148,11 +161,16 @@ def judged(seconds: float, waits: float, by_blocks: bool) -> float:
 
 
 @pytest.mark.parametrize(("by_blocks", "waits"), [(False, 0.0), (True, 0.0), (True, 0.7)])
-def test_a_rank_is_slow_by_its_device_s_time_and_not_by_when_the_host_had_launched(by_blocks: bool, waits: float) -> None:
+def test_a_rank_is_slow_by_its_device_s_time_and_not_by_when_the_host_had_launched(
+    by_blocks: bool, waits: float
+) -> None:
     """The host launches at once on every rank. A device that is throttled takes longer; one that waits for it does not."""
     usual, slow = (judged(seconds, waits, by_blocks) for seconds in (0.1, 0.3))
     assert (usual, slow) == (pytest.approx(0.3), pytest.approx(0.9))
-    beats = [Beat(rank, rank, 1, 1, "step", 10, 0.0, 0.0, 3.0, busy) for rank, busy in enumerate((usual, slow, usual, usual))]
+    beats = [
+        Beat(rank, rank, 1, 1, "step", 10, 0.0, 0.0, 3.0, busy)
+        for rank, busy in enumerate((usual, slow, usual, usual))
+    ]
     busy = sorted(beat.busy_seconds for beat in beats)
     assert [beat.rank for beat in beats if is_slow(beat, busy)] == [1]
 
@@ -180,14 +198,20 @@ def test_a_profile_is_shown_on_one_screen(tmp_path: Path) -> None:
 
 
 def test_sizes_are_read_and_refused_by_name() -> None:
-    assert counts_of("", 8) == [1, 2, 4, 8] and counts_of("", 6) == [1, 2, 4, 6] and counts_of("4 1,2", 8) == [1, 2, 4]
+    assert (
+        counts_of("", 8) == [1, 2, 4, 8]
+        and counts_of("", 6) == [1, 2, 4, 6]
+        and counts_of("4 1,2", 8) == [1, 2, 4]
+    )
     for wrong in ("two", "0 1", "3", "1 1"):
         with pytest.raises(ConfigError, match="NODES='1 2 4'"):
             counts_of(wrong, 8)
 
 
 @pytest.mark.parametrize(("weak", "batches"), [(False, [8, 8, 8]), (True, [8, 16, 32])])
-def test_strong_scaling_keeps_the_batch_and_weak_scaling_a_rank_s_part(tmp_path: Path, weak: bool, batches: list[int]) -> None:
+def test_strong_scaling_keeps_the_batch_and_weak_scaling_a_rank_s_part(
+    tmp_path: Path, weak: bool, batches: list[int]
+) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     sizes = sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 2 4"}, weak)
     assert [config.fleet.nodes for config, _ in sizes] == [1, 2, 4]
@@ -208,15 +232,26 @@ def test_a_measured_run_has_its_own_name_and_leaves_nothing_to_resume(tmp_path: 
     short = measured(config, "base-profile-1", 6, "4-6")
     assert (short.name, short.train.steps, short.checkpoint.is_off) == ("base-profile-1", 6, True)
     assert short.checkpoint.every_steps == 0 and short.checkpoint.every_seconds == 0
-    assert short.train.schedule_steps == config.train.schedule_steps == 500  # it is the long run that is looked at
-    assert steady([{"step": step} for step in range(1, 7)]) == [{"step": 4}, {"step": 5}, {"step": 6}]
+    assert (
+        short.train.schedule_steps == config.train.schedule_steps == 500
+    )  # it is the long run that is looked at
+    assert steady([{"step": step} for step in range(1, 7)]) == [
+        {"step": 4},
+        {"step": 5},
+        {"step": 6},
+    ]
     longer = measured(config, "base-profile-2", config.train.schedule_steps + 4)
     assert longer.train.schedule_steps == longer.train.steps  # or rules.py would refuse it
     assert shared(config) == config, "this machine is nobody's but its own"
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"), [("6-4", "no step of train.steps 500"), ("900-910", "no step"), ("4", 'is not written as in "4-6"')]
+    ("steps", "told"),
+    [
+        ("6-4", "no step of train.steps 500"),
+        ("900-910", "no step"),
+        ("4", 'is not written as in "4-6"'),
+    ],
 )
 def test_steps_that_are_none_are_refused(tmp_path: Path, steps: str, told: str) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
@@ -247,5 +282,8 @@ def test_efficiency_is_against_the_smallest_size(tmp_path: Path) -> None:
         "%",
     ]
     scaling_table.write(Run(tmp_path / "s"), measures, weak=True)
-    assert "| 4 | 4 |" in (tmp_path / "s/scaling.md").read_text() and (tmp_path / "s/plots/scaling.png").stat().st_size > 5000
+    assert (
+        "| 4 | 4 |" in (tmp_path / "s/scaling.md").read_text()
+        and (tmp_path / "s/plots/scaling.png").stat().st_size > 5000
+    )
     assert json.loads((tmp_path / "s/scaling.json").read_text())["scaling"] == "weak"

@@ -49,7 +49,9 @@ class Clock:
 class Queue:
     """A backend whose job waits for `waits` seconds, starts for a minute, runs for two, and whose engine may start it once more."""
 
-    def __init__(self, clock: Clock, waits: float, retries: bool = False, forever: bool = False) -> None:
+    def __init__(
+        self, clock: Clock, waits: float, retries: bool = False, forever: bool = False
+    ) -> None:
         self.clock, self.waits, self.retries, self.forever = clock, waits, retries, forever
         self.stopped: list[bool] = []
 
@@ -69,7 +71,9 @@ class Queue:
         if self.retries and at < self.waits + 480:
             waiting = at < self.waits + 300
             return (
-                Status(Phase.QUEUED, "requeued: node b failed", 2) if waiting else Status(Phase.RUNNING, attempt=2, hosts=hosts)
+                Status(Phase.QUEUED, "requeued: node b failed", 2)
+                if waiting
+                else Status(Phase.RUNNING, attempt=2, hosts=hosts)
             )
         return Status(Phase.ENDED, exits={0: 0, 1: 0})
 
@@ -94,8 +98,12 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def run_attempt(run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int) -> AttemptOutcome:
-    request = Request(Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),))
+def run_attempt(
+    run: Run, backend: Queue, show: Callable[[str], None], costs: Budget, *interrupts: int
+) -> AttemptOutcome:
+    request = Request(
+        Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),)
+    )
     asked = Interrupts()
     asked.pressed = sum(interrupts)
     run.update_results(status="running", unattended=True)
@@ -111,7 +119,9 @@ def money(run: Run, limit: float | None = None) -> Budget:
     )  # a dollar for a node's second
 
 
-def test_a_quarter_of_an_hour_in_the_queue_is_no_fault_and_costs_nothing(run: Run, clock: Clock) -> None:
+def test_a_quarter_of_an_hour_in_the_queue_is_no_fault_and_costs_nothing(
+    run: Run, clock: Clock
+) -> None:
     shown: list[str] = []
     costs = money(run)
 
@@ -123,14 +133,25 @@ def test_a_quarter_of_an_hour_in_the_queue_is_no_fault_and_costs_nothing(run: Ru
 
     outcome = run_attempt(run, Queue(clock, QUARTER), show, costs)
     assert not outcome.failed and outcome.alarm is None
-    assert shown[0] == REASON and shown.count(REASON) >= QUARTER / 5 and "the image is pulled" in shown
+    assert (
+        shown[0] == REASON and shown.count(REASON) >= QUARTER / 5 and "the image is pulled" in shown
+    )
     events = [(event["event"], event.get("reason", "")) for event in run.read_events()]
-    assert events == [("launched", ""), ("queued", REASON), ("queued", "the image is pulled"), ("running", "")]
+    assert events == [
+        ("launched", ""),
+        ("queued", REASON),
+        ("queued", "the image is pulled"),
+        ("running", ""),
+    ]
     run.record("finished", step=1)
-    assert costs.spent() == pytest.approx(2 * 180, abs=2 * 5.1), "from the machines' start on, two nodes for three minutes"
+    assert costs.spent() == pytest.approx(2 * 180, abs=2 * 5.1), (
+        "from the machines' start on, two nodes for three minutes"
+    )
 
 
-def test_its_ranks_are_watched_from_the_moment_that_it_runs(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_ranks_are_watched_from_the_moment_that_it_runs(
+    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began: list[float] = []
 
     class Sentry(watchdog.Sentry):
@@ -140,7 +161,9 @@ def test_its_ranks_are_watched_from_the_moment_that_it_runs(run: Run, clock: Clo
 
     monkeypatch.setattr(monitor, "Sentry", Sentry)
     run_attempt(run, Queue(clock, QUARTER, retries=True), lambda waits: None, money(run))
-    assert [round(moment - QUARTER) for moment in began] == [60, 300], "and anew in the attempt that the engine starts by itself"
+    assert [round(moment - QUARTER) for moment in began] == [60, 300], (
+        "and anew in the attempt that the engine starts by itself"
+    )
 
 
 def test_what_an_engine_queues_again_is_not_paid_for_meanwhile(run: Run, clock: Clock) -> None:
@@ -156,7 +179,9 @@ def test_a_request_to_stop_ends_a_job_that_only_waits(run: Run, clock: Clock) ->
     assert backend.stopped == [True] and clock.passed < 60
 
 
-def test_money_is_spent_from_running_on_and_then_it_stops(run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_money_is_spent_from_running_on_and_then_it_stops(
+    run: Run, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budget, "LOOK_EVERY", 0.0)
     run_attempt(run, Queue(clock, QUARTER), lambda waits: None, money(run, limit=200.0))
     assert run.stop.exists()
@@ -190,7 +215,9 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     run.folder.mkdir(parents=True)
     run.config.write_text(dump_resolved(config))
     run.update_results(name="queued", status="running", unattended=True)
-    request = Request(Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),))
+    request = Request(
+        Job("train", "queued", run.folder, 2, 1, "m", (), True), (Artifact("job.sbatch", "x"),)
+    )
     save_job(run, Handle("slurm", f"{run.folder}:7", "0123", 2), request)
     run.record("launched", nodes=2, ranks_per_node=1)
     run.note("queued", phase="queued", reason=REASON)
@@ -210,7 +237,11 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
     ],
 )
 def test_status_asks_the_engine_why_a_job_waits_now(
-    waiting: Callable[..., None], capsys: pytest.CaptureFixture[str], state: str, reason: str, said: str
+    waiting: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    reason: str,
+    said: str,
 ) -> None:
     folder = Path("runs/queued").absolute()
     waiting(f"echo '{SQUEUE.format(state=state, reason=reason, folder=folder)}'")
@@ -231,7 +262,10 @@ def test_status_of_an_engine_that_does_not_answer_says_how_old_the_reason_is(
 
 
 def test_status_leaves_the_engine_of_a_run_that_was_handed_over_to_its_head(
-    waiting: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    waiting: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting(f"touch {tmp_path}/asked")
 
@@ -242,7 +276,9 @@ def test_status_leaves_the_engine_of_a_run_that_was_handed_over_to_its_head(
     monkeypatch.setattr(Slurm, "place", lambda self, run: Here(run))
     monkeypatch.setattr(Slurm, "find", lambda self, run: Handle("slurm", "", "", 0))
     assert main(["status"]) == 0
-    assert f"queued: {REASON} (noted " in capsys.readouterr().out and not (tmp_path / "asked").exists()
+    assert (
+        f"queued: {REASON} (noted " in capsys.readouterr().out and not (tmp_path / "asked").exists()
+    )
 
 
 def test_the_live_line_says_what_it_waits_for(run: Run) -> None:

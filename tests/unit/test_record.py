@@ -29,7 +29,11 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = True
-        for module, name in ((record, "append_line"), (run_folder, "append_line"), (run_folder, "write_atomic")):
+        for module, name in (
+            (record, "append_line"),
+            (run_folder, "append_line"),
+            (run_folder, "write_atomic"),
+        ):
             monkeypatch.setattr(module, name, self.before(getattr(module, name)))
 
     def before(self, write: Any) -> Any:
@@ -64,19 +68,30 @@ def test_a_full_disk_ends_no_training_and_its_lines_follow(
     step(recorder, 1)
     disk.room = False
     step(recorder, 2)
-    recorder.saved([Saved(2, "checkpoints/step-2", 0.1, None), Saved(2, "b", 0.1, RunError("not saved", why="full"))])
+    recorder.saved(
+        [
+            Saved(2, "checkpoints/step-2", 0.1, None),
+            Saved(2, "b", 0.1, RunError("not saved", why="full")),
+        ]
+    )
     step(recorder, 3)
     assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1]
     disk.room = True
     step(recorder, 4)
     assert [line["step"] for line in read_lines(recorder.run.metrics)] == [1, 2, 3, 4]
-    assert [event["event"] for event in recorder.run.read_events()] == ["began", "checkpointed", "unsaved"]
+    assert [event["event"] for event in recorder.run.read_events()] == [
+        "began",
+        "checkpointed",
+        "unsaved",
+    ]
     assert recorder.run.read_results()["steps"] == 4
     assert capsys.readouterr().out.count("training continues; its records wait for disk space") == 1
     recorder.close()
 
 
-def test_a_run_whose_record_never_found_room_does_not_end_well(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_record_never_found_room_does_not_end_well(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
     disk.room = False
     step(recorder, 1)
@@ -85,7 +100,9 @@ def test_a_run_whose_record_never_found_room_does_not_end_well(recorder: Recorde
     assert failed.value.why == "No space left on device"
 
 
-def test_a_tensorboard_that_fails_is_begun_anew(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensorboard_that_fails_is_begun_anew(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step(recorder, 1)
     board = recorder._board()
 
@@ -107,7 +124,8 @@ def test_the_slowest_rank_is_named_once_the_beats_of_all_are_there(tmp_path: Pat
 
     def beat(node: int, attempt: int, **busy: float) -> None:
         beats = [
-            Beat(int(rank[1:]), node, 1, attempt, "step", 9, 0.0, time.time(), 1.0, seconds) for rank, seconds in busy.items()
+            Beat(int(rank[1:]), node, 1, attempt, "step", 9, 0.0, time.time(), 1.0, seconds)
+            for rank, seconds in busy.items()
         ]
         write_beats(tmp_path, node, attempt, beats)
 
@@ -119,18 +137,33 @@ def test_the_slowest_rank_is_named_once_the_beats_of_all_are_there(tmp_path: Pat
     assert slowest.measure() == {"slowest_rank": 2, "slowest_own": 0.5, "median_own": 0.25}
     beat(0, 2, r0=0.1, r1=0.75)  # and the other node has written none since
     assert slowest.measure()["slowest_rank"] == 1
-    assert Slowest(heart, ranks=5).measure() == {}  # the fifth's are on a node whose folder is another one
+    assert (
+        Slowest(heart, ranks=5).measure() == {}
+    )  # the fifth's are on a node whose folder is another one
 
 
-def test_what_overflowed_is_told_apart_from_what_was_skipped(recorder: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
-    told = [(0, 0, 65536.0), (1, 2, 16384.0), (1, 2, 16384.0)]  # steps skipped and overflowed so far, and the loss scale
+def test_what_overflowed_is_told_apart_from_what_was_skipped(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [
+        (0, 0, 65536.0),
+        (1, 2, 16384.0),
+        (1, 2, 16384.0),
+    ]  # steps skipped and overflowed so far, and the loss scale
     for number, (skipped, overflowed, scale) in enumerate(told, 1):
         recorder.progress.step = number
         more = {"loss_scale": scale, "overflowed": overflowed}
         recorder.step(loss=3.0, norm=1.0, valid_loss=None, skipped=skipped, memory=1, more=more)
-    found = [(event["event"], event["step"], event["steps"]) for event in recorder.run.read_events() if "steps" in event]
+    found = [
+        (event["event"], event["step"], event["steps"])
+        for event in recorder.run.read_events()
+        if "steps" in event
+    ]
     assert found == [("skipped", 2, 1), ("overflowed", 2, 2)]
-    assert "2 steps left out: gradients overflowed fp16; the loss scale is 16384 now" in capsys.readouterr().out
+    assert (
+        "2 steps left out: gradients overflowed fp16; the loss scale is 16384 now"
+        in capsys.readouterr().out
+    )
     recorder.update(status="running", name="run", total_steps=9)
     lines = [line for line in status(recorder.run).splitlines() if line.startswith("skipped")]
     assert [line.split(maxsplit=1)[1] for line in lines] == [

@@ -34,7 +34,11 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in ("meta", "br", "link", "img"):
             self.open.append(tag)
-        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value and value[0] != "#"]
+        self.fetched += [
+            value
+            for name, value in attrs
+            if name in ("src", "href", "xlink:href") and value and value[0] != "#"
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -69,13 +73,23 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         assert expected in shown.text
     assert SAMPLE["prompt"] + SAMPLE["text"] in shown.text
     assert "Rank 1 is the slowest in" in shown.text
-    assert "<details><summary>" in run.report.read_text().partition("Config, as resolved")[2], "it is folded"
-    assert run.report.read_text().count("<svg ") == 2 + 5 and 'http-equiv="refresh"' not in run.report.read_text()
+    assert "<details><summary>" in run.report.read_text().partition("Config, as resolved")[2], (
+        "it is folded"
+    )
+    assert (
+        run.report.read_text().count("<svg ") == 2 + 5
+        and 'http-equiv="refresh"' not in run.report.read_text()
+    )
 
 
-def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(tmp_path: Path) -> None:
+def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(
+    tmp_path: Path,
+) -> None:
     run = make_run(tmp_path, done=40, status="running", unattended=True)
-    beats = [Beat(rank, rank, 7, 0, "step", 40, 0.1, time.time(), 0.5, busy) for rank, busy in enumerate((0.2, 0.4))]
+    beats = [
+        Beat(rank, rank, 7, 0, "step", 40, 0.1, time.time(), 0.5, busy)
+        for rank, busy in enumerate((0.2, 0.4))
+    ]
     for beat in beats:
         write_beats(run.folder, beat.node, 0, [beat])
     shown = page(run)
@@ -84,8 +98,15 @@ def test_the_page_of_a_run_that_trains_reads_itself_anew_and_says_who_is_slow(tm
 
 
 def test_the_start_is_the_first_start_and_versions_and_own_keys_are_told(tmp_path: Path) -> None:
-    run = make_run(tmp_path, started=START + 9000, versions={"trainfleet": "0.2.0 (1a2b3c4)", "torch": "2.13.0"})
-    events = "".join(json.dumps({"time": START + add, "event": "launched", "started": START + add}) + "\n" for add in (0, 9000))
+    run = make_run(
+        tmp_path,
+        started=START + 9000,
+        versions={"trainfleet": "0.2.0 (1a2b3c4)", "torch": "2.13.0"},
+    )
+    events = "".join(
+        json.dumps({"time": START + add, "event": "launched", "started": START + add}) + "\n"
+        for add in (0, 9000)
+    )
     (run.folder / "events.jsonl").write_text(events)
     run.given.write_text("train: {steps: 77, seed: 1}\nfleet: {nodes: 3}\n")
     text = page(run).text
@@ -97,7 +118,12 @@ def test_a_loss_that_rose_is_remarked_on_and_one_that_fell_is_not(tmp_path: Path
     run = make_run(tmp_path, steps=60)
     assert read(run).rose == "" and "rose" not in page(run).text
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    run.metrics.write_text("".join(json.dumps(line | {"loss": 7.7 if line["step"] == 5 else 193.0}) + "\n" for line in lines))
+    run.metrics.write_text(
+        "".join(
+            json.dumps(line | {"loss": 7.7 if line["step"] == 5 else 193.0}) + "\n"
+            for line in lines
+        )
+    )
     assert "The loss rose from 7.700 to 193.000" in page(run).text and "rose" in status(run)
 
 
@@ -132,7 +158,14 @@ def test_svg_takes_its_colours_from_the_page(tmp_path: Path) -> None:
 
 def test_no_second_is_counted_twice(tmp_path: Path) -> None:
     run = make_run(tmp_path)  # its startup of 27.1 s has the 21.4 s of tokenizing within
-    told = {"tokenize": 21.4, "startup": 5.7, "train": 118.2, "validate": 6.1, "checkpoint": 1.6, "the rest": 2.6}
+    told = {
+        "tokenize": 21.4,
+        "startup": 5.7,
+        "train": 118.2,
+        "validate": 6.1,
+        "checkpoint": 1.6,
+        "the rest": 2.6,
+    }
     assert read(run).stages == pytest.approx(told)
     run.update_results(started=None)
     assert read(run).stages["startup"] == 27.1
@@ -140,17 +173,26 @@ def test_no_second_is_counted_twice(tmp_path: Path) -> None:
 
 def test_the_way_to_the_first_step_is_told(tmp_path: Path) -> None:
     text = html.write(make_run(tmp_path)).read_text()
-    assert "torch was loaded after 25 s, ranks had met after 26 s, the model was built after 27 s" in text
+    assert (
+        "torch was loaded after 25 s, ranks had met after 26 s, the model was built after 27 s"
+        in text
+    )
 
 
 def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
-    run = make_run(tmp_path, status="failed", sample={"prompt": "<script>a()</script>", "text": "<b>&"})
+    run = make_run(
+        tmp_path, status="failed", sample={"prompt": "<script>a()</script>", "text": "<b>&"}
+    )
     run.record("fault", rank=0, node=0, message="<img src=x>", traceback=["<i>"])
     run.record("resumed", by="<u>")
-    run.config.write_text("name: x\ndata: {sources: ['<script>b()</script>']}\nodd: <script>c()</script>\n")
+    run.config.write_text(
+        "name: x\ndata: {sources: ['<script>b()</script>']}\nodd: <script>c()</script>\n"
+    )
     text = run.report.read_text() if page(run) else ""
     assert not re.search(r"<script|<img|<b>&|<u>|<i>", text)
-    assert "&lt;script&gt;a()" in text and "&lt;script&gt;b()" in text and "&lt;img src=x&gt;" in text
+    assert (
+        "&lt;script&gt;a()" in text and "&lt;script&gt;b()" in text and "&lt;img src=x&gt;" in text
+    )
     assert "c()" not in text, "of the file there is what was understood, and not a byte else"
 
 
@@ -158,7 +200,14 @@ def test_verdict_heads_a_failed_page_and_no_other(tmp_path: Path) -> None:
     run = make_run(tmp_path, done=0, status="failed")
     run.record("fault", rank=0, node=0, message="of an earlier attempt")
     run.record("launched", nodes=2)
-    run.record("fault", rank=3, node=1, message="shard 3 is short", why="disk", traceback=["line a", "line b"])
+    run.record(
+        "fault",
+        rank=3,
+        node=1,
+        message="shard 3 is short",
+        why="disk",
+        traceback=["line a", "line b"],
+    )
     run.record("fault", rank=0, node=0, message="connection closed")
     shown = page(run)
     head = shown.text[: shown.text.index("Next")]
@@ -172,9 +221,20 @@ def test_verdict_heads_a_failed_page_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["valid_loss", "mfu", "tokens_per_second", "loss", "tokens"])
 def test_missing_measurement_leaves_the_rest(tmp_path: Path, lost: str) -> None:
     run = make_run(tmp_path, steps=40, every=1)
-    lines = [{key: value for key, value in metric(step, 40).items() if key != lost} for step in range(1, 41)]
+    lines = [
+        {key: value for key, value in metric(step, 40).items() if key != lost}
+        for step in range(1, 41)
+    ]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run.update_results(final_loss=None, mfu=None, tokens_per_second=None, tokens=None, goodput=None, seconds=None, model=None)
+    run.update_results(
+        final_loss=None,
+        mfu=None,
+        tokens_per_second=None,
+        tokens=None,
+        goodput=None,
+        seconds=None,
+        model=None,
+    )
     assert len(plots.draw(run)) == 2
     assert page(run).open == []
 
@@ -203,11 +263,15 @@ def test_smoothing_begins_and_ends_on_the_data_and_keeps_a_line_straight() -> No
 
 
 @pytest.mark.parametrize("key, name", [("lr", "rate"), ("grad_norm", "norm")])
-def test_a_schedule_and_a_norm_are_drawn_as_they_were_logged(tmp_path: Path, key: str, name: str) -> None:
+def test_a_schedule_and_a_norm_are_drawn_as_they_were_logged(
+    tmp_path: Path, key: str, name: str
+) -> None:
     history = read(make_run(tmp_path, steps=400, every=1))
     assert len(history.series(key)[1]) > 50
     drawn = panels.panels(history)[name].axes[0].lines
-    curves = [(list(one.get_xdata()), list(one.get_ydata())) for one in drawn if len(one.get_xdata()) > 2]  # type: ignore[arg-type]
+    curves = [
+        (list(one.get_xdata()), list(one.get_ydata())) for one in drawn if len(one.get_xdata()) > 2
+    ]  # type: ignore[arg-type]
     assert curves == [history.series(key)], "and no mean over it"
 
 
@@ -235,9 +299,15 @@ def test_every_colour_of_words_can_be_read(dark: bool) -> None:
     colours = dict(re.findall(r"--(\w+): (#\w+)", night if dark else light))
 
     def luminance(name: str) -> float:
-        digits = colours[name][1:] if len(colours[name]) == 7 else "".join(2 * digit for digit in colours[name][1:])
+        digits = (
+            colours[name][1:]
+            if len(colours[name]) == 7
+            else "".join(2 * digit for digit in colours[name][1:])
+        )
         parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     words = [(name, "paper") for name in ("ink", "faint", "blue", "red", "good", "warn", "bad")]

@@ -36,7 +36,9 @@ def page() -> Iterator[Server]:
     made.server_close()
 
 
-def ask(page: Server, path: str = "/", **headers: str) -> tuple[int, bytes, http.client.HTTPMessage]:
+def ask(
+    page: Server, path: str = "/", **headers: str
+) -> tuple[int, bytes, http.client.HTTPMessage]:
     link = http.client.HTTPConnection("127.0.0.1", page.server_port, timeout=5)
     link.request("GET", path, headers={"Host": f"127.0.0.1:{page.server_port}", **headers})
     answer = link.getresponse()
@@ -48,7 +50,9 @@ def path_of(page: Server) -> str:
 
 
 def test_the_page_is_shown_to_who_has_the_token_and_then_to_their_browser(page: Server) -> None:
-    assert page.server_address[0] == "127.0.0.1" and re.fullmatch(r"/\?token=[\w-]{24}", path_of(page))
+    assert page.server_address[0] == "127.0.0.1" and re.fullmatch(
+        r"/\?token=[\w-]{24}", path_of(page)
+    )
     code, text, headers = ask(page, path_of(page))
     cookie = headers["Set-Cookie"]
     assert (code, text) == (200, PAGE) and "HttpOnly" in cookie and "SameSite=Strict" in cookie
@@ -56,14 +60,23 @@ def test_the_page_is_shown_to_who_has_the_token_and_then_to_their_browser(page: 
 
 
 @pytest.mark.parametrize(
-    ("path", "cookie"), [("/", ""), ("/?token=", ""), ("/?token=%C3%A9%00", ""), ("/", "{}=x"), ("/", "=;;\x01")]
+    ("path", "cookie"),
+    [("/", ""), ("/?token=", ""), ("/?token=%C3%A9%00", ""), ("/", "{}=x"), ("/", "=;;\x01")],
 )
-def test_without_the_token_nobody_reads_it_and_is_told_what_to_do(page: Server, path: str, cookie: str) -> None:
-    code, text, headers = ask(page, path, Cookie=cookie.replace("{}", f"trainfleet-{page.server_port}"))
-    assert code == 403 and PAGE not in text and b"make watch" in text and "Set-Cookie" not in headers
+def test_without_the_token_nobody_reads_it_and_is_told_what_to_do(
+    page: Server, path: str, cookie: str
+) -> None:
+    code, text, headers = ask(
+        page, path, Cookie=cookie.replace("{}", f"trainfleet-{page.server_port}")
+    )
+    assert (
+        code == 403 and PAGE not in text and b"make watch" in text and "Set-Cookie" not in headers
+    )
 
 
-@pytest.mark.parametrize("host", ["evil.example:80", "localhost.evil.example", "[::1]:80", "127.0.0.1:80:80", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example:80", "localhost.evil.example", "[::1]:80", "127.0.0.1:80:80", ""]
+)
 def test_a_page_that_has_its_name_lead_here_reads_nothing(page: Server, host: str) -> None:
     assert ask(page, path_of(page), Host=host)[0] == 404
 
@@ -73,7 +86,9 @@ def test_this_machine_has_its_names_in_any_case(page: Server, host: str) -> None
     assert ask(page, path_of(page), Host=host)[:2] == (200, PAGE)
 
 
-@pytest.mark.parametrize("path", ["/config.yaml", "/../config.yaml", "/%2e%2e/config.yaml", "//[", "http://127.0.0.1/"])
+@pytest.mark.parametrize(
+    "path", ["/config.yaml", "/../config.yaml", "/%2e%2e/config.yaml", "//[", "http://127.0.0.1/"]
+)
 def test_there_is_one_page(page: Server, path: str) -> None:
     assert ask(page, path + path_of(page)[1:])[0] == 404
 
@@ -96,7 +111,9 @@ def test_a_fault_of_the_page_is_one_line_on_the_terminal(capfd: pytest.CaptureFi
     assert said.startswith("a request was not answered: ValueError") and said.count("\n") == 1
 
 
-def test_who_hangs_up_or_stays_silent_costs_neither_threads_nor_words(page: Server, capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_hangs_up_or_stays_silent_costs_neither_threads_nor_words(
+    page: Server, capfd: pytest.CaptureFixture[str]
+) -> None:
     before, idle = threading.active_count(), []
     for _ in range(5):
         gone = socket.create_connection(("127.0.0.1", page.server_port))
@@ -136,7 +153,10 @@ def test_a_port_that_was_asked_for_is_that_one_or_refused(
         port = taken.getsockname()[1]
         assert command(["watch", f"PORT={port}"]) == 2
         told = capsys.readouterr().err
-        assert told.startswith(f"error: PORT: {port} can't be had: Address already in use\n") and "PORT=another" in told
+        assert (
+            told.startswith(f"error: PORT: {port} can't be had: Address already in use\n")
+            and "PORT=another" in told
+        )
         monkeypatch.setattr(server, "PORT", port)
         with Server(lambda: PAGE) as other:
             assert other.server_port != port

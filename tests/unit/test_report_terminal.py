@@ -50,10 +50,19 @@ def on_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, **environment: str) -
     return shown.decode()
 
 
-def test_terminal_gets_one_line_that_is_kept_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_one_line_that_is_kept_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = on_terminal(make_run(tmp_path, done=0, status="running"), monkeypatch)
     assert "\x1b[" in shown and "━" in shown and "\r" in shown
-    for expected in ("starting ranks", "first step", "checkpointed step 50 · 0.3 s", " 55/500", "5.458", "tokens/s"):
+    for expected in (
+        "starting ranks",
+        "first step",
+        "checkpointed step 50 · 0.3 s",
+        " 55/500",
+        "5.458",
+        "tokens/s",
+    ):
         assert expected in shown
 
 
@@ -63,9 +72,13 @@ def test_without_colours_the_bar_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert not re.search(r"\x1b\[[\d;]*(3|4|9|10)[0-9]m", shown)  # the codes of colours
 
 
-def test_the_bar_moves_with_every_step_that_a_heartbeat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_moves_with_every_step_that_a_heartbeat_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, done=0, status="running")
-    write_beats(run.folder, 0, 0, [Beat(0, 0, 7, 0, "step", 59, 0.1, time.time())])  # it is in step 59: 58 are done
+    write_beats(
+        run.folder, 0, 0, [Beat(0, 0, 7, 0, "step", 59, 0.1, time.time())]
+    )  # it is in step 59: 58 are done
     assert " 58/500" in on_terminal(run, monkeypatch)
 
 
@@ -101,7 +114,12 @@ def test_what_comes_of_a_step_is_said_below_its_line(tmp_path: Path) -> None:
         run.record("finished", step=500)
         log(run, 495, 500)
     lines = [line.split()[:2] for line in out.getvalue().splitlines()]
-    assert lines == [["resumed", "step"], ["step", "495/500"], ["step", "500/500"], ["finished", "step"]]
+    assert lines == [
+        ["resumed", "step"],
+        ["step", "495/500"],
+        ["step", "500/500"],
+        ["finished", "step"],
+    ]
 
 
 def test_time_left_is_measured_anew_after_a_restart(tmp_path: Path) -> None:
@@ -112,7 +130,9 @@ def test_time_left_is_measured_anew_after_a_restart(tmp_path: Path) -> None:
             live.update()
         run.record("restarted", without="node 1")
         log(run, 15)
-    times = [line.split("ETA")[1].split()[0] for line in out.getvalue().splitlines() if "ETA" in line]
+    times = [
+        line.split("ETA")[1].split()[0] for line in out.getvalue().splitlines() if "ETA" in line
+    ]
     assert times[0] == times[2] == "—" != times[1]
 
 
@@ -120,17 +140,24 @@ def test_resumed_run_shows_only_what_is_new(tmp_path: Path) -> None:
     run, out = make_run(tmp_path, done=20, status="running"), io.StringIO()
     old = run.metrics.read_text().splitlines(keepends=True)
     with Live(run, 500, out) as live:
-        write_atomic(run.metrics, "".join(old[:2]))  # what the engine does when it resumes at step 10
+        write_atomic(
+            run.metrics, "".join(old[:2])
+        )  # what the engine does when it resumes at step 10
         live.update()
         append_line(run.metrics, metric(15, 500) | {"seconds": 0.5})  # done again, in other seconds
         live.update()
-    assert [line.split()[1] for line in out.getvalue().splitlines() if line.startswith("step")] == ["15/500"]
+    assert [line.split()[1] for line in out.getvalue().splitlines() if line.startswith("step")] == [
+        "15/500"
+    ]
 
 
 def test_broken_loss_is_said(tmp_path: Path) -> None:
     run, out = make_run(tmp_path, done=0, status="running"), io.StringIO()
     with Live(run, 500, out):
-        append_line(run.metrics, metric(5, 500) | {"loss": float("nan"), "mfu": None, "tokens_per_second": None})
+        append_line(
+            run.metrics,
+            metric(5, 500) | {"loss": float("nan"), "mfu": None, "tokens_per_second": None},
+        )
     assert "loss    nan" in out.getvalue() and "MFU" not in out.getvalue()
 
 
@@ -139,15 +166,28 @@ def test_narrow_terminal_drops_the_last_parts_first() -> None:
 
     from trainfleet.report.live import _row
 
-    parts = [("step ", "10/500"), ("loss ", "5.000"), ("", "17k tokens/s"), ("ETA ", "0:10"), ("MFU ", "31 %")]
+    parts = [
+        ("step ", "10/500"),
+        ("loss ", "5.000"),
+        ("", "17k tokens/s"),
+        ("ETA ", "0:10"),
+        ("MFU ", "31 %"),
+    ]
     for width in (30, 60, 90):
         console = Console(width=width, file=io.StringIO(), record=True)
         console.print(_row(10, 500, parts, width))
         text = console.export_text().rstrip("\n")
-        assert len(text) <= width and "10/500" in text and ("MFU" in text) == (width == 90) and "\n" not in text
+        assert (
+            len(text) <= width
+            and "10/500" in text
+            and ("MFU" in text) == (width == 90)
+            and "\n" not in text
+        )
 
 
-def test_tokenizing_shows_bytes_speed_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizing_shows_bytes_speed_and_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from trainfleet.data import progress
 
     out = io.StringIO()
@@ -156,7 +196,9 @@ def test_tokenizing_shows_bytes_speed_and_tokens(tmp_path: Path, monkeypatch: py
 
     def read(folder: Path, address: str | None) -> progress.TokenizingProgress:
         done, size, units = next(seen)
-        return progress.TokenizingProgress(done * 10**6, size * 10**6, done * 100, done * 250_000, units, total)
+        return progress.TokenizingProgress(
+            done * 10**6, size * 10**6, done * 100, done * 250_000, units, total
+        )
 
     monkeypatch.setattr(progress, "read_progress", read)
     with TokenizeLive(tmp_path, stream=out, every=0.0) as live:
@@ -164,7 +206,11 @@ def test_tokenizing_shows_bytes_speed_and_tokens(tmp_path: Path, monkeypatch: py
             live.update()
     lines = out.getvalue().splitlines()
     assert lines[:2] == ["listing sources", "preparing the tokenizer"]
-    assert lines[2].startswith("10.0/40.0 MB") and lines[3].startswith("40.0/40.0 MB") and len(lines) == 4
+    assert (
+        lines[2].startswith("10.0/40.0 MB")
+        and lines[3].startswith("40.0/40.0 MB")
+        and len(lines) == 4
+    )
     assert "10M tokens" in lines[3] and "4,000 documents" in lines[3]
 
 
@@ -178,7 +224,11 @@ def test_summary_ends_with_what_to_type(tmp_path: Path, monkeypatch: pytest.Monk
     assert "report      runs/first-run/report.html" in lines
     assert "step        backward 64 %, forward 32 %, optimizer 4 %, data 0 %" in lines
     assert "checkpoint  s3://bucket/first-run/step-00000500" in lines
-    assert lines[-1].strip().startswith("make sample CONFIG=runs/first-run/config.yaml PROMPT='The '  ")
+    assert (
+        lines[-1]
+        .strip()
+        .startswith("make sample CONFIG=runs/first-run/config.yaml PROMPT='The '  ")
+    )
     Path("config.yaml").write_text("name: first-run  # mine\n")
     print_summary(run, out := io.StringIO())
     assert "make train SET='train.steps=1000'" in out.getvalue() and "CONFIG=" not in out.getvalue()
@@ -191,12 +241,16 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("text", PROMPTS)
-def test_a_summary_proposes_some_words_of_the_data_as_a_shell_takes_them(text: str, tmp_path: Path) -> None:
+def test_a_summary_proposes_some_words_of_the_data_as_a_shell_takes_them(
+    text: str, tmp_path: Path
+) -> None:
     """Those that make sample begins with where none are typed."""
     run = make_run(tmp_path)
     run.update_results(sample={"prompt": text, "text": "x"})
     print_summary(run, out := io.StringIO())
-    word = next(word for word in shlex.split(out.getvalue().splitlines()[-1]) if word.startswith("PROMPT="))
+    word = next(
+        word for word in shlex.split(out.getvalue().splitlines()[-1]) if word.startswith("PROMPT=")
+    )
     assert word == f"PROMPT={PROMPTS[text]}" == f"PROMPT={opening(run.read_results())}"
 
 
@@ -267,7 +321,10 @@ def test_a_terminal_that_is_closed_is_noticed_too(monkeypatch: pytest.MonkeyPatc
 def test_a_finished_run_without_validation_text_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=100)
     assert "validation" in status(run) and "remark" not in status(run)
-    lines = [{key: value for key, value in metric(step, 100).items() if key != "valid_loss"} for step in range(1, 101)]
+    lines = [
+        {key: value for key, value in metric(step, 100).items() if key != "valid_loss"}
+        for step in range(1, 101)
+    ]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert "too little text fell to validation" in status(run)
 
@@ -282,7 +339,12 @@ def test_looking_at_a_run_is_quick_to_import() -> None:
         "print(json.dumps([name for name in ('torch', 'matplotlib', 'rich', 'numpy', 'yaml') if name in sys.modules]))"
     )
     root = Path(__file__).parents[2] / "python"
-    ran = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
     assert json.loads(ran.stdout) == []
 
 
@@ -290,7 +352,9 @@ def test_what_was_predicted_stands_beside_what_was_measured(tmp_path: Path) -> N
     run = make_run(tmp_path)
     predicted = {"tokens_per_second": 900.0, "memory_bytes": 3.0e9, "usd": 2.5}
     run.update_results(device="cuda", memory_bytes=3.1e9, usd=2.75, predicted=predicted)
-    assert "3.1 GB per rank · predicted 3.0 GB" in status(run) and "$2.75 · predicted $2.50" in status(run)
+    assert "3.1 GB per rank · predicted 3.0 GB" in status(
+        run
+    ) and "$2.75 · predicted $2.50" in status(run)
     write(run)
     page = run.report.read_text()
     assert "predicted 900" in page and "predicted 3.0 GB" in page and "predicted $2.50" in page

@@ -19,10 +19,19 @@ KEPT = f"runs/old/checkpoints/{STEP}"
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
     """A config whose run has a checkpoint of its last step, 4."""
-    shape = {key: value for key, value in asdict(load_resolved(OLD / "config.yaml").model).items() if value is not None}
+    shape = {
+        key: value
+        for key, value in asdict(load_resolved(OLD / "config.yaml").model).items()
+        if value is not None
+    }
     shape |= {"preset": None}
     train = {"steps": 4, "global_batch": 8, "micro_batch": 4, "sequence_length": 64}
-    content = {"name": "old", "data": {"sources": ["text"], "vocabulary_size": 300}, "model": shape, "train": train}
+    content = {
+        "name": "old",
+        "data": {"sources": ["text"], "vocabulary_size": 300},
+        "model": shape,
+        "train": train,
+    }
     (tmp_path / "config.yaml").write_text(json.dumps(content))
     shutil.copytree(OLD / STEP, tmp_path / KEPT)
     verbs.write_text(tmp_path / "text")
@@ -32,12 +41,17 @@ def desk(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("verb", ["plan", "train"])
 def test_another_optimizer_is_refused_before_anything_starts(desk: Path, verb: str) -> None:
     said = verbs.enter(desk, verb, "SET=train.optimizer=muon", code=1)
-    assert "can't go on with another train.optimizer" in said and f"SET='name=again train.init_from={KEPT}'" in said
+    assert (
+        "can't go on with another train.optimizer" in said
+        and f"SET='name=again train.init_from={KEPT}'" in said
+    )
     assert not (desk / "data").exists() and not (desk / "runs/old/events").exists()
 
 
 def test_the_proposed_way_to_another_optimizer_works(desk: Path) -> None:
-    assert "\nnext: make train" in verbs.enter(desk, "plan", f"SET=train.optimizer=muon name=again train.init_from={KEPT}")
+    assert "\nnext: make train" in verbs.enter(
+        desk, "plan", f"SET=train.optimizer=muon name=again train.init_from={KEPT}"
+    )
 
 
 def test_the_plan_of_a_longer_run_tells_both_rates_and_what_holds_the_first(desk: Path) -> None:

@@ -36,7 +36,12 @@ def one_thread() -> Iterator[None]:
 
 def drawn(draw: int | Tensor, size: tuple[int, int], key: int = 5) -> Tensor:
     rows, columns = extent_of(torch.empty(size))
-    return chance(torch.tensor(key, dtype=torch.int32), torch.as_tensor(draw, dtype=torch.int32), rows, columns)
+    return chance(
+        torch.tensor(key, dtype=torch.int32),
+        torch.as_tensor(draw, dtype=torch.int32),
+        rows,
+        columns,
+    )
 
 
 @pytest.mark.parametrize("value", [1.001, -1.001, 3e-5, 1.0078125, 0.0, 1e-30])
@@ -44,7 +49,9 @@ def test_rounding_is_right_on_average(value: float) -> None:
     """Over the places of a matrix at one step, and over many steps at one place."""
     exact = torch.tensor([[value]])
     value = exact.item()
-    low, high = sorted(float(rounded(exact, torch.tensor([[bits]], dtype=torch.int32))) for bits in (0, 0xFFFF))
+    low, high = sorted(
+        float(rounded(exact, torch.tensor([[bits]], dtype=torch.int32))) for bits in (0, 0xFFFF)
+    )
     assert low <= value <= high and high - low <= abs(value) / 128
     places = rounded(exact.expand(512, 512).contiguous(), drawn(1, (512, 512)))
     steps = rounded(exact.expand(4000, 1).contiguous(), drawn(torch.arange(4000)[:, None], (1, 1)))
@@ -56,7 +63,14 @@ def test_rounding_is_right_on_average(value: float) -> None:
 def test_draws_have_nothing_to_do_with_one_another() -> None:
     """Neighbours in a row or a column, other steps and other parameters; and each of the 32 bits is 0 or 1 as often."""
     draws = drawn(1, (400, 400))
-    others = [draws >> 16, drawn(2, (400, 400)), drawn(1, (400, 400), key=6), draws.roll(1, 0), draws.roll(1, 1), draws.T]
+    others = [
+        draws >> 16,
+        drawn(2, (400, 400)),
+        drawn(1, (400, 400), key=6),
+        draws.roll(1, 0),
+        draws.roll(1, 1),
+        draws.T,
+    ]
     for other in others:
         pair = torch.stack([draws.flatten(), other.flatten()]) & 0xFFFF
         assert abs(torch.corrcoef(pair.double())[0, 1].item()) < 5 / 400
@@ -65,13 +79,19 @@ def test_draws_have_nothing_to_do_with_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "placements", [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Shard(0)), (Shard(0), Shard(0))]
+    "placements",
+    [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Shard(0)), (Shard(0), Shard(0))],
 )
 @pytest.mark.parametrize("size", [(9, 5), (7,)])
-def test_a_part_s_place_is_that_in_the_whole(size: tuple[int, ...], placements: tuple[Placement, ...]) -> None:
+def test_a_part_s_place_is_that_in_the_whole(
+    size: tuple[int, ...], placements: tuple[Placement, ...]
+) -> None:
     """As the last of 2 x 2 ranks has it; of a matrix or vector that they do not divide."""
     whole = torch.arange(45)[: size[0] * (*size, 1)[1]].view(size)
-    placements = tuple(Shard(0) if isinstance(placement, Shard) and len(size) == 1 else placement for placement in placements)
+    placements = tuple(
+        Shard(0) if isinstance(placement, Shard) and len(size) == 1 else placement
+        for placement in placements
+    )
     dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())  # type: ignore[no-untyped-call]
     try:
         mesh = init_device_mesh("cpu", (2, 2))
@@ -85,7 +105,9 @@ def test_a_part_s_place_is_that_in_the_whole(size: tuple[int, ...], placements: 
 
 def falling(parameter: nn.Parameter, steps: int) -> nn.Parameter:
     """A parameter after steps of 1e-4 down: a fiftieth of what bf16 can tell apart near 1.0."""
-    update = RoundedAdamW([{"params": [parameter]}], {parameter: "weight"}, 1, renew, **SETTINGS | {"lr": 1e-4})
+    update = RoundedAdamW(
+        [{"params": [parameter]}], {parameter: "weight"}, 1, renew, **SETTINGS | {"lr": 1e-4}
+    )
     for _ in range(steps):
         parameter.grad = torch.ones_like(parameter)
         update.step()
@@ -110,18 +132,26 @@ def test_a_second_moment_comes_down_again() -> None:
     for step in range(501):
         parameter.grad = torch.full_like(parameter, 0.0 if step else 1.0)
         update.step()
-    assert update.state[parameter]["exp_avg_sq"].float().mean().item() == pytest.approx(0.001 * 0.999**500, rel=0.02)
+    assert update.state[parameter]["exp_avg_sq"].float().mean().item() == pytest.approx(
+        0.001 * 0.999**500, rel=0.02
+    )
 
 
 def imitated(weights: str, nearest: bool = False) -> float:
     """How far a small network is from another one that it learnt to imitate, at a small rate."""
     torch.manual_seed(0)
-    teacher, model = (nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)) for _ in range(2))
+    teacher, model = (
+        nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)) for _ in range(2)
+    )
     x = torch.randn(256, 16)
     wanted, format = teacher(x).detach(), PRECISIONS[weights]
     model.to(format)
     train = replace(HALF, weights=weights, learning_rate=2e-4, beta2=0.999, weight_decay=0.0)
-    update = torch.optim.AdamW(model.parameters(), 2e-4, weight_decay=0.0) if nearest else optimizer.build(model, train, Cpu())
+    update = (
+        torch.optim.AdamW(model.parameters(), 2e-4, weight_decay=0.0)
+        if nearest
+        else optimizer.build(model, train, Cpu())
+    )
     for _ in range(600):
         loss = (model(x.to(format)).float() - wanted).square().mean()
         update.zero_grad()
@@ -139,12 +169,17 @@ def test_it_learns_as_fp32_does_where_rounding_to_the_nearest_stalls() -> None:
 
 def made(seed: int = 1, name: str = "weight", rows: int = 6) -> RoundedAdamW:
     parameter = nn.Parameter(torch.linspace(-1, 1, rows * 4).view(rows, 4).bfloat16())
-    return RoundedAdamW([{"params": [parameter], "weight_decay": 0.1}], {parameter: name}, seed, renew, **SETTINGS)
+    return RoundedAdamW(
+        [{"params": [parameter], "weight_decay": 0.1}], {parameter: name}, seed, renew, **SETTINGS
+    )
 
 
 def state_of(update: RoundedAdamW) -> list[Tensor]:
     (parameter,) = update.param_groups[0]["params"]
-    return [parameter.detach().clone(), *(value.clone() for value in update.state[parameter].values())]
+    return [
+        parameter.detach().clone(),
+        *(value.clone() for value in update.state[parameter].values()),
+    ]
 
 
 def stepped(update: RoundedAdamW, *gradients: Tensor) -> list[Tensor]:
@@ -197,4 +232,6 @@ def test_what_bf16_holds_follows_adamw() -> None:
     for gradient in GRADIENTS:
         parameter.grad = gradient.bfloat16().float()
         judge.step()
-    torch.testing.assert_close(stepped(made(), *GRADIENTS)[0].float(), parameter.detach(), rtol=4 / 128, atol=1e-3)
+    torch.testing.assert_close(
+        stepped(made(), *GRADIENTS)[0].float(), parameter.detach(), rtol=4 / 128, atol=1e-3
+    )

@@ -21,10 +21,18 @@ from trainfleet.watch.causes import CAUSES
 
 # Kind of thing → its names, its owners (files, or folders with a slash at the end), and where alone its names are looked for.
 KINDS: dict[str, tuple[set[str], tuple[str, ...], str]] = {
-    "type": ({*node_types.INSTANCE_TYPES, *(row.family for row in node_types.INSTANCE_TYPES.values())}, (), ""),
+    "type": (
+        {*node_types.INSTANCE_TYPES, *(row.family for row in node_types.INSTANCE_TYPES.values())},
+        (),
+        "",
+    ),
     "optimizer": ({*OPTIMIZERS}, ("config/optimizers.py",), ""),
     "family": ({*FAMILIES}, ("config/families.py",), ""),
-    "fault": ({*FAULTS} - {"nan", "notice", "read-only"}, ("launch/faults.py",), ""),  # three words that mean more
+    "fault": (
+        {*FAULTS} - {"nan", "notice", "read-only"},
+        ("launch/faults.py",),
+        "",
+    ),  # three words that mean more
     "format": ({*by_suffix()}, ("data/format_table.py",), "data/"),
 }
 ALLOWED = {  # what is no comparison with a row's name, by file and name
@@ -51,21 +59,32 @@ def compared(tree: ast.AST) -> Iterator[tuple[int, str, ast.AST]]:
                 parts = [first]
             case _:
                 continue
-        inside = [one for part in parts for one in (part.elts if isinstance(part, ast.Tuple | ast.Set | ast.List) else [part])]
+        inside = [
+            one
+            for part in parts
+            for one in (part.elts if isinstance(part, ast.Tuple | ast.Set | ast.List) else [part])
+        ]
         for part in inside:
             if isinstance(part, ast.Constant) and isinstance(part.value, str):
                 yield part.lineno, part.value, node
 
 
 def is_owner(file: str, owners: tuple[str, ...]) -> bool:
-    return any(file == owner or (owner.endswith("/") and file.startswith(owner)) for owner in owners)
+    return any(
+        file == owner or (owner.endswith("/") and file.startswith(owner)) for owner in owners
+    )
 
 
 def strangers(file: str, tree: ast.AST) -> Iterator[str]:
     """Where a file compares a name that is a row of a table of another's."""
     for line, word, node in compared(tree):
         for kind, (names, owners, room) in KINDS.items():
-            if word in names and file.startswith(room) and not is_owner(file, owners) and (file, word) not in ALLOWED:
+            if (
+                word in names
+                and file.startswith(room)
+                and not is_owner(file, owners)
+                and (file, word) not in ALLOWED
+            ):
                 yield f"{file}:{line} compares the {kind} {word}"
         about = isinstance(node, ast.Compare) and re.search(r"\bcause\b", ast.unparse(node))
         if word in CAUSES and about and not file.startswith("watch/"):
@@ -107,8 +126,12 @@ def test_an_unknown_name_raises() -> None:
 
 
 def test_what_rows_name_is_there() -> None:
-    dotted = [row.made_by for row in OPTIMIZERS.values()] + [row.xla for row in OPTIMIZERS.values() if row.xla]
-    dotted += [family.module for family in FAMILIES.values()] + [row.read for row in FORMATS.values()]
+    dotted = [row.made_by for row in OPTIMIZERS.values()] + [
+        row.xla for row in OPTIMIZERS.values() if row.xla
+    ]
+    dotted += [family.module for family in FAMILIES.values()] + [
+        row.read for row in FORMATS.values()
+    ]
     assert all(callable(named(name)) for name in dotted)
 
 

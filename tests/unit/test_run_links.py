@@ -26,9 +26,30 @@ from trainfleet.trust.errors import InputError, RunError
 
 RUN = Path("runs", NAME)
 IN_ACCESS, IN_MODIFY, IN_OPEN = 0x1, 0x2, 0x20
-CHEAP = {"status": (), "runs": (), "compare": (f"RUNS={NAME} other",), "logs": (), "checkpoints": (), "verify": (), "stop": ()}
-MADE = ("lock", "stop", "head.json", "handle.json", "request.json", "rehearsal.json", "report.html", "lease.json")
-READ_BY_SAMPLE = ("config.yaml", "checkpoints", f"checkpoints/{Path(wholes.CHECKPOINT).name}/rank-00000.safetensors")
+CHEAP = {
+    "status": (),
+    "runs": (),
+    "compare": (f"RUNS={NAME} other",),
+    "logs": (),
+    "checkpoints": (),
+    "verify": (),
+    "stop": (),
+}
+MADE = (
+    "lock",
+    "stop",
+    "head.json",
+    "handle.json",
+    "request.json",
+    "rehearsal.json",
+    "report.html",
+    "lease.json",
+)
+READ_BY_SAMPLE = (
+    "config.yaml",
+    "checkpoints",
+    f"checkpoints/{Path(wholes.CHECKPOINT).name}/rank-00000.safetensors",
+)
 
 
 @contextmanager
@@ -38,7 +59,9 @@ def watched(folder: Path) -> Iterator[list[str]]:
     queue = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     for path in [folder, *folder.rglob("*")]:
         if path.is_file():
-            names[libc.inotify_add_watch(queue, bytes(path), IN_ACCESS | IN_MODIFY | IN_OPEN)] = path.name
+            names[libc.inotify_add_watch(queue, bytes(path), IN_ACCESS | IN_MODIFY | IN_OPEN)] = (
+                path.name
+            )
     yield found
     try:
         said = os.read(queue, 1 << 16)
@@ -80,7 +103,9 @@ def moved(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", places())
-def test_nothing_behind_a_link_of_a_run_folder_is_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_behind_a_link_of_a_run_folder_is_opened(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = moved(name, tmp_path)
     monkeypatch.chdir(tmp_path)
     verbs = CHEAP | ({"sample": ("PROMPT=x",)} if name in READ_BY_SAMPLE else {}) | {"report": ()}
@@ -113,7 +138,9 @@ def test_what_writes_into_a_run_folder_writes_through_no_link(tmp_path: Path) ->
                   lambda: write_beats(run.folder, 0, 1, []), lambda: write_json(run.plots / "x.json", {})):  # fmt: skip
         with pytest.raises((RunError, OSError)):
             write()
-    assert [path.name for path in precious.iterdir()] == ["file"] and (precious / "file").read_text() == "mine"
+    assert [path.name for path in precious.iterdir()] == ["file"] and (
+        precious / "file"
+    ).read_text() == "mine"
     assert not run.is_asked_to_stop() and read_beats(run.folder, 0) == {}
 
 
@@ -145,8 +172,12 @@ def test_checkpoints_behind_a_link_are_not_taken_for_none(tmp_path: Path) -> Non
         store_of(run, None).steps()
 
 
-@pytest.mark.parametrize("content", [b"\x9a\n\xff\x00{\n\x80", b"\xa0" * 100, b"x" * 3_000_000, b"nonsense\n" * 4])
-def test_metrics_that_no_run_has_written_are_not_taken_for_none_yet(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"\x9a\n\xff\x00{\n\x80", b"\xa0" * 100, b"x" * 3_000_000, b"nonsense\n" * 4]
+)
+def test_metrics_that_no_run_has_written_are_not_taken_for_none_yet(
+    content: bytes, tmp_path: Path
+) -> None:
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     run.metrics.write_bytes(content)
@@ -154,7 +185,9 @@ def test_metrics_that_no_run_has_written_are_not_taken_for_none_yet(content: byt
         list(run.read_metrics())
 
 
-@pytest.mark.parametrize("torn", [b'{"step": 2, "lo', b"\0" * 100, b'{"step": 2, "lo\n{"step": 3}\n', b""])
+@pytest.mark.parametrize(
+    "torn", [b'{"step": 2, "lo', b"\0" * 100, b'{"step": 2, "lo\n{"step": 3}\n', b""]
+)
 def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.folder.mkdir()
@@ -199,17 +232,25 @@ def opens() -> set[str]:
     for path in [*FILES, *(PACKAGE.parent / "trainfleet_nxd").glob("*.py")]:
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
-                found |= {f"{os.path.relpath(path, PACKAGE)}:{function.name}" for call in ast.walk(function) if _opens(call)}
+                found |= {
+                    f"{os.path.relpath(path, PACKAGE)}:{function.name}"
+                    for call in ast.walk(function)
+                    if _opens(call)
+                }
     return {one for one in found if not one.startswith("trust/untrusted_input.py:")}
 
 
 def _opens(call: ast.AST) -> bool:
-    if not isinstance(call, ast.Call) or any(word.arg in ("opener", "dir_fd") for word in call.keywords):
+    if not isinstance(call, ast.Call) or any(
+        word.arg in ("opener", "dir_fd") for word in call.keywords
+    ):
         return False
     match call.func:
         case ast.Name("open"):
             return True
-        case ast.Attribute(ast.Name("os"), "open") | ast.Attribute(ast.Name("np"), "memmap" | "load" | "fromfile"):
+        case ast.Attribute(ast.Name("os"), "open") | ast.Attribute(
+            ast.Name("np"), "memmap" | "load" | "fromfile"
+        ):
             return True
         case ast.Attribute(ast.Name("untrusted_input"), _):
             return False

@@ -22,7 +22,10 @@ VERBS = {
     "trainfleet.engine.generate": (["--tokens", "3", "runs/old", "word1"], "word1"),
     "trainfleet.engine.evaluate": (["runs/old"], "perplexity"),
     "trainfleet.engine.export": (["runs/old", "out", "huggingface"], "model.safetensors"),
-    "trainfleet.engine.checkpoint.verify": (["runs/old/checkpoints/step-00000004"], "every tensor is whole and finite"),
+    "trainfleet.engine.checkpoint.verify": (
+        ["runs/old/checkpoints/step-00000004"],
+        "every tensor is whole and finite",
+    ),
     "trainfleet.data.inspect": (["runs/old/config.yaml", "1"], "end of document"),
 }
 
@@ -59,7 +62,11 @@ def test_a_verb_answers_and_leaves_the_run_as_it_was(home: Path, module: str) ->
 def test_an_export_is_whole_or_not_there(home: Path) -> None:
     shutil.rmtree(home / "out", ignore_errors=True)
     enter(home, "trainfleet.engine.export", "runs/old", "out", "huggingface")
-    assert {path.name for path in (home / "out").iterdir()} >= {"config.json", "model.safetensors", "README.md"}
+    assert {path.name for path in (home / "out").iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "README.md",
+    }
     assert not list(home.glob(".out*"))
 
 
@@ -73,13 +80,22 @@ def test_a_checkpoint_in_a_bucket_is_read_too(home: Path) -> None:
                 stream.write(path.read_bytes())
         store.commit(4, (step / MARKER).read_text())
         config = load_resolved(home / "runs/old/config.yaml")
-        far = replace(config, name="far", checkpoint=replace(config.checkpoint, destination="s3://bucket/kept"))
+        far = replace(
+            config,
+            name="far",
+            checkpoint=replace(config.checkpoint, destination="s3://bucket/kept"),
+        )
         (home / "runs/far").mkdir()
         (home / "runs/far/config.yaml").write_text(dump_resolved(far))
         try:
-            wanted = {"verify": ([], "every tensor is whole and finite"), "export": (["OUT=far"], "model.safetensors")}
+            wanted = {
+                "verify": ([], "every tensor is whole and finite"),
+                "export": (["OUT=far"], "model.safetensors"),
+            }
             for verb, (words, answer) in wanted.items():
-                said = enter(home, "trainfleet", verb, "RUN=far", *words, TMPDIR=str(home / "temporary"))
+                said = enter(
+                    home, "trainfleet", verb, "RUN=far", *words, TMPDIR=str(home / "temporary")
+                )
                 assert answer in said, said
                 assert not list((home / "temporary").iterdir())
             assert (home / "far/model.safetensors").exists()

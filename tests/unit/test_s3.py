@@ -59,7 +59,9 @@ def test_a_body_that_is_cut_off_is_read_again(server: Cut) -> None:
     server.cuts = 100
     with pytest.raises(S3Error, match="gives no good answer") as caught:
         s3.read(ADDRESS)
-    assert "ü.txt" in caught.value.where and caught.value.next == "aws s3 ls 's3://bucket/a b/ü.txt'"
+    assert (
+        "ü.txt" in caught.value.where and caught.value.next == "aws s3 ls 's3://bucket/a b/ü.txt'"
+    )
 
 
 def test_an_object_that_is_larger_than_its_reader_allows_is_refused(server: Cut) -> None:
@@ -68,7 +70,11 @@ def test_an_object_that_is_larger_than_its_reader_allows_is_refused(server: Cut)
         s3.read(ADDRESS, 1000)
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: x\r\n\r\nhalf"], ids=["nothing", "half"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: x\r\n\r\nhalf"],
+    ids=["nothing", "half"],
+)
 def test_an_endpoint_that_takes_requests_and_answers_none_is_told_after_three_tries(
     server: Cut, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
@@ -78,7 +84,9 @@ def test_an_endpoint_that_takes_requests_and_answers_none_is_told_after_three_tr
         def take() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    kept.append(silent.accept()[0])  # a connection that is dropped would be an answer
+                    kept.append(
+                        silent.accept()[0]
+                    )  # a connection that is dropped would be an answer
                     tried.append(kept[-1].recv(2**16))
                     kept[-1].sendall(answer)
 
@@ -88,13 +96,23 @@ def test_an_endpoint_that_takes_requests_and_answers_none_is_told_after_three_tr
         s3._client.cache_clear()
         with pytest.raises(S3Error, match="gives no good answer") as caught:
             s3.read(ADDRESS)
-    assert len(tried) == s3.SILENCES and "timeout" in caught.value.why and "3 times" in caught.value.why
+    assert (
+        len(tried) == s3.SILENCES
+        and "timeout" in caught.value.why
+        and "3 times" in caught.value.why
+    )
 
 
-def test_the_error_is_what_a_disk_would_raise_and_comes_whole_through_a_process_boundary(server: Cut) -> None:
+def test_the_error_is_what_a_disk_would_raise_and_comes_whole_through_a_process_boundary(
+    server: Cut,
+) -> None:
     with pytest.raises(OSError, match="no such bucket") as caught:
         s3.write("s3://elsewhere/a", b"")
-    assert isinstance(caught.value, S3Error) and caught.value.errno == errno.EIO and caught.value.filename == "s3://elsewhere/a"
+    assert (
+        isinstance(caught.value, S3Error)
+        and caught.value.errno == errno.EIO
+        and caught.value.filename == "s3://elsewhere/a"
+    )
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value) and again.errno == errno.EIO
 
@@ -114,7 +132,9 @@ def test_settings_of_aws_that_are_none_are_named(
     assert why in caught.value.why
 
 
-def test_without_credentials_it_says_how_to_give_some(server: Cut, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_credentials_it_says_how_to_give_some(
+    server: Cut, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -135,4 +155,9 @@ def test_a_fork_has_a_client_of_its_own(server: Cut) -> None:
 
 def test_boto3_is_loaded_by_the_first_request_alone() -> None:
     code = "import sys, trainfleet.storage.s3, trainfleet.checkpoints.store, trainfleet.data.dataset_store; sys.exit('boto3' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "python"}, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "python"}, check=False
+        ).returncode
+        == 0
+    )

@@ -71,10 +71,14 @@ def test_another_one_goes_on_where_one_was() -> None:
         first.judge(step, torch.tensor(bad))
     assert first.state() == Scale(CPU, first.state()).state() == (32768.0, 2, 1, 2)
     assert first.meters() == {"loss_scale": 32768.0, "overflowed": 1}
-    assert Scale(CPU, (1.0, 10**14, 0, 0)).state()[1] == loss_scale.INTERVAL, "a checkpoint may say anything"
+    assert Scale(CPU, (1.0, 10**14, 0, 0)).state()[1] == loss_scale.INTERVAL, (
+        "a checkpoint may say anything"
+    )
 
 
-def test_it_trains_as_torchs_own_scaler_does(world: World, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_as_torchs_own_scaler_does(
+    world: World, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From a scale that is far too large: the first steps overflow by themselves, and are left out by both."""
     monkeypatch.setattr(loss_scale, "START", 2.0**34)
     monkeypatch.setattr(loss_scale, "INTERVAL", 4)
@@ -102,14 +106,20 @@ def test_it_trains_as_torchs_own_scaler_does(world: World, config: Config, monke
         judge.update()
         theirs.zero_grad()
         assert scale.state()[0] == judge.get_scale(), step
-        assert all(torch.equal(a, b) for a, b in zip(ours.model.parameters(), model.parameters(), strict=True)), step
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(ours.model.parameters(), model.parameters(), strict=True)
+        ), step
     overflowed = scale.state()[2]
     assert 5 < overflowed < 20 and guard.check(ours, "run") == 0
 
 
 def test_an_overflow_is_left_out_and_is_no_bad_step(world: World) -> None:
     scale = Scale(CPU)
-    guard, parts = StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=scale), held(nn.Linear(2, 2))
+    guard, parts = (
+        StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=scale),
+        held(nn.Linear(2, 2)),
+    )
     values = [(3.0, 1.0), (3.0, OVER), (3.0, NAN), (3.0, OVER), (3.0, 1.0)]
     assert judged(guard, values) == [2, 3, 4]
     assert guard.check(parts, "run") == 0 and scale.state() == (8192.0, 1, 3, 4)
@@ -117,7 +127,10 @@ def test_an_overflow_is_left_out_and_is_no_bad_step(world: World) -> None:
 
 def test_a_loss_that_is_not_finite_is_a_bad_step_whatever_the_scale(world: World) -> None:
     """Overflows between two of them break no row."""
-    guard, parts = StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=Scale(CPU)), held(nn.Linear(2, 2))
+    guard, parts = (
+        StepGuard(replace(TRAIN, skips_in_a_row=2), world, scale=Scale(CPU)),
+        held(nn.Linear(2, 2)),
+    )
     judged(guard, [(3.0, 1.0), (NAN, NAN), (3.0, OVER)])
     assert guard.check(parts, "run") == 1
     judged(guard, [(NAN, NAN)], 4)
@@ -126,7 +139,10 @@ def test_a_loss_that_is_not_finite_is_a_bad_step_whatever_the_scale(world: World
 
 
 def test_a_scale_below_one_ends_the_run(world: World) -> None:
-    guard, parts = StepGuard(TRAIN, world, scale=Scale(CPU, (2.0, 0, 7, 90))), held(model := nn.Linear(2, 2))
+    guard, parts = (
+        StepGuard(TRAIN, world, scale=Scale(CPU, (2.0, 0, 7, 90))),
+        held(model := nn.Linear(2, 2)),
+    )
     judged(guard, [(3.0, OVER)], 100)
     assert guard.check(parts, "run") == 0
     judged(guard, [(3.0, OVER)], 101)
@@ -142,7 +158,12 @@ def test_a_scale_below_one_ends_the_run(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("bf16", "fp16", "auto"),
-    [(True, True, torch.bfloat16), (True, False, torch.bfloat16), (False, True, torch.float16), (False, False, torch.float32)],
+    [
+        (True, True, torch.bfloat16),
+        (True, False, torch.bfloat16),
+        (False, True, torch.float16),
+        (False, False, torch.float32),
+    ],
 )
 def test_auto_is_what_all_devices_are_fast_in(bf16: bool, fp16: bool, auto: torch.dtype) -> None:
     world = World(0, 1, 0, Cpu(), bf16, native_fp16=fp16)

@@ -69,7 +69,10 @@ def test_slurm() -> None:
         ("a[1-3]", ["a1", "a2", "a3"]),
         ("a[08-10],login", ["a08", "a09", "a10", "login"]),
         ("ip-10-0-0-[4,17-18]", ["ip-10-0-0-4", "ip-10-0-0-17", "ip-10-0-0-18"]),
-        ("queue1-st-trn-[1-2],queue1-dy-trn-5", ["queue1-st-trn-1", "queue1-st-trn-2", "queue1-dy-trn-5"]),
+        (
+            "queue1-st-trn-[1-2],queue1-dy-trn-5",
+            ["queue1-st-trn-1", "queue1-st-trn-2", "queue1-dy-trn-5"],
+        ),
         ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
     ],
 )
@@ -83,29 +86,46 @@ def test_batch() -> None:
 
 def test_the_main_node_of_batch_has_seat_0_whatever_its_index() -> None:
     moved = BATCH | {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}
-    seats = {index: batch.read(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node for index in range(4)}
+    seats = {
+        index: batch.read(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node
+        for index in range(4)
+    }
     assert seats == {2: 0, 0: 1, 1: 2, 3: 3}
 
 
 def test_the_main_node_of_batch_is_not_told_its_own_address() -> None:
-    alone = {name: value for name, value in BATCH.items() if "ADDRESS" not in name} | {"AWS_BATCH_JOB_NODE_INDEX": "0"}
+    alone = {name: value for name, value in BATCH.items() if "ADDRESS" not in name} | {
+        "AWS_BATCH_JOB_NODE_INDEX": "0"
+    }
     assert batch.read(alone).meet == placement.own_address()
     with pytest.raises(BackendError, match="not told where to meet"):
         batch.read(alone | {"AWS_BATCH_JOB_NODE_INDEX": "1"})
 
 
 def test_a_batch_job_of_one_node_has_no_such_variables() -> None:
-    assert batch.read({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Seat(0, 1, "127.0.0.1")
+    assert batch.read({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Seat(
+        0, 1, "127.0.0.1"
+    )
 
 
 def test_sagemaker(tmp_path: Path) -> None:
     assert sagemaker.read(resources(tmp_path)) == Seat(1, 3, "algo-1", 29400, 1, "algo-2")
     many = [f"algo-{number}" for number in range(1, 13)]
-    assert sagemaker.read(resources(tmp_path, hosts=many)) == Seat(1, 12, "algo-1", 29400, 1, "algo-2"), "as consoles count"
+    assert sagemaker.read(resources(tmp_path, hosts=many)) == Seat(
+        1, 12, "algo-1", 29400, 1, "algo-2"
+    ), "as consoles count"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"hosts": [], "current_host": "algo-1"}', '{"hosts": 3, "current_host": 1}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"hosts": [], "current_host": "algo-1"}',
+        '{"hosts": 3, "current_host": 1}',
+    ],
 )
 def test_a_broken_resource_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "resourceconfig.json"
@@ -122,14 +142,21 @@ def test_what_no_engine_started_has_no_seat(reader: object) -> None:
 
 
 def test_what_is_no_number_or_out_of_range_is_refused() -> None:
-    for changed, told in (({"SLURM_NODEID": "x"}, "SLURM_NODEID is 'x'"), ({"SLURM_NODEID": "4"}, "node 4 of 4")):
+    for changed, told in (
+        ({"SLURM_NODEID": "x"}, "SLURM_NODEID is 'x'"),
+        ({"SLURM_NODEID": "4"}, "node 4 of 4"),
+    ):
         with pytest.raises(BackendError, match=told):
             slurm.read(SLURM | changed)
 
 
 def test_torchruns_line_follows_from_the_seat_alone() -> None:
     words = torchrun(
-        Seat(1, 2, "10.0.0.1", 29401, address="10.0.0.2"), 8, "trainfleet.engine", "python3", Path("logs/node-1.parts")
+        Seat(1, 2, "10.0.0.1", 29401, address="10.0.0.2"),
+        8,
+        "trainfleet.engine",
+        "python3",
+        Path("logs/node-1.parts"),
     )
     assert " ".join(words) == (
         "python3 -m trainfleet.devices.meeting torch.distributed.run --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=10.0.0.1 --master-port=29401 "

@@ -84,7 +84,9 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_secret_is_known_by_its_form(text: str, secret: str) -> None:
     assert secret in text, "the case is wrong"
     assert secret not in hide(text) and "***" in hide(text) and redaction.looks_secret(text)
-    assert secret not in hide(json.dumps({"message": text})) and secret not in hide(repr(ValueError(text)))
+    assert secret not in hide(json.dumps({"message": text})) and secret not in hide(
+        repr(ValueError(text))
+    )
 
 
 @pytest.mark.parametrize("text", ORDINARY)
@@ -100,7 +102,9 @@ def test_a_secret_is_known_by_its_variables_name(value: str) -> None:
         assert "CANARY" not in hide(f"failed: {spelt}!") and "***" in hide(spelt), spelt
 
 
-def test_a_variable_that_takes_another_s_place_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_takes_another_s_place_is_known_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ORDINARY", "x")
     assert hide("mineCANARY-in-words") == "mineCANARY-in-words"
     monkeypatch.delenv("ORDINARY")
@@ -108,7 +112,9 @@ def test_a_variable_that_takes_another_s_place_is_known_at_once(monkeypatch: pyt
     assert hide("mineCANARY-in-words") == "***"
 
 
-def test_what_is_no_secret_for_its_variables_name_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_no_secret_for_its_variables_name_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("GIT_SSH_KEY", str(tmp_path))
     monkeypatch.setenv("SORT_KEY", "loss")
     monkeypatch.setenv("TRAINFLEET_TOKEN", "0123456789abcdef")
@@ -119,7 +125,9 @@ def test_what_is_no_secret_for_its_variables_name_stays(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16])
 @pytest.mark.parametrize(("text", "secret"), CANARIES.items())
-def test_a_secret_that_is_cut_at_the_borders_of_writes_is_hidden(text: str, secret: str, size: int) -> None:
+def test_a_secret_that_is_cut_at_the_borders_of_writes_is_hidden(
+    text: str, secret: str, size: int
+) -> None:
     behind = io.StringIO()
     stream = safe_output.SafeStream(behind)
     whole = f"one line\n{text}\nand another\n"
@@ -132,7 +140,13 @@ def test_a_secret_that_is_cut_at_the_borders_of_writes_is_hidden(text: str, secr
 
 
 @pytest.mark.parametrize(
-    "text", ["remove s3://bucket/prefix? [y/N] ", "loading 45 tokens/s ...", "\rstep 12 of 40", "of the steps"]
+    "text",
+    [
+        "remove s3://bucket/prefix? [y/N] ",
+        "loading 45 tokens/s ...",
+        "\rstep 12 of 40",
+        "of the steps",
+    ],
 )
 def test_what_waits_for_an_answer_or_draws_over_itself_is_seen_at_once(text: str) -> None:
     behind = io.StringIO()
@@ -141,7 +155,9 @@ def test_what_waits_for_an_answer_or_draws_over_itself_is_seen_at_once(text: str
 
 
 @pytest.mark.usefixtures("variables")
-def test_canaries_are_in_no_file_and_on_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_canaries_are_in_no_file_and_on_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = "; ".join((*CANARIES, *OF_VARIABLES.values()))
     run, log = Run(tmp_path / "run"), Log(tmp_path / "run/logs/node-0.log")
     run.record("fault", error="ValueError", message=words, traceback=[words])
@@ -150,16 +166,25 @@ def test_canaries_are_in_no_file_and_on_no_terminal(tmp_path: Path, capsys: pyte
     log.close()
     say(log.path, words)
     tell(RunError(words, why=words, next=words))
-    left = [capsys.readouterr().err, *(path.read_text() for path in run.folder.rglob("*") if path.is_file())]
+    left = [
+        capsys.readouterr().err,
+        *(path.read_text() for path in run.folder.rglob("*") if path.is_file()),
+    ]
     assert len(left) == 4
     for text in left:
         assert not [secret for secret in (*CANARIES.values(), "CANARY") if secret in text]
 
 
 @pytest.mark.parametrize("text", list(CANARIES)[2:11])
-def test_a_config_that_holds_a_secret_is_refused_and_does_not_show_it(text: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"name": "x", "data": {"sources": ["stdlib", text]}}))
-    with pytest.raises(ConfigError, match=r"config.yaml:\d+: data.sources: holds what looks like a secret") as told:
+def test_a_config_that_holds_a_secret_is_refused_and_does_not_show_it(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text(
+        yaml.safe_dump({"name": "x", "data": {"sources": ["stdlib", text]}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"config.yaml:\d+: data.sources: holds what looks like a secret"
+    ) as told:
         load(Settings(tmp_path / "config.yaml"))
     assert CANARIES[text] not in hide(str(told.value))
 
@@ -167,11 +192,20 @@ def test_a_config_that_holds_a_secret_is_refused_and_does_not_show_it(text: str,
 def test_a_rank_prints_what_it_should_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real supervisor over a real process that prints every canary, as a log of a node has it."""
     monkeypatch.setenv("WANDB_API_KEY", OF_VARIABLES["WANDB_API_KEY"])
-    program = (
-        f"import os; print({list(CANARIES)!r}, os.environ['WANDB_API_KEY']); raise RuntimeError(os.environ['WANDB_API_KEY'])"
-    )
+    program = f"import os; print({list(CANARIES)!r}, os.environ['WANDB_API_KEY']); raise RuntimeError(os.environ['WANDB_API_KEY'])"
     log = tmp_path / "run/logs/node-0.log"
-    words = [sys.executable, "-m", "trainfleet.supervisor", str(log), "--", sys.executable, "-c", program]
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.supervisor",
+        str(log),
+        "--",
+        sys.executable,
+        "-c",
+        program,
+    ]
     assert subprocess.run(words, check=False, capture_output=True, timeout=60).returncode == 1
     said = log.read_text()
-    assert "RuntimeError: ***" in said and not [secret for secret in (*CANARIES.values(), "CANARY") if secret in said]
+    assert "RuntimeError: ***" in said and not [
+        secret for secret in (*CANARIES.values(), "CANARY") if secret in said
+    ]

@@ -35,17 +35,29 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("way", [{}, {"PATH": f".:{os.environ['PATH']}"}, {"PATH": f":{os.environ['PATH']}"}])
-def test_a_verb_takes_no_file_of_the_folder_for_a_package_or_a_program(here: Path, way: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "way", [{}, {"PATH": f".:{os.environ['PATH']}"}, {"PATH": f":{os.environ['PATH']}"}]
+)
+def test_a_verb_takes_no_file_of_the_folder_for_a_package_or_a_program(
+    here: Path, way: dict[str, str]
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     words = [sys.executable, "-m", "trainfleet", "plan"]
-    done = subprocess.run(words, env=environment | {"PYTHONPATH": str(CODE)} | way, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words,
+        env=environment | {"PYTHONPATH": str(CODE)} | way,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0 and "SHADOWED" not in done.stderr, done.stderr
     assert "next: make train" in done.stdout
 
 
 def test_make_and_every_image_say_so_before_python_starts() -> None:
-    assert re.search(r"^override export PYTHONSAFEPATH := 1\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^override export PYTHONSAFEPATH := 1\b", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     assert "PYTHONSAFEPATH=1" in (ROOT / "docker/Dockerfile").read_text()
 
 
@@ -69,5 +81,7 @@ def test_a_network_of_your_own_still_finds_its_neighbours_and_shadows_nothing(
 ) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here))])
     (here / "beside.py").write_text("WIDTH = 3\n")
-    (here / "my_model.py").write_text("import json\nfrom beside import WIDTH\nassert json.dumps(WIDTH) == '3'\n")
+    (here / "my_model.py").write_text(
+        "import json\nfrom beside import WIDTH\nassert json.dumps(WIDTH) == '3'\n"
+    )
     assert custom_model.module_at("my_model.py", "model.module").WIDTH == 3

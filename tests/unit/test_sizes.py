@@ -32,10 +32,14 @@ def config(settings: str = "train.global_batch=2048") -> Config:
 
 def test_any_two_of_days_dollars_and_tokens_give_the_third_and_the_nodes() -> None:
     tokens = 1e12
-    by_days = answer(sizes(config(), Wish(days=14, tokens=tokens), PRICE), Wish(days=14, tokens=tokens))
+    by_days = answer(
+        sizes(config(), Wish(days=14, tokens=tokens), PRICE), Wish(days=14, tokens=tokens)
+    )
     assert by_days.days <= 14 and by_days.usd and by_days.nodes > 1
     wish = Wish(usd=by_days.usd * 1.001, tokens=tokens)
-    assert answer(sizes(config(), wish, PRICE), wish).days <= by_days.days  # the same dollars buy no less
+    assert (
+        answer(sizes(config(), wish, PRICE), wish).days <= by_days.days
+    )  # the same dollars buy no less
     wish = Wish(days=by_days.days, usd=by_days.usd)
     assert answer(sizes(config(), wish, PRICE), wish).tokens == pytest.approx(tokens, rel=0.1)
 
@@ -47,7 +51,9 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
         with pytest.raises(ConfigError) as caught:
             answer(found, wish)
         message = str(caught.value)
-        assert f"{key}=" in message and [problem.where for problem in caught.value.problems] == [key]
+        assert f"{key}=" in message and [problem.where for problem in caught.value.problems] == [
+            key
+        ]
         met = replace(wish, **{key.lower(): float(message.split(f"{key}=")[1].split()[0])})
         assert answer(found, met).nodes  # what is offered can be met
     with pytest.raises(ConfigError, match=r"not within USD too: 2 days cost .* take"):
@@ -59,14 +65,21 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
 
 def test_what_bounds_the_fleet_is_told_and_what_has_no_accelerator_is_refused() -> None:
     found = sizes(config("train.global_batch=64"), wish := Wish(days=1, tokens=1e13), PRICE)
-    with pytest.raises(ConfigError, match=r"1 day: 64 nodes, the fastest .* more need a larger train.global_batch"):
+    with pytest.raises(
+        ConfigError, match=r"1 day: 64 nodes, the fastest .* more need a larger train.global_batch"
+    ):
         answer(found, wish)
     with pytest.raises(ConfigError, match=r"c7i.8xlarge has no accelerator"):
-        sizes(replace(config(), fleet=replace(config().fleet, instance_type="c7i.8xlarge")), wish, PRICE)
+        sizes(
+            replace(config(), fleet=replace(config().fleet, instance_type="c7i.8xlarge")),
+            wish,
+            PRICE,
+        )
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("p6e-gb200.36xlarge", "ARM"), ("trn3.48xlarge", "Trainium3"), ("p3.2xlarge", "no EFA")]
+    ("name", "why"),
+    [("p6e-gb200.36xlarge", "ARM"), ("trn3.48xlarge", "Trainium3"), ("p3.2xlarge", "no EFA")],
 )
 def test_a_type_that_is_left_out_is_refused_with_the_reason(name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"not in the table of instance types: .*{why}"):
@@ -76,14 +89,25 @@ def test_a_type_that_is_left_out_is_refused_with_the_reason(name: str, why: str)
 def test_a_plan_for_v100_says_which_number_format_it_uses() -> None:
     _, derived = load(Settings(FOLDER / "roberta-large-p3dn-ec2.yaml", "train.precision=auto"))
     (row,) = (row for row in derived if row.key == "train.precision")
-    assert row.value == "fp16" and "V100-32GB has no instructions for bf16" in row.why and "125 TFLOP/s" in row.why
+    assert (
+        row.value == "fp16"
+        and "V100-32GB has no instructions for bf16" in row.why
+        and "125 TFLOP/s" in row.why
+    )
 
 
-def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_shows_table_answer_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "plan"
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e11", "DAYS=7", f"OUT={out}"]) == 0
     said = capsys.readouterr().out
-    assert "answer: NODES=" in said and "tokens per parameter" in said and "goodput" in said and "\n  * " in said
+    assert (
+        "answer: NODES=" in said
+        and "tokens per parameter" in said
+        and "goodput" in said
+        and "\n  * " in said
+    )
     assert (out / "sizes.png").stat().st_size > 10_000
     assert command(["plan", f"CONFIG={RECIPE}", f"OUT={out}"]) == 0  # an earlier plan's folder
     said = capsys.readouterr().out
@@ -92,16 +116,27 @@ def test_the_verb_shows_table_answer_and_picture(tmp_path: Path, capsys: pytest.
         assert command(["plan", f"CONFIG={RECIPE}", f"DAYS={word}"]) == 2
         assert "must be a number above 0" in capsys.readouterr().err
     assert command(["plan", f"CONFIG={RECIPE}", "DAYS=soon", "USD=7", "TOKENS=0"]) == 2
-    assert [line.split(":")[-2].split()[-1] for line in capsys.readouterr().err.splitlines()[:2]] == ["DAYS", "TOKENS"]
+    assert [
+        line.split(":")[-2].split()[-1] for line in capsys.readouterr().err.splitlines()[:2]
+    ] == ["DAYS", "TOKENS"]
 
 
 def test_the_best_layouts_are_the_fastest_of_all_that_fit() -> None:
     found, device = best(config(), 5), node_types.INSTANCE_TYPES["p5.48xlarge"].accelerator
-    assert device and len(found) == 5 and [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
+    assert (
+        device
+        and len(found) == 5
+        and [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
+    )
     every = ranked(config(), set(KEYS), device)
     assert found[0] is not None and min(choice.seconds for choice in every) == found[0].seconds
-    tried = {layout.train.layout for layout in candidates(config("fleet.nodes=48 train.global_batch=128"), set(KEYS), device)}
-    assert {layout.pipeline * layout.tensor * layout.context % 3 for layout in tried} == {0}  # 384 = 3 x 128
+    tried = {
+        layout.train.layout
+        for layout in candidates(config("fleet.nodes=48 train.global_batch=128"), set(KEYS), device)
+    }
+    assert {layout.pipeline * layout.tensor * layout.context % 3 for layout in tried} == {
+        0
+    }  # 384 = 3 x 128
 
 
 def test_goodput_is_what_a_run_with_random_failures_keeps() -> None:
@@ -123,23 +158,33 @@ def test_the_interval_that_auto_takes_loses_least() -> None:
     shares = {minutes: share(between, minutes * 60, stall, 90) for minutes in range(1, 61)}
     assert shares[taken] > max(shares.values()) - 1e-3
     auto, derived = load(Settings(RECIPE, "checkpoint.every=auto"))
-    assert auto.checkpoint.every.endswith(" min") if isinstance(auto.checkpoint.every, str) else False
+    assert (
+        auto.checkpoint.every.endswith(" min") if isinstance(auto.checkpoint.every, str) else False
+    )
     assert any(row.key == "checkpoint.every" and "every" in row.why for row in derived)
 
 
 def test_a_fleet_that_fails_as_that_of_llama_3_did_keeps_more_than_nine_tenths() -> None:
     """419 interruptions in 54 days of 16,384 H100, and over 90 % of useful time (arXiv:2407.21783, 3.3.4)."""
-    large = config("fleet.nodes=2048 train.global_batch=2048 model.preset=llama-3-70b checkpoint.every=auto")
+    large = config(
+        "fleet.nodes=2048 train.global_batch=2048 model.preset=llama-3-70b checkpoint.every=auto"
+    )
     found = foresee(large, 30.0)
     assert 54 * 24 * 3600 / found.between_failures == pytest.approx(419, rel=0.02)
     assert 0.90 < found.share < 0.99
 
 
-def test_goodput_is_what_the_real_watch_keeps_of_days_on_a_clock_that_is_not_waited_for(tmp_path: Path) -> None:
-    fleet = config("fleet.nodes=2048 train.global_batch=16384 model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm")
+def test_goodput_is_what_the_real_watch_keeps_of_days_on_a_clock_that_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    fleet = config(
+        "fleet.nodes=2048 train.global_batch=16384 model.preset=llama-3-70b checkpoint.every=auto fleet.backend=slurm"
+    )
     found, expected = simulate(fleet, 30.0, 1.0, Run(tmp_path)), foresee(fleet, 30.0)
     assert found.restarts > 3 and found.commands == 1
-    assert found.share == pytest.approx(found.known, abs=1e-3) and found.share == pytest.approx(expected.share, abs=0.02)
+    assert found.share == pytest.approx(found.known, abs=1e-3) and found.share == pytest.approx(
+        expected.share, abs=0.02
+    )
 
 
 def test_tokens_alone_ask_about_the_fleet_and_the_table_marks_the_knee() -> None:
@@ -154,7 +199,9 @@ def test_tokens_alone_ask_about_the_fleet_and_the_table_marks_the_knee() -> None
 def test_dollars_alone_buy_the_most_tokens() -> None:
     found = sizes(config(), wish := Wish(usd=100_000), PRICE)
     chosen = answer(found, wish, 8)
-    assert chosen.tokens == max(size.tokens for size in found) and chosen.usd == pytest.approx(100_000)
+    assert chosen.tokens == max(size.tokens for size in found) and chosen.usd == pytest.approx(
+        100_000
+    )
 
 
 def test_a_date_is_met_with_a_margin_for_what_one_run_of_ten_takes_longer() -> None:
@@ -164,9 +211,15 @@ def test_a_date_is_met_with_a_margin_for_what_one_run_of_ten_takes_longer() -> N
     assert surely(found, Wish(days=found[-1].days, tokens=1e12)) is None
 
 
-def test_a_user_reads_the_answer_for_the_fleet_the_knee_and_the_confidence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_reads_the_answer_for_the_fleet_the_knee_and_the_confidence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12"]) == 0
     said = capsys.readouterr().out
-    assert "answer: NODES=8: 1e+12 tokens in" in said and "the knee is NODES=" in said and "\n  k " in said
+    assert (
+        "answer: NODES=8: 1e+12 tokens in" in said
+        and "the knee is NODES=" in said
+        and "\n  k " in said
+    )
     assert command(["plan", f"CONFIG={RECIPE}", "TOKENS=1e12", "DAYS=14"]) == 0
     assert "in time with 50 % confidence; with 90 %: NODES=" in capsys.readouterr().out

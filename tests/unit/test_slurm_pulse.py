@@ -18,7 +18,11 @@ CONFIG = "SlurmctldPort           = 6817\nSlurmdPort              = {port}\nSlur
 
 def slurm(nodes: str, port: object = 6818) -> SlurmClient:
     """Slurm, of which scontrol says this of the nodes, and of the configuration that slurmd's port is this one."""
-    return SlurmClient(lambda words, stdin, environment: Said(0, nodes if "node" in words else CONFIG.format(port=port), ""))
+    return SlurmClient(
+        lambda words, stdin, environment: Said(
+            0, nodes if "node" in words else CONFIG.format(port=port), ""
+        )
+    )
 
 
 def row(name: str, port: int, address: str = "127.0.0.1") -> str:
@@ -51,9 +55,13 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield int(full.getsockname()[1])
 
 
-def test_a_machine_from_which_nothing_comes_back_is_absent_while_another_answers(answering: int, silent: int) -> None:
+def test_a_machine_from_which_nothing_comes_back_is_absent_while_another_answers(
+    answering: int, silent: int
+) -> None:
     engine = slurm(row("n1", answering) + row("n2", silent) + row("n3", answering))
-    told = f"no answer from 127.0.0.1, port {silent} (slurmd), while 2 other nodes of the job answer"
+    told = (
+        f"no answer from 127.0.0.1, port {silent} (slurmd), while 2 other nodes of the job answer"
+    )
     assert pulse.absent(engine, ["n1", "n2", "n3"]) == {"n2": told}
 
 
@@ -73,7 +81,10 @@ def test_a_name_that_nobody_knows_is_no_proof(answering: int) -> None:
 
 def test_a_node_listens_at_its_own_port_or_at_that_of_all() -> None:
     engine = slurm(row("n1", 7001) + ROW.format(name="n2", address="10.0.0.2", port=""))
-    assert pulse.places(engine, ["n1", "n2"]) == {"n1": SlurmdAddress("127.0.0.1", 7001), "n2": SlurmdAddress("10.0.0.2", 6818)}
+    assert pulse.places(engine, ["n1", "n2"]) == {
+        "n1": SlurmdAddress("127.0.0.1", 7001),
+        "n2": SlurmdAddress("10.0.0.2", 6818),
+    }
 
 
 @pytest.mark.parametrize(
@@ -96,7 +107,9 @@ def test_what_names_no_place_is_not_asked(nodes: str, port: object) -> None:
 
 
 def test_what_an_administrator_wrote_names_no_place() -> None:
-    engine = slurm(row("n1", 7001).strip() + " Reason=NodeAddr=192.0.2.1 NodeHostName=n1 Port=1 [root]\n")
+    engine = slurm(
+        row("n1", 7001).strip() + " Reason=NodeAddr=192.0.2.1 NodeHostName=n1 Port=1 [root]\n"
+    )
     assert pulse.places(engine, ["n1"]) == {"n1": SlurmdAddress("127.0.0.1", 7001)}
 
 
@@ -108,5 +121,9 @@ def test_a_host_that_looks_like_an_option_is_not_given_to_scontrol() -> None:
 
 
 def test_while_slurmctld_does_not_answer_nobody_is_absent() -> None:
-    engine = SlurmClient(lambda words, stdin, environment: Said(1, "", "Unable to contact slurm controller (connect failure)"))
+    engine = SlurmClient(
+        lambda words, stdin, environment: Said(
+            1, "", "Unable to contact slurm controller (connect failure)"
+        )
+    )
     assert pulse.absent(engine, ["n1"]) == {}

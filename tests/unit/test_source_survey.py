@@ -20,7 +20,9 @@ from trainfleet.data.sources import MEMORY
 from trainfleet.storage import s3
 from trainfleet.trust.errors import NoSource, S3Error
 
-LINES = "".join(json.dumps({"text": f"document {number} " * 30}) + "\n" for number in range(400)).encode()
+LINES = "".join(
+    json.dumps({"text": f"document {number} " * 30}) + "\n" for number in range(400)
+).encode()
 BOMB = """
 import sys
 from trainfleet.config.types import Data
@@ -62,8 +64,13 @@ def bucket() -> Iterator[None]:
 
 
 def enter(*words: str, library: str = "", workers: int = 1) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*filter(None, [library]), *sys.path]), "WORKERS": str(workers)}
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*filter(None, [library]), *sys.path]),
+        "WORKERS": str(workers),
+    }
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -71,7 +78,9 @@ def enter(*words: str, library: str = "", workers: int = 1) -> str:
 def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     data = Data("set", (str(tmp_path / "a.txt"),), "text", "bpe", 300, 0.1)
-    assert look(data) == SourceSurvey(1, 9, 1, 9, ("the last part of each text validates, as there are few (1)",))
+    assert look(data) == SourceSurvey(
+        1, 9, 1, 9, ("the last part of each text validates, as there are few (1)",)
+    )
     with pytest.raises(NoSource, match="no such file") as missing:
         look(replace(data, sources=(str(tmp_path / "a.txt"), str(tmp_path / "c.txt"))))
     assert missing.value.entry == 1
@@ -99,7 +108,9 @@ def test_a_file_that_takes_too_much_memory_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_each_process_that_tokenizes_has_the_limit(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_that_tokenizes_has_the_limit(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("text", "library", "runs/x"):
         Path(folder).mkdir(parents=True)
@@ -110,6 +121,12 @@ def test_each_process_that_tokenizes_has_the_limit(workers: int, tmp_path: Path,
         f"name: x\ndata: {{name: set, sources: ['{tmp_path}/text'], tokenizer: bpe, vocabulary_size: 300}}\ntrain: {{steps: 2}}\n"
     )
     Path("runs/x/config.yaml").write_text(dump_resolved(load(Settings(Path("config.yaml")))[0]))
-    said = enter("-m", "trainfleet.data", "runs/x/config.yaml", library=str(tmp_path / "library"), workers=workers)
+    said = enter(
+        "-m",
+        "trainfleet.data",
+        "runs/x/config.yaml",
+        library=str(tmp_path / "library"),
+        workers=workers,
+    )
     limits = {line for line in said.splitlines() if line.startswith("LIMIT")}
     assert limits == {f"LIMIT {MEMORY} {MEMORY}"} and "finished:" in said, said

@@ -21,7 +21,9 @@ sys.path.append(str(Path(__file__).parents[1] / "bench"))
 import fit_planner
 
 RECIPE = Path(node_types.__file__).parents[1] / "recipes/llama-3-8b-p5.yaml"
-H100 = DeviceSpeed("H100", {"fp8": 1979e12, "bf16": 989e12, "fp32": 494e12}, 3.35e12, 450e9, 50e9, 8, 0.7, 0.3)
+H100 = DeviceSpeed(
+    "H100", {"fp8": 1979e12, "bf16": 989e12, "fp32": 494e12}, 3.35e12, 450e9, 50e9, 8, 0.7, 0.3
+)
 LLAMA = Work(
     32, 4096, 14336, 32, 8, 128256, gated=True, causal=True, length=8192, micro_batch=1, passes=8, data=64, shard=64, zero=3,
     tensor=1, pipeline=1, context=1, interleave=1, format="bf16",
@@ -50,19 +52,29 @@ def test_what_costs_something_is_slower(slower: dict[str, object]) -> None:
 
 
 def test_what_saves_something_is_faster() -> None:
-    fp8, interleaved = replace(LLAMA, format="fp8"), replace(LLAMA, pipeline=8, data=8, shard=8, interleave=4)
+    fp8, interleaved = (
+        replace(LLAMA, format="fp8"),
+        replace(LLAMA, pipeline=8, data=8, shard=8, interleave=4),
+    )
     assert tokens_per_second(fp8, H100) > 1.1 * tokens_per_second(LLAMA, H100)
-    assert tokens_per_second(interleaved, H100) > tokens_per_second(replace(interleaved, interleave=1), H100)
+    assert tokens_per_second(interleaved, H100) > tokens_per_second(
+        replace(interleaved, interleave=1), H100
+    )
     assert tokens_per_second(LLAMA, replace(H100, outside=400e9)) > tokens_per_second(LLAMA, H100)
 
 
 def test_a_rank_gets_slower_with_the_fleet_where_weights_are_gathered_over_it() -> None:
-    speeds = [tokens_per_second(replace(LLAMA, data=ranks, shard=ranks), H100) for ranks in (8, 64, 1024, 32768)]
+    speeds = [
+        tokens_per_second(replace(LLAMA, data=ranks, shard=ranks), H100)
+        for ranks in (8, 64, 1024, 32768)
+    ]
     assert speeds == sorted(speeds, reverse=True) and speeds[-1] < 0.95 * speeds[0]
 
 
 def test_of_a_config_comes_the_work_that_it_says(tmp_path: Path) -> None:
-    config, _ = load(Settings(RECIPE, "train.layout.tensor=2 train.layout.shard=32 train.recompute=full"))
+    config, _ = load(
+        Settings(RECIPE, "train.layout.tensor=2 train.layout.shard=32 train.recompute=full")
+    )
     work, device = work_of(config), as_device(config, accelerators.BY_NAME["H100-80GB"])
     assert (work.world, work.tensor, work.data, work.recompute) == (64, 2, 32, "full")
     assert work.step_tokens == config.train.global_batch * config.train.sequence_length
@@ -71,14 +83,22 @@ def test_of_a_config_comes_the_work_that_it_says(tmp_path: Path) -> None:
 
 def test_published_runs_are_foretold() -> None:
     """As near as tests/bench/LOG.md says; each row with its source stands in published.jsonl."""
-    rows = fit_planner.usable([json.loads(line) for line in fit_planner.ROWS.read_text().splitlines()])
+    rows = fit_planner.usable(
+        [json.loads(line) for line in fit_planner.ROWS.read_text().splitlines()]
+    )
     model = fit_planner.Model()
     errors = sorted(abs(2.718281828**error - 1) for error in model.errors(model.given, rows))
     assert len(rows) > 400
-    assert statistics.median(errors) < 0.07 and errors[int(0.8 * len(errors))] < 0.20 and errors[int(0.9 * len(errors))] < 0.25
+    assert (
+        statistics.median(errors) < 0.07
+        and errors[int(0.8 * len(errors))] < 0.20
+        and errors[int(0.9 * len(errors))] < 0.25
+    )
 
 
-def test_the_range_that_plan_states_holds_for_four_of_five_runs_that_nothing_was_fitted_to() -> None:
+def test_the_range_that_plan_states_holds_for_four_of_five_runs_that_nothing_was_fitted_to() -> (
+    None
+):
     folder = Path(fit_planner.__file__).parent
     lines = [
         line
@@ -95,7 +115,11 @@ def test_the_range_that_plan_states_holds_for_four_of_five_runs_that_nothing_was
 def test_scores_of_one_kernel_go_through_memory_as_often_as_arithmetic_says() -> None:
     """Ten runs of Narayanan et al. 2021, where scores take a tenth of the time to a half, and nothing was fitted to them."""
     lines = (Path(fit_planner.__file__).parent / "unseen.jsonl").read_text().splitlines()
-    rows = [row for row in fit_planner.usable([json.loads(line) for line in lines]) if row[0] == "narayanan"]
+    rows = [
+        row
+        for row in fit_planner.usable([json.loads(line) for line in lines])
+        if row[0] == "narayanan"
+    ]
     model = fit_planner.Model()
     errors = [abs(2.718281828**error - 1) for error in model.errors(model.given, rows)]
     assert len(errors) == 10 and statistics.median(errors) < 0.04 and max(errors) < 0.10
@@ -116,7 +140,18 @@ def test_a_row_s_words_tell_the_ranks_of_a_node_and_its_network() -> None:
 
 def test_a_group_over_both_sides_of_a_torus_has_twice_the_wires() -> None:
     row = replace(LLAMA, tensor=32, data=1, shard=1, passes=1)
-    cores = DeviceSpeed("core", {"bf16": 95e12, "fp32": 24e12}, 0.41e12, 48e9, 3e9, 32, 0.7, 0.5, kernels=False, side=8)
+    cores = DeviceSpeed(
+        "core",
+        {"bf16": 95e12, "fp32": 24e12},
+        0.41e12,
+        48e9,
+        3e9,
+        32,
+        0.7,
+        0.5,
+        kernels=False,
+        side=8,
+    )
     flat = step_of(row, replace(cores, side=0)).tensor
     assert flat / 2 < step_of(row, cores).tensor < 0.6 * flat
     short = replace(row, tensor=8)
@@ -127,7 +162,9 @@ def test_a_ring_s_first_number_comes_later_the_more_ranks_share_the_state() -> N
     """NCCL gathers and scatters around rings; what every rank sends stays the same (tests/bench/LOG.md)."""
 
     def exchanged(shard: int, device: DeviceSpeed = H100) -> float:
-        return step_of(replace(LLAMA, data=4096, shard=shard, passes=1, micro_batch=1), device).shards
+        return step_of(
+            replace(LLAMA, data=4096, shard=shard, passes=1, micro_batch=1), device
+        ).shards
 
     assert exchanged(4096) > 1.5 * exchanged(512)
     graphs = replace(H100, kernels=False)  # Neuron's collectives are its own
@@ -135,13 +172,28 @@ def test_a_ring_s_first_number_comes_later_the_more_ranks_share_the_state() -> N
 
 
 def test_an_optimizer_moves_half_as_much_where_its_state_takes_half() -> None:
-    assert step_of(replace(LLAMA, state_bytes=2), H100).update == pytest.approx(step_of(LLAMA, H100).update / 2)
-    assert work_of(load(Settings(RECIPE, "train.weights=bf16 train.precision=bf16"))[0]).state_bytes == 2
+    assert step_of(replace(LLAMA, state_bytes=2), H100).update == pytest.approx(
+        step_of(LLAMA, H100).update / 2
+    )
+    assert (
+        work_of(load(Settings(RECIPE, "train.weights=bf16 train.precision=bf16"))[0]).state_bytes
+        == 2
+    )
 
 
 def test_more_power_and_faster_exponentials_are_no_whole_new_device() -> None:
-    assert 1 < accelerators.BY_NAME["B300-288GB"].efficiency / accelerators.BY_NAME["B200-180GB"].efficiency < 1.1
-    assert 1 < accelerators.BY_NAME["B300-288GB"].attention / accelerators.BY_NAME["B200-180GB"].attention < 1.25
+    assert (
+        1
+        < accelerators.BY_NAME["B300-288GB"].efficiency
+        / accelerators.BY_NAME["B200-180GB"].efficiency
+        < 1.1
+    )
+    assert (
+        1
+        < accelerators.BY_NAME["B300-288GB"].attention
+        / accelerators.BY_NAME["B200-180GB"].attention
+        < 1.25
+    )
 
 
 def test_gradients_are_exchanged_in_their_own_format() -> None:
@@ -151,11 +203,25 @@ def test_gradients_are_exchanged_in_their_own_format() -> None:
 
 
 def test_stages_that_share_fast_links_pass_on_faster() -> None:
-    rack, stages = replace(H100, node=4, domain=72), replace(LLAMA, tensor=4, data=4, shard=4, pipeline=16)
+    rack, stages = (
+        replace(H100, node=4, domain=72),
+        replace(LLAMA, tensor=4, data=4, shard=4, pipeline=16),
+    )
     assert step_of(stages, rack).stages < step_of(stages, replace(rack, domain=0)).stages
 
 
-CPU = DeviceSpeed("CPU", {"bf16": 4e11, "fp32": 2e11}, 1e10, 1.5e9, 1.5e9, 2, 1.0, 0.1, kernels=False, host=HostOverheads())
+CPU = DeviceSpeed(
+    "CPU",
+    {"bf16": 4e11, "fp32": 2e11},
+    1e10,
+    1.5e9,
+    1.5e9,
+    2,
+    1.0,
+    0.1,
+    kernels=False,
+    host=HostOverheads(),
+)
 TINY = replace(
     LLAMA, layers=4, width=128, inner=384, heads=2, kv_heads=2, vocabulary=2048, length=256, micro_batch=4, passes=1, data=2,
     shard=1, zero=0, fused=False,
@@ -164,7 +230,11 @@ TINY = replace(
 
 def test_where_the_host_computes_each_call_more_calls_take_longer() -> None:
     base = step_of(TINY, CPU, ON_CPUS)
-    for changes in ({"micro_batch": 1, "passes": 4}, {"tensor": 2, "data": 1, "micro_batch": 8}, {"shard": 2, "zero": 3}):
+    for changes in (
+        {"micro_batch": 1, "passes": 4},
+        {"tensor": 2, "data": 1, "micro_batch": 8},
+        {"shard": 2, "zero": 3},
+    ):
         assert step_of(replace(TINY, **changes), CPU, ON_CPUS).launches > 1.5 * base.launches  # type: ignore[arg-type]
     assert step_of(TINY, replace(CPU, host=None), ON_CPUS).launches == 0
 
@@ -172,14 +242,23 @@ def test_where_the_host_computes_each_call_more_calls_take_longer() -> None:
 def test_muon_s_products_are_counted_and_a_divided_matrix_is_gathered_for_them() -> None:
     muon = replace(TINY, straightened=True)
     assert step_of(muon, CPU, ON_CPUS).update > step_of(TINY, CPU, ON_CPUS).update
-    assert step_of(replace(muon, shard=2, zero=3), CPU, ON_CPUS).update > step_of(muon, CPU, ON_CPUS).update
-    square, flops = 128**3, muon.straightening  # five rounds of two products of a matrix and its square, and of one of squares
+    assert (
+        step_of(replace(muon, shard=2, zero=3), CPU, ON_CPUS).update
+        > step_of(muon, CPU, ON_CPUS).update
+    )
+    square, flops = (
+        128**3,
+        muon.straightening,
+    )  # five rounds of two products of a matrix and its square, and of one of squares
     assert flops == 4 * 5 * 6 * square + 3 * 5 * (4 * 3 * square + 2 * square)
 
 
 def test_a_last_stage_has_the_output_layer_where_stages_have_as_many_blocks() -> None:
     stages = replace(TINY, data=1, pipeline=2, passes=8, micro_batch=1)
-    assert step_of(replace(stages, even=True), CPU, ON_CPUS).total > 1.1 * step_of(stages, CPU, ON_CPUS).total
+    assert (
+        step_of(replace(stages, even=True), CPU, ON_CPUS).total
+        > 1.1 * step_of(stages, CPU, ON_CPUS).total
+    )
 
 
 def test_a_correction_multiplies_the_parts_of_its_group() -> None:

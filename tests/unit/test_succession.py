@@ -47,7 +47,9 @@ class Head:
         if heads[0].name in self.down:
             raise BackendError("the head could not make its key", where=heads[0].name)
         self.opened.append((heads[0].name, [host.name for host in hosts]))
-        return {host: HostFailure("down", "no answer", "") for host in hosts if host.name in self.down}
+        return {
+            host: HostFailure("down", "no answer", "") for host in hosts if host.name in self.down
+        }
 
     def appoint(self, host: Host, launcher: object, number: int, term: int) -> None:
         self.appointed.append((host.name, number))
@@ -83,7 +85,9 @@ def until(holds: Any) -> None:
         time.sleep(0.02)
 
 
-def test_after_a_takeover_another_host_is_appointed_at_once_and_after_its_loss_the_next(keeper: Succession) -> None:
+def test_after_a_takeover_another_host_is_appointed_at_once_and_after_its_loss_the_next(
+    keeper: Succession,
+) -> None:
     head: Any = keeper.head
     with keeper:
         until(lambda: head.appointed == [("b", 1)])
@@ -95,10 +99,14 @@ def test_after_a_takeover_another_host_is_appointed_at_once_and_after_its_loss_t
         until(lambda: head.appointed[2:] == [("d", 3)])
         beat(keeper, "d", 3, 3)
         until(lambda: head.appointed[3:] == [("b", 4)])  # without a limit
-    assert {name for name, _ in head.opened} == {"b", "c", "d"} and all(hosts == list("abcd") for _, hosts in head.opened)
+    assert {name for name, _ in head.opened} == {"b", "c", "d"} and all(
+        hosts == list("abcd") for _, hosts in head.opened
+    )
 
 
-def test_a_host_that_is_down_is_passed_over_and_told_of_the_new_head_once_it_is_back(keeper: Succession) -> None:
+def test_a_host_that_is_down_is_passed_over_and_told_of_the_new_head_once_it_is_back(
+    keeper: Succession,
+) -> None:
     head: Any = keeper.head
     head.down = {"b"}
     with keeper:
@@ -175,7 +183,9 @@ class There:
         (lambda look: Holder("node0", 1, 1, 995.0, 0), False),
     ],
 )
-def test_whether_a_run_is_led_does_not_depend_on_its_host_s_clock(tmp_path: Path, shows: Any, running: bool) -> None:
+def test_whether_a_run_is_led_does_not_depend_on_its_host_s_clock(
+    tmp_path: Path, shows: Any, running: bool
+) -> None:
     run = Run(tmp_path / "x")
     run.folder.mkdir()
     place = object.__new__(Hosts)
@@ -185,7 +195,9 @@ def test_whether_a_run_is_led_does_not_depend_on_its_host_s_clock(tmp_path: Path
     place.refresh()
     assert place.is_running() is running
     began = time.monotonic()
-    assert place.is_running() is running and time.monotonic() - began < 1, "it is not waited for twice"
+    assert place.is_running() is running and time.monotonic() - began < 1, (
+        "it is not waited for twice"
+    )
 
 
 class Links:
@@ -199,7 +211,12 @@ class Links:
     def run(self, command: str, timeout: float, hosts: list[Host]) -> Answers:
         self.asked += [host.name for host in hosts]
         dead = HostFailure("down", "no answer", "")
-        return Answers({host: Result(0, "", "", 0.1) if host.name in self.answering else dead for host in hosts})
+        return Answers(
+            {
+                host: Result(0, "", "", 0.1) if host.name in self.answering else dead
+                for host in hosts
+            }
+        )
 
 
 @pytest.mark.parametrize(
@@ -213,15 +230,28 @@ class Links:
     ],
 )
 def test_a_head_that_no_other_host_answers_suspects_itself(
-    monkeypatch: pytest.MonkeyPatch, heard: dict[str, float], ended: str, answering: str, cut_off: str, asked: str
+    monkeypatch: pytest.MonkeyPatch,
+    heard: dict[str, float],
+    ended: str,
+    answering: str,
+    cut_off: str,
+    asked: str,
 ) -> None:
     monkeypatch.setattr("trainfleet.backends.ssh.is_here", lambda host: host.name == "a")
     backend, now = object.__new__(Ssh), time.monotonic()
-    looks = Looks(tuple(HOSTS[:3]), heard={host: now - heard.get(host.name, 0.0) for host in HOSTS[:3]})
+    looks = Looks(
+        tuple(HOSTS[:3]), heard={host: now - heard.get(host.name, 0.0) for host in HOSTS[:3]}
+    )
     looks.said = {host: PartState("ended", 1) for host in HOSTS[:3] if host.name in ended}
     links = Links(answering)
-    backend.__dict__ |= {"_head": SimpleNamespace(transport=links, leads=True), "_looks": {"t": looks}}
-    assert backend.cut_off(Handle("ssh", "x-train", "t", 3)) == cut_off and "".join(links.asked) == asked
+    backend.__dict__ |= {
+        "_head": SimpleNamespace(transport=links, leads=True),
+        "_looks": {"t": looks},
+    }
+    assert (
+        backend.cut_off(Handle("ssh", "x-train", "t", 3)) == cut_off
+        and "".join(links.asked) == asked
+    )
 
 
 def test_the_host_whose_launcher_fell_silent_is_appointed_last(keeper: Succession) -> None:
@@ -231,7 +261,9 @@ def test_the_host_whose_launcher_fell_silent_is_appointed_last(keeper: Successio
     assert [host.name for host in keeper._candidates()] == ["b", "c", "d"]
 
 
-def test_who_takes_over_a_finished_run_ends_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_over_a_finished_run_ends_what_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its launcher was killed while it waited for nodes: a frozen one stays, and others wait for that one."""
     run, ended, alive = Run(tmp_path), list[tuple[str, bool]](), False
     write_holder(tmp_path, Holder("node0", 7, 1, time.time()))
@@ -251,4 +283,6 @@ def test_who_takes_over_a_finished_run_ends_what_is_left_of_it(tmp_path: Path, m
     monkeypatch.setattr(execution, "status", lambda run: "finished")
     assert training.train(plan, time.time(), False) == 0 and ended == [("the-job", True)]
     alive = True
-    assert training.train(plan, time.time(), False) == 0 and len(ended) == 1, "a launcher is at work, which does it"
+    assert training.train(plan, time.time(), False) == 0 and len(ended) == 1, (
+        "a launcher is at work, which does it"
+    )

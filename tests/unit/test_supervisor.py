@@ -31,7 +31,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "python")}
 
 
 def supervise(log: Path, *command: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "trainfleet.supervisor", str(log), "--", *command], env=ENVIRONMENT)
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainfleet.supervisor", str(log), "--", *command], env=ENVIRONMENT
+    )
 
 
 def await_text(path: Path, text: str) -> str:
@@ -75,7 +77,9 @@ def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
     process.send_signal(number)
     process.wait(10)
     await_gone(pids[0])
-    if number == signal.SIGTERM:  # after SIGKILL the kernel ends the command itself; its children are torchrun's to bind
+    if (
+        number == signal.SIGTERM
+    ):  # after SIGKILL the kernel ends the command itself; its children are torchrun's to bind
         await_gone(pids[1])
 
 
@@ -92,8 +96,17 @@ def test_it_dies_with_its_launcher(tmp_path: Path) -> None:
 def detach(folder: Path, *command: str, token: str = "t1", **environment: str) -> Path:
     """Starts a command the detached way; its file, once it runs."""
     file = folder / "job"
-    words = [sys.executable, "-m", "trainfleet.supervisor", str(folder / "node-0.log"), "--", *command]
-    order = json.dumps({"script": script([], folder, {}, words), "environment": environment, "token": token})
+    words = [
+        sys.executable,
+        "-m",
+        "trainfleet.supervisor",
+        str(folder / "node-0.log"),
+        "--",
+        *command,
+    ]
+    order = json.dumps(
+        {"script": script([], folder, {}, words), "environment": environment, "token": token}
+    )
     subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(file)], input=order, text=True, env=ENVIRONMENT,
                    check=True, timeout=10)  # fmt: skip
     return file
@@ -135,7 +148,9 @@ def test_what_was_killed_with_its_token_is_started_again(tmp_path: Path) -> None
 
 
 def test_a_script_that_fails_before_it_is_a_supervisor_leaves_its_words(tmp_path: Path) -> None:
-    order = json.dumps({"script": script([], tmp_path / "missing", {}, ["true"]), "environment": {}, "token": "t1"})
+    order = json.dumps(
+        {"script": script([], tmp_path / "missing", {}, ["true"]), "environment": {}, "token": "t1"}
+    )
     subprocess.run([sys.executable, "-m", "trainfleet.supervisor", "--detach", str(tmp_path / "job")], input=order, text=True,
                    env=ENVIRONMENT, check=True, timeout=10)  # fmt: skip
     assert "missing" in await_text(tmp_path / "job.said", "missing")
@@ -143,21 +158,31 @@ def test_a_script_that_fails_before_it_is_a_supervisor_leaves_its_words(tmp_path
 
 
 def test_detached_it_passes_sigterm_on(tmp_path: Path) -> None:
-    file = detach(tmp_path, "sh", "-c", 'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.1; done')
+    file = detach(
+        tmp_path,
+        "sh",
+        "-c",
+        'trap "echo bye; exit 0" TERM; echo ready; while :; do sleep 0.1; done',
+    )
     await_text(tmp_path / "node-0.log", "ready")
     os.kill(int(file.read_text().split()[0]), signal.SIGTERM)
     assert await_text(tmp_path / "job.exit", "0").strip() == "0"
     assert "bye" in (tmp_path / "node-0.log").read_text()
 
 
-def test_what_the_kernel_says_is_kept_when_the_command_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_kernel_says_is_kept_when_the_command_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = ["6,1,1000,-;an old line about NVRM: Xid", "6,2,{now},-;NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus.",
                "6,3,{now},-;eth0: link up"]  # fmt: skip
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6) + 5_000_000
     monkeypatch.setattr(
         kernel_log,
         "_messages",
-        lambda: [(int(r.split(",")[2].replace("{now}", str(now))) / 1e6, r.split(";")[1]) for r in records],
+        lambda: [
+            (int(r.split(",")[2].replace("{now}", str(now))) / 1e6, r.split(";")[1])
+            for r in records
+        ],
     )
     log = tmp_path / "node-0.log"
     assert run(Log(log), ["false"]) == 1
@@ -168,7 +193,14 @@ def test_what_the_kernel_says_is_kept_when_the_command_fails(tmp_path: Path, mon
 
 
 def test_a_secret_does_not_reach_the_log(tmp_path: Path) -> None:
-    file = detach(tmp_path, "sh", "-c", 'echo "my key is $THE_KEY, really"', THE_KEY="canary-9f3a", TRAINFLEET_SECRETS="THE_KEY")
+    file = detach(
+        tmp_path,
+        "sh",
+        "-c",
+        'echo "my key is $THE_KEY, really"',
+        THE_KEY="canary-9f3a",
+        TRAINFLEET_SECRETS="THE_KEY",
+    )
     await_text(tmp_path / "job.exit", "0")
     text = (tmp_path / "node-0.log").read_text()
     assert "my key is ***, really" in text and "canary" not in text + file.read_text()
@@ -181,10 +213,14 @@ def test_a_kernel_s_log_that_may_not_be_read_is_asked_for_as_root_and_else_said_
     sudo = tmp_path / "sudo"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "journalctl").write_text("#!/bin/sh\nexit 1\n")
-    sudo.write_text('#!/bin/sh\n[ "$1 $2" = "-n dmesg" ] && echo "[ 9999999999.5] NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"\n')
+    sudo.write_text(
+        '#!/bin/sh\n[ "$1 $2" = "-n dmesg" ] && echo "[ 9999999999.5] NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"\n'
+    )
     for fake in (sudo, tmp_path / "journalctl"):
         fake.chmod(0o755)
-    assert [words.text for words in kernel_log.Kernel().words()] == ["NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"]
+    assert [words.text for words in kernel_log.Kernel().words()] == [
+        "NVRM: Xid (PCI:0000:44:00): 79, GPU is gone"
+    ]
     sudo.write_text("#!/bin/sh\nexit 1\n")
     counters = tmp_path / "vmstat"
     counters.write_text("pgfault 12\noom_kill 3\n")
@@ -212,11 +248,18 @@ def full(folder: Path) -> Path:
     return log
 
 
-@pytest.mark.parametrize(("words", "code"), [("exit 0", 0), ("exit 3", UNLOGGED), ("kill -9 $$", UNLOGGED)])
+@pytest.mark.parametrize(
+    ("words", "code"), [("exit 0", 0), ("exit 3", UNLOGGED), ("kill -9 $$", UNLOGGED)]
+)
 def test_a_log_that_can_t_be_written_ends_nothing_and_shows_in_the_exit_code_of_what_failed(
     tmp_path: Path, words: str, code: int
 ) -> None:
-    process = supervise(full(tmp_path), "sh", "-c", f"echo one; sleep 0.3; touch {tmp_path}/went-on; echo two; {words}")
+    process = supervise(
+        full(tmp_path),
+        "sh",
+        "-c",
+        f"echo one; sleep 0.3; touch {tmp_path}/went-on; echo two; {words}",
+    )
     assert process.wait(20) == code and (tmp_path / "went-on").exists()
 
 
@@ -235,7 +278,12 @@ def test_a_node_that_has_lost_the_file_server_says_so_in_the_exit_code_of_what_f
 
 def test_a_log_on_a_folder_that_can_t_be_made_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where a folder belongs")
-    assert supervise(tmp_path / "runs" / "x" / "logs" / "node-0.log", "sh", "-c", "echo one; exit 0").wait(20) == 0
+    assert (
+        supervise(
+            tmp_path / "runs" / "x" / "logs" / "node-0.log", "sh", "-c", "echo one; exit 0"
+        ).wait(20)
+        == 0
+    )
 
 
 def test_when_there_is_room_again_the_log_has_what_waited_and_says_so(
@@ -252,7 +300,10 @@ def test_when_there_is_room_again_the_log_has_what_waited_and_says_so(
     assert file.close()
     lines = path.read_text().splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["6", "7", "8", "9", "10"]
-    assert "closed to its node" in lines[-1] and "(No space left on device); 6 lines are lost" in lines[-1]
+    assert (
+        "closed to its node" in lines[-1]
+        and "(No space left on device); 6 lines are lost" in lines[-1]
+    )
     assert capfd.readouterr().err.count("can't be written") == 1
 
 
@@ -275,9 +326,13 @@ def test_half_a_line_that_a_full_disk_took_is_ended_by_its_other_half(tmp_path: 
     assert file.close() and (tmp_path / "log").read_bytes().startswith(b"whole line\n")
 
 
-def test_a_stop_is_passed_on_also_where_there_is_no_room_for_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_is_passed_on_also_where_there_is_no_room_for_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = full(tmp_path)
-    (tmp_path / "runs" / "x" / "stop").symlink_to(tmp_path / "nowhere" / "stop")  # touching it fails
+    (tmp_path / "runs" / "x" / "stop").symlink_to(
+        tmp_path / "nowhere" / "stop"
+    )  # touching it fails
     process = supervise(
         log,
         "sh",
@@ -299,10 +354,16 @@ def test_ranks_print_on_their_node_s_own_disk_and_nothing_of_it_is_left(tmp_path
     done = supervise(log, "sh", "-c", f"readlink {where}; echo a > {where}/a")
     assert done.wait(10) == 0
     folder = Path(log.read_text().split(" | ")[1].strip())
-    assert folder.name.startswith("trainfleet-scratch-") and not folder.exists() and not where.is_symlink()
+    assert (
+        folder.name.startswith("trainfleet-scratch-")
+        and not folder.exists()
+        and not where.is_symlink()
+    )
 
 
-def test_a_scratch_that_leads_elsewhere_is_no_reason_to_remove_what_is_there(tmp_path: Path) -> None:
+def test_a_scratch_that_leads_elsewhere_is_no_reason_to_remove_what_is_there(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("a")
     log = tmp_path / "logs" / "node-0.log"
@@ -319,21 +380,33 @@ for step in range(1, 4): heart.at("step", step); time.sleep(1.1)
 time.sleep(600)"""
 
 
-def test_where_no_launcher_watches_node_0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_launcher_watches_node_0_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ranks of the order's second start stand still: an engine has started them again, and sees a job that runs."""
     monkeypatch.setattr(supervisor.Sentry.__init__, "__defaults__", (Limits(step=1.0, steps=1.0),))
     monkeypatch.setattr(fence, "TO_LEAVE", 0.0)
     fence.enter(tmp_path, fence.begin(tmp_path))
-    for name, value in {supervisor.WATCH: "1", fence.VARIABLE: "1", "PYTHONPATH": str(ROOT / "python")}.items():
+    for name, value in {
+        supervisor.WATCH: "1",
+        fence.VARIABLE: "1",
+        "PYTHONPATH": str(ROOT / "python"),
+    }.items():
         monkeypatch.setenv(name, value)
     before = [signal.getsignal(number) for number in HANDLED]
     try:
-        code = run(Log(tmp_path / "logs" / "node-0.log"), [sys.executable, "-c", RANK, str(tmp_path)])
+        code = run(
+            Log(tmp_path / "logs" / "node-0.log"), [sys.executable, "-c", RANK, str(tmp_path)]
+        )
     finally:
         for number, handler in zip(HANDLED, before, strict=True):
             signal.signal(number, handler)
     assert code == 128 + 9
-    assert re.search(r"^watch   .* \| no rank has moved for \d+ s", (tmp_path / "logs" / "node-0.log").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^watch   .* \| no rank has moved for \d+ s",
+        (tmp_path / "logs" / "node-0.log").read_text(),
+        re.MULTILINE,
+    )
 
 
 def test_one_that_ends_late_leaves_the_scratch_of_its_successor(tmp_path: Path) -> None:
@@ -360,7 +433,9 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("loads", [0, 2], ids=["trains", "loads"])
-def test_a_rank_dies_with_its_agent_even_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int) -> None:
+def test_a_rank_dies_with_its_agent_even_while_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: int
+) -> None:
     monkeypatch.setitem(ENVIRONMENT, "LOADS", str(loads))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT)

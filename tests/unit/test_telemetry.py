@@ -62,7 +62,12 @@ def test_a_report_is_summed_over_processes_and_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    "absent", [{}, {"neuron_runtime_data": None, "system_data": None}, {"neuron_runtime_data": [{"report": None}]}]
+    "absent",
+    [
+        {},
+        {"neuron_runtime_data": None, "system_data": None},
+        {"neuron_runtime_data": [{"report": None}]},
+    ],
 )
 def test_what_is_not_measured_is_nothing(absent: dict[str, object]) -> None:
     assert read_monitor(json.dumps(absent).encode()) == Reading()
@@ -79,10 +84,16 @@ def test_a_report_that_is_none_is_refused(line: bytes) -> None:
         read_monitor(line)
 
 
-def test_the_log_tells_of_each_new_error_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_tells_of_each_new_error_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     watch = neuron_monitor.Monitor()
-    for reading in (Reading(uncorrected=2), Reading(uncorrected=2), Reading(uncorrected=2, errors=3, timed_out=1)):
+    for reading in (
+        Reading(uncorrected=2),
+        Reading(uncorrected=2),
+        Reading(uncorrected=2, errors=3, timed_out=1),
+    ):
         watch.take(reading)
     assert capsys.readouterr().out.splitlines() == [
         "neuron-monitor: 2 uncorrectable memory errors on this node",
@@ -90,7 +101,9 @@ def test_the_log_tells_of_each_new_error_once(capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_a_monitor_is_read_as_long_as_the_rank_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitor_is_read_as_long_as_the_rank_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stand-in prints AWS's example, and something that is no report."""
     tool = tmp_path / neuron_monitor.TOOL
     (tmp_path / "report").write_text("no report\n" + json.dumps(REPORT) + "\n")
@@ -129,21 +142,29 @@ def test_the_gate_names_who_uses_the_cores_and_how_many_there_are() -> None:
     assert not any("trainfleet.engine" in line for line in found)
 
 
-@pytest.mark.parametrize("said", ["neuron-ls: command failed \x1b[31m", "[1, 2]", '{"neuron_device": 0}', "[" * 9000])
+@pytest.mark.parametrize(
+    "said", ["neuron-ls: command failed \x1b[31m", "[1, 2]", '{"neuron_device": 0}', "[" * 9000]
+)
 def test_what_neuron_ls_says_in_place_of_a_list_is_told(said: str) -> None:
-    lines = "".join(f"neuron_ls={said[start : start + 4000]}\n" for start in range(0, len(said), 4000))
+    lines = "".join(
+        f"neuron_ls={said[start : start + 4000]}\n" for start in range(0, len(said), 4000)
+    )
     facts = parse(f"== facts\nhostname=a\n{lines}== end\n")
     assert not facts.neuron_devices and facts.neuron_trouble and facts.neuron_trouble.isprintable()
 
 
 def test_bandwidth_is_told_in_powers_of_ten() -> None:
     (row,) = read_collectives(TABLE.splitlines())
-    assert (row.bytes, row.microseconds) == (33554432, 768) and row.gbs == pytest.approx(40.69 * 2**30 / 1e9)
+    assert (row.bytes, row.microseconds) == (33554432, 768) and row.gbs == pytest.approx(
+        40.69 * 2**30 / 1e9
+    )
     with_algorithm = TABLE.replace("40.69          40.69", "40.69          80.5    Ring")
     assert read_collectives(with_algorithm.splitlines())[0].gbs == pytest.approx(80.5 * 2**30 / 1e9)
 
 
-@pytest.mark.parametrize("said", ["", "size(B)\n", "Error: NRT_FAILURE \x1b]0;x\x07", "1 2 3 4 5 6", "9" * 100_000])
+@pytest.mark.parametrize(
+    "said", ["", "size(B)\n", "Error: NRT_FAILURE \x1b]0;x\x07", "1 2 3 4 5 6", "9" * 100_000]
+)
 def test_no_table_is_an_error_with_the_last_words(said: str) -> None:
     with pytest.raises(InputError) as error:
         read_collectives(said.splitlines())
@@ -178,6 +199,10 @@ CODES = {
 @pytest.mark.parametrize("name", CODES)
 def test_every_status_of_the_runtime_is_in_the_catalogue_by_name_and_number(name: str) -> None:
     entries = yaml.safe_load(CATALOGUE.read_text())["entries"]
-    says = [re.compile(pattern) for entry in entries for pattern in [*entry.get("closed", ()), *entry.get("says", ())]]
+    says = [
+        re.compile(pattern)
+        for entry in entries
+        for pattern in [*entry.get("closed", ()), *entry.get("says", ())]
+    ]
     assert any(pattern.search(f"nrt_execute failed: {name}") for pattern in says)
     assert any(pattern.search(f"nrt_execute status={CODES[name]}") for pattern in says)

@@ -15,7 +15,10 @@ lock = temporary.hold(Path(sys.argv[1])); print("holds", flush=True); time.sleep
 
 def holder(folder: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], env={"PYTHONPATH": "python"}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(folder)],
+        env={"PYTHONPATH": "python"},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout and process.stdout.readline() == "holds\n"
     return process

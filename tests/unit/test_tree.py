@@ -16,17 +16,23 @@ def test_every_rank_has_one_way_up_and_the_first_has_them_all(nodes: int, local:
     members = list(range(size))
     found = levels(size, local)
     for groups in found:
-        assert [rank for group in groups for rank in group] == members, "of this level, each once, in their order"
+        assert [rank for group in groups for rank in group] == members, (
+            "of this level, each once, in their order"
+        )
         assert max(map(len, groups)) <= FAN
         members = [group[0] for group in groups]
     assert members == [0]
-    assert len(found) <= math.ceil(math.log(max(nodes, 2), FAN)) + math.ceil(math.log(max(local, 2), FAN))
+    assert len(found) <= math.ceil(math.log(max(nodes, 2), FAN)) + math.ceil(
+        math.log(max(local, 2), FAN)
+    )
 
 
 def test_the_ranks_of_a_node_come_to_one_answer_before_they_talk_to_others() -> None:
     assert levels(8, 4) == [[list(range(8))]], "few ranks are one group"
     first, second = levels(24, 8)
-    assert first == [list(range(8)), list(range(8, 16)), list(range(16, 24))] and second == [[0, 8, 16]]
+    assert first == [list(range(8)), list(range(8, 16)), list(range(16, 24))] and second == [
+        [0, 8, 16]
+    ]
 
 
 def test_a_world_of_one_needs_nobody() -> None:

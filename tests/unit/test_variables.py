@@ -23,11 +23,17 @@ PROBE = "import json, os; from trainfleet.cli.variables import read_variables as
 
 def through_make(tmp_path: Path, *words: str) -> dict[str, str]:
     """What a recipe's Python reads when make was called with these words, under our Makefile's own head."""
-    head = "\n".join(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(("$(foreach", "override")))
+    head = "\n".join(
+        line
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if line.startswith(("$(foreach", "override"))
+    )
     (tmp_path / "probe.py").write_text(PROBE.format(allowed=ALLOWED))
     (tmp_path / "Makefile").write_text(f"{head}\nprobe:\n\t@{sys.executable} probe.py\n")
     (tmp_path / "python").symlink_to(ROOT / "python")
-    done = subprocess.run(["make", "-s", "probe", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-s", "probe", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -46,7 +52,9 @@ def through_make(tmp_path: Path, *words: str) -> dict[str, str]:
         "-- X=1",
     ],
 )
-def test_a_value_comes_through_make_as_it_was_typed_and_nothing_runs(tmp_path: Path, value: str) -> None:
+def test_a_value_comes_through_make_as_it_was_typed_and_nothing_runs(
+    tmp_path: Path, value: str
+) -> None:
     assert through_make(tmp_path, f"PROMPT={value}", "NODES=2") == {"PROMPT": value, "NODES": "2"}
     assert not (tmp_path / "evil").exists()
 
@@ -72,7 +80,10 @@ def test_an_option_and_its_value_are_one_mistake() -> None:
     [
         ("--nodes 4", {"NODES": "4"}),
         ("--nodes=4 --yes --prompt def", {"NODES": "4", "YES": "1", "PROMPT": "def"}),
-        ("--set train.steps=9 --set name=b NODES=2 --nodes 2", {"SET": "train.steps=9 name=b", "NODES": "2"}),
+        (
+            "--set train.steps=9 --set name=b NODES=2 --nodes 2",
+            {"SET": "train.steps=9 name=b", "NODES": "2"},
+        ),
     ],
 )
 def test_an_option_is_its_variable(words: str, read: dict[str, str]) -> None:
@@ -102,8 +113,17 @@ def test_a_variable_of_another_verb_is_refused() -> None:
 
 
 def test_words_win_over_make_and_make_over_the_environment() -> None:
-    environment = {"NODES": "1", "CONFIG": "env.yaml", "SET": "", "MAKEFLAGS": "s -j2 -- NODES=2 SET=a=1\\ b=2"}
-    assert read_variables("train", ALLOWED, ["NODES=3"], environment) == {"NODES": "3", "CONFIG": "env.yaml", "SET": "a=1 b=2"}
+    environment = {
+        "NODES": "1",
+        "CONFIG": "env.yaml",
+        "SET": "",
+        "MAKEFLAGS": "s -j2 -- NODES=2 SET=a=1\\ b=2",
+    }
+    assert read_variables("train", ALLOWED, ["NODES=3"], environment) == {
+        "NODES": "3",
+        "CONFIG": "env.yaml",
+        "SET": "a=1 b=2",
+    }
 
 
 @pytest.mark.parametrize("name", ["CONFIG", "NODES", "OUT", "STEP"])
@@ -115,11 +135,17 @@ def test_an_empty_value_is_refused_by_its_name(name: str, value: str) -> None:
 
 
 def test_a_text_no_keys_and_a_flag_that_is_off_may_be_empty() -> None:
-    assert read_variables("x", ("PROMPT", "SET", "YES"), ["PROMPT=", "SET=", "YES="], {}) == {"PROMPT": "", "SET": "", "YES": ""}
+    assert read_variables("x", ("PROMPT", "SET", "YES"), ["PROMPT=", "SET=", "YES="], {}) == {
+        "PROMPT": "",
+        "SET": "",
+        "YES": "",
+    }
 
 
 def test_a_number_that_is_too_long_is_told_how_long_it_may_be() -> None:
-    with pytest.raises(ConfigError, match="SEED: must be a whole number from 0 on, of up to 18 digits, not"):
+    with pytest.raises(
+        ConfigError, match="SEED: must be a whole number from 0 on, of up to 18 digits, not"
+    ):
         number({"SEED": "9" * 20}, "SEED", 0)
 
 
@@ -127,23 +153,35 @@ def test_an_export_onto_what_is_there_is_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainfleet.launch.run_location.run_module", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(
+        "trainfleet.launch.run_location.run_module", lambda *_: pytest.fail("it was loaded")
+    )
     (tmp_path / "file").write_text("mine")
     assert command(["export", "OUT=file"]) == 1
-    assert "file: is there already" in capsys.readouterr().err and (tmp_path / "file").read_text() == "mine"
+    assert (
+        "file: is there already" in capsys.readouterr().err
+        and (tmp_path / "file").read_text() == "mine"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         (["CONFIG=b c.yaml"], "make train CONFIG='b c.yaml'"),
-        (["CONFIG=b.yaml", "SET=name=x train.steps=5"], "make train CONFIG=b.yaml SET='name=x train.steps=5'"),
+        (
+            ["CONFIG=b.yaml", "SET=name=x train.steps=5"],
+            "make train CONFIG=b.yaml SET='name=x train.steps=5'",
+        ),
         (["CONFIG=b.yaml", "SET=train.steps=5"], "make train CONFIG=b.yaml\n"),
         ([], "make train\n"),
     ],
 )
 def test_the_next_command_is_about_the_run_that_was_asked_about(
-    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("config.yaml", "b.yaml", "b c.yaml"):
@@ -152,12 +190,21 @@ def test_the_next_command_is_about_the_run_that_was_asked_about(
     assert f"next: {named}" in capsys.readouterr().err and TYPED not in os.environ
 
 
-def test_commands_about_no_run_and_those_that_name_one_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_about_no_run_and_those_that_name_one_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(TYPED, " CONFIG=b.yaml")
-    assert completed("make runs lists them; make config RECIPE=x") == "make runs lists them; make config RECIPE=x"
-    assert completed("make logs RUN=x") == "make logs RUN=x" and completed("make room: df -h") == "make room: df -h"
     assert (
-        completed("make logs FOLLOW=1, make stop ends it") == "make logs CONFIG=b.yaml FOLLOW=1, make stop CONFIG=b.yaml ends it"
+        completed("make runs lists them; make config RECIPE=x")
+        == "make runs lists them; make config RECIPE=x"
+    )
+    assert (
+        completed("make logs RUN=x") == "make logs RUN=x"
+        and completed("make room: df -h") == "make room: df -h"
+    )
+    assert (
+        completed("make logs FOLLOW=1, make stop ends it")
+        == "make logs CONFIG=b.yaml FOLLOW=1, make stop CONFIG=b.yaml ends it"
     )
 
 

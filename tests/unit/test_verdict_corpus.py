@@ -34,7 +34,10 @@ UNTOUCHED = [case for case in CASES if case.untouched]
 
 def some(forms: Iterable[str]) -> list[Any]:
     """Every fourth form in make test, all of them among the thorough cases."""
-    return [form if number % 4 == 0 else pytest.param(form, marks=pytest.mark.thorough) for number, form in enumerate(forms)]
+    return [
+        form if number % 4 == 0 else pytest.param(form, marks=pytest.mark.thorough)
+        for number, form in enumerate(forms)
+    ]
 
 
 def test_the_corpus_is_large_and_labelled() -> None:
@@ -50,7 +53,9 @@ def test_the_corpus_is_large_and_labelled() -> None:
 
 def test_the_halves_are_split_by_source_and_about_equal() -> None:
     assert not {case.source for case in TUNED} & {case.source for case in JUDGING}
-    assert 0.48 < len(JUDGING) / len(CASES) < 0.62  # a file that is kept for judging takes its sources along
+    assert (
+        0.48 < len(JUDGING) / len(CASES) < 0.62
+    )  # a file that is kept for judging takes its sources along
     assert UNTOUCHED and all(case.judging for case in UNTOUCHED)
 
 
@@ -71,19 +76,25 @@ def test_without_prefixes_with_clocks_that_differ_and_the_kernel_s_log_closed_th
 ) -> None:
     """Three of all are lost: systemd-oomd, NFS and a fabric manager have no counter."""
     as_is, changed = score(half), score(half, change)
-    assert changed.right >= as_is.right - lost and len(changed.fooled) <= len(as_is.fooled) + 2, changed.wrong
+    assert changed.right >= as_is.right - lost and len(changed.fooled) <= len(as_is.fooled) + 2, (
+        changed.wrong
+    )
 
 
 def test_without_the_kernels_log_no_other_cause_is_sure() -> None:
     """Nor counters: what only the kernel knew is not known then; nothing else is named instead, for certain."""
     as_is, changed = score(CASES), score(CASES, without_kernel)
-    assert set(changed.wrong_and_sure) <= set(as_is.wrong_and_sure) and changed.precision >= 0.9, changed.wrong
+    assert set(changed.wrong_and_sure) <= set(as_is.wrong_and_sure) and changed.precision >= 0.9, (
+        changed.wrong
+    )
 
 
 def test_logs_without_our_stamps_are_read_as_well() -> None:
     """What the watchdog and the backends saw is in no log of a stranger, and which of several nodes was first is not known."""
     as_is, found = score(CASES), score(CASES, without_stamps)
-    assert found.precision >= 0.98 and found.right >= 0.99 * as_is.right and len(found.fooled) <= 2, found.wrong
+    assert (
+        found.precision >= 0.98 and found.right >= 0.99 * as_is.right and len(found.fooled) <= 2
+    ), found.wrong
     assert len(found.wrong_and_sure) <= 0.01 * found.sure, found.wrong_and_sure
 
 
@@ -93,7 +104,10 @@ def test_what_stands_before_each_line_hides_little(how: str) -> None:
     cases = [case for case in CASES[::2] if not any(line.who == "watch" for line in case.lines)]
     found = score(cases, printed(how))
     assert found.precision >= 0.95 and found.recall >= 0.91, found.wrong
-    assert len(found.fooled) <= 8 and len(found.wrong_and_sure) <= 2, (found.fooled, found.wrong_and_sure)
+    assert len(found.fooled) <= 8 and len(found.wrong_and_sure) <= 2, (
+        found.fooled,
+        found.wrong_and_sure,
+    )
 
 
 @pytest.mark.parametrize("form", some(FORMS))
@@ -103,8 +117,12 @@ def test_exceptions_are_read_in_every_form_in_which_they_are_printed(form: str) 
     plain = score(cases, lambda case: told(case, python))
     write, lost = FORMS[form]
     found = score(cases, lambda case: told(case, write))
-    assert len(cases) > 200 and found.right >= (1 - lost) * plain.right - 2, set(found.wrong) - set(plain.wrong)
-    assert found.precision >= plain.precision - 0.05 and len(found.wrong_and_sure) <= len(plain.wrong_and_sure)
+    assert len(cases) > 200 and found.right >= (1 - lost) * plain.right - 2, set(found.wrong) - set(
+        plain.wrong
+    )
+    assert found.precision >= plain.precision - 0.05 and len(found.wrong_and_sure) <= len(
+        plain.wrong_and_sure
+    )
 
 
 @pytest.mark.parametrize("case", TUNED, ids=lambda case: case.name)

@@ -12,7 +12,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def look(*files: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, ROOT / "scripts" / "versions.py", *files], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "versions.py", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_tree_has_none() -> None:
@@ -39,7 +44,9 @@ def test_the_tree_has_none() -> None:
         ("README.md", "\n", "\npip install neuronx-cc of 2.28.7631.0\n"),
     ],
 )  # fmt: skip
-def test_one_that_is_written_by_hand_is_named(tmp_path: Path, file: str, before: str, after: str) -> None:
+def test_one_that_is_written_by_hand_is_named(
+    tmp_path: Path, file: str, before: str, after: str
+) -> None:
     text = (ROOT / file).read_text()
     assert before in text
     copy = tmp_path / Path(file).name
@@ -47,7 +54,11 @@ def test_one_that_is_written_by_hand_is_named(tmp_path: Path, file: str, before:
     assert look(copy).returncode == 0
     copy.write_text(text.replace(before, after, 1))
     done = look(copy)
-    assert done.returncode == 1 and f"{copy}:" in done.stdout and "docker/stack.lock.yaml" in done.stdout
+    assert (
+        done.returncode == 1
+        and f"{copy}:" in done.stdout
+        and "docker/stack.lock.yaml" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +80,9 @@ def test_what_is_no_version_or_only_tells_of_one_is_left_alone(tmp_path: Path, l
 
 def test_code_may_say_where_it_met_a_version(tmp_path: Path) -> None:
     code = tmp_path / "a.py"
-    code.write_text('"""As torch 2.13.0 has it."""\n# libfabric 2.7.0\nWORDS = "gone since NCCL 2.5"\n')
+    code.write_text(
+        '"""As torch 2.13.0 has it."""\n# libfabric 2.7.0\nWORDS = "gone since NCCL 2.5"\n'
+    )
     assert look(code).returncode == 0, look(code).stdout
     code.write_text('PIN = "torch 2.13.0"\n')
     assert look(code).returncode == 1

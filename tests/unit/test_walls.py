@@ -24,7 +24,19 @@ GROUND = {
     "supervisor",
     "trust",
 }
-CONTROL = {"cli", "images", "launch", "plan", "backends", "nodes", "recipes", "cloud", "watch", "report", "__main__"}
+CONTROL = {
+    "cli",
+    "images",
+    "launch",
+    "plan",
+    "backends",
+    "nodes",
+    "recipes",
+    "cloud",
+    "watch",
+    "report",
+    "__main__",
+}
 NODE = {"data", "models", "engine", "devices"}
 # What of data/ the control plane may use: listing sources, reading manifests and progress. None of it imports torch.
 LISTING = {"trainfleet.data", "trainfleet.data.dataset", "trainfleet.data.dataset_lock", "trainfleet.data.manifest", "trainfleet.data.progress",
@@ -53,7 +65,10 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [(node.lineno, module), *((node.lineno, f"{module}.{alias.name}") for alias in node.names)]
+            found += [
+                (node.lineno, module),
+                *((node.lineno, f"{module}.{alias.name}") for alias in node.names),
+            ]
     return found
 
 
@@ -67,7 +82,11 @@ def test_every_file_is_in_a_known_room() -> None:
 def test_the_page_of_the_architecture_has_every_room() -> None:
     picture = (PACKAGE.parents[1] / "docs/explanation/architecture.md").read_text().split("```")[1]
     rooms = GROUND | CONTROL | NODE
-    assert not {room for room in rooms if not room.startswith("_") and not re.search(rf"\b{room}\b", picture)}
+    assert not {
+        room
+        for room in rooms
+        if not room.startswith("_") and not re.search(rf"\b{room}\b", picture)
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -75,7 +94,9 @@ def test_no_import_goes_through_a_wall(path: Path) -> None:
     room = room_of(path)
     for line, module in imports_of(path):
         where = f"{path}:{line} imports {module}"
-        assert not any(module == name or module.startswith(f"{name}.") for name in FORBIDDEN.get(room, ())), where
+        assert not any(
+            module == name or module.startswith(f"{name}.") for name in FORBIDDEN.get(room, ())
+        ), where
         parts = module.split(".")
         if parts[0] != "trainfleet" or len(parts) < 2:
             continue
@@ -107,7 +128,9 @@ def names_a_backend(node: ast.AST) -> bool:
     match node:
         case ast.Constant(value=str(word)):
             return word in KINDS
-        case ast.Attribute(attr="backend", value=ast.Attribute(attr="fleet") | ast.Name(id="fleet")):
+        case ast.Attribute(
+            attr="backend", value=ast.Attribute(attr="fleet") | ast.Name(id="fleet")
+        ):
             return True
         case ast.Subscript(slice=ast.Constant(value="backend")):
             return True
@@ -125,7 +148,9 @@ def asks_for_the_backend(tree: ast.AST) -> list[int]:
                 parts = [
                     part
                     for side in (left, *others)
-                    for part in (side.elts if isinstance(side, ast.Tuple | ast.Set | ast.List) else [side])
+                    for part in (
+                        side.elts if isinstance(side, ast.Tuple | ast.Set | ast.List) else [side]
+                    )
                 ]
                 asks = any(map(names_a_backend, parts))
             case ast.Match(subject=subject):
@@ -146,13 +171,23 @@ def asks_for_the_backend(tree: ast.AST) -> list[int]:
 
 
 # What others may import of backends/, beside the package itself: nothing that only one backend has.
-OF_ALL_BACKENDS = {"skeleton", "base", "head", "host_fleet", "node_script", "run_storage", "job_starts"}
+OF_ALL_BACKENDS = {
+    "skeleton",
+    "base",
+    "head",
+    "host_fleet",
+    "node_script",
+    "run_storage",
+    "job_starts",
+}
 
 
 def asks_what_kind_it_is(tree: ast.AST) -> list[int]:
     """The lines on which code asks by isinstance what a backend, its machines or its place are."""
     asked = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
     ]
     words = re.compile(r"\b(backend\w*|machines|place|head|harm)\b")
     return [node.lineno for node in asked if words.search(ast.unparse(node.args[0]))]
@@ -164,17 +199,24 @@ def test_all_take_what_a_backend_hands_out_and_ask_no_further() -> None:
         if room_of(path) == "backends":
             continue
         for line, module in imports_of(path):
-            part = module.removeprefix(package).split(".")[1:2] if module.startswith(f"{package}.") else []
+            part = (
+                module.removeprefix(package).split(".")[1:2]
+                if module.startswith(f"{package}.")
+                else []
+            )
             names_module = (part and (PACKAGE / "backends" / f"{part[0]}.py").exists()) or (
                 part and (PACKAGE / "backends" / part[0]).is_dir()
             )
             assert not names_module or part[0] in OF_ALL_BACKENDS, f"{path}:{line} imports {module}"
         tree = ast.parse(path.read_text())
-        assert not asks_what_kind_it_is(tree), f"{path}: isinstance of a backend or what it hands out"
+        assert not asks_what_kind_it_is(tree), (
+            f"{path}: isinstance of a backend or what it hands out"
+        )
         compared = [
             node.lineno
             for node in ast.walk(tree)
-            if isinstance(node, ast.Compare) and any(map(names_a_backend, (node.left, *node.comparators)))
+            if isinstance(node, ast.Compare)
+            and any(map(names_a_backend, (node.left, *node.comparators)))
         ]
         assert not compared, f"{path}:{compared} compares a backend's name"
 

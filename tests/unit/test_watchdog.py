@@ -27,7 +27,10 @@ class Fleet:
         self.beats: dict[int, Beat] = {}
         self.stopped: set[int] = set()  # ranks that no longer beat
         self.moving = True
-        self.busy, self.log_every = dict.fromkeys(range(ranks), 0.1), 2  # steps between two readings of it
+        self.busy, self.log_every = (
+            dict.fromkeys(range(ranks), 0.1),
+            2,
+        )  # steps between two readings of it
 
     def run(self, seconds: int) -> Alarm | None:
         """The first alarm within so many seconds."""
@@ -120,7 +123,9 @@ def test_of_stuck_ranks_the_one_behind_is_named() -> None:
     assert alarm and (alarm.rank, alarm.node) == (2, 1)
 
 
-@pytest.mark.parametrize("phase", ["start", "load", "compile", "checkpoint", "validate", "conclude"])
+@pytest.mark.parametrize(
+    "phase", ["start", "load", "compile", "checkpoint", "validate", "conclude"]
+)
 def test_other_phases_may_take_long_and_not_for_ever(phase: str) -> None:
     fleet = Fleet(2)
     fleet.run(30)
@@ -185,7 +190,9 @@ def test_clocks_of_nodes_do_not_matter() -> None:
     fleet = Fleet(4)
     for _ in range(40):
         fleet.run(1)
-        skewed = {rank: beat._replace(time=beat.time + 5000 * rank) for rank, beat in fleet.beats.items()}
+        skewed = {
+            rank: beat._replace(time=beat.time + 5000 * rank) for rank, beat in fleet.beats.items()
+        }
         assert fleet.dog.look(skewed, fleet.now) is None
 
 
@@ -210,7 +217,9 @@ def test_stacks_name_the_odd_one() -> None:
     assert odd_one({0: WAITS, 1: READS}) is None, "of two, either may be odd"
 
 
-def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeat, "EVERY", 0.02)
     heart = Heart(tmp_path, rank=3, node=1, order=2)
     heart.at("step", 17)
@@ -229,10 +238,14 @@ def test_a_heart_beats_says_where_it_is_and_shows_its_stacks(tmp_path: Path, mon
     assert read_beats(tmp_path, attempt=2)[3].phase == "end"
 
 
-def test_beats_come_from_a_process_whose_main_thread_waits_in_c_and_stop_when_it_is_stopped(tmp_path: Path) -> None:
+def test_beats_come_from_a_process_whose_main_thread_waits_in_c_and_stop_when_it_is_stopped(
+    tmp_path: Path,
+) -> None:
     code = "import sys, time; from pathlib import Path; from trainfleet.health.heartbeat import Heart\n"
     code += "heart = Heart(Path(sys.argv[1]), 0, 0, 0); heart.at('step', 5); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=os.environ | {"PYTHONPATH": "python"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], env=os.environ | {"PYTHONPATH": "python"}
+    )
     try:
         deadline = time.monotonic() + 10
         while not read_beats(tmp_path, 0) and time.monotonic() < deadline:

@@ -59,7 +59,9 @@ def read_cases() -> list[Case]:
 
 
 def _is_kept(source: str) -> bool:
-    return hashlib.sha256(source.encode()).digest()[0] < 104  # about half of all, with the untouched ones
+    return (
+        hashlib.sha256(source.encode()).digest()[0] < 104
+    )  # about half of all, with the untouched ones
 
 
 def _read(path: Path) -> Iterator[Case]:
@@ -81,7 +83,11 @@ def naming(case: Case) -> Diagnosis | None:
 
 
 def who(finding: Diagnosis | None) -> tuple[str, str]:
-    return ("-", "-") if finding is None else tuple("-" if it is None else str(it) for it in (finding.node, finding.rank))  # type: ignore[return-value]
+    return (
+        ("-", "-")
+        if finding is None
+        else tuple("-" if it is None else str(it) for it in (finding.node, finding.rank))
+    )  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,17 @@ def score(cases: Sequence[Case], change: Callable[[Case], Case] = lambda case: c
             sure_wrong.append(case.name)
         if case.cause == "none":
             fooled.append(case.name)
-    return Score(len(cases), failures, named, right, placed, sure, tuple(sure_wrong), tuple(fooled), tuple(wrong))
+    return Score(
+        len(cases),
+        failures,
+        named,
+        right,
+        placed,
+        sure,
+        tuple(sure_wrong),
+        tuple(fooled),
+        tuple(wrong),
+    )
 
 
 # What a node's counters say in the place of a record of the kernel's (trainfleet/health/hw_counters.py, health/kernel_log.py), by the documents named
@@ -155,13 +171,24 @@ def with_counters(case: Case) -> Case:
     """Where the kernel's log may not be read, and a node whose part fails tells of its counters instead, after its other lines."""
     if case.cause == "none":  # a supervisor reads them after a failure only
         return without_kernel(case)
-    rest, ends = [line for line in case.lines if line.who != "kernel"], {line.node: line.time for line in case.lines}
+    rest, ends = (
+        [line for line in case.lines if line.who != "kernel"],
+        {line.node: line.time for line in case.lines},
+    )
     said = [(line, _counted(line.text)) for line in case.lines if line.who == "kernel"]
-    return replace(case, lines=(*rest, *(replace(line, time=ends[line.node], text=text) for line, text in said if text)))
+    return replace(
+        case,
+        lines=(
+            *rest,
+            *(replace(line, time=ends[line.node], text=text) for line, text in said if text),
+        ),
+    )
 
 
 def _counted(text: str) -> str:
-    return next((match.expand(words) for sign, words in COUNTED if (match := sign.fullmatch(text))), "")
+    return next(
+        (match.expand(words) for sign, words in COUNTED if (match := sign.fullmatch(text))), ""
+    )
 
 
 def without_kernel(case: Case) -> Case:
@@ -176,12 +203,21 @@ def without_ranks(case: Case) -> Case:
 
 def _nobodys(line: LogLine) -> LogLine:
     text = re.sub(r"\[rank\d+\]: ?", "", line.text)
-    return replace(line, text=text, rank=None, who="agent") if line.who == "rank" else replace(line, text=text)
+    return (
+        replace(line, text=text, rank=None, who="agent")
+        if line.who == "rank"
+        else replace(line, text=text)
+    )
 
 
 def with_skew(case: Case) -> Case:
     """Where every other node's clock is 20 s behind."""
-    return replace(case, lines=tuple(replace(line, time=line.time - 20 * ((line.node or 0) % 2)) for line in case.lines))
+    return replace(
+        case,
+        lines=tuple(
+            replace(line, time=line.time - 20 * ((line.node or 0) % 2)) for line in case.lines
+        ),
+    )
 
 
 def without_stamps(case: Case) -> Case:
@@ -189,7 +225,9 @@ def without_stamps(case: Case) -> Case:
     logs: dict[int, list[str]] = {}
     for line in case.lines:
         logs.setdefault(line.node or 0, []).append(line.text)
-    return replace(case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node)))
+    return replace(
+        case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node))
+    )
 
 
 # A line of a node's log as others print it: its text, node, rank and clock.
@@ -219,8 +257,12 @@ def printed(how: str) -> Callable[[Case], Case]:
         logs: dict[int, list[str]] = {}
         for index, line in enumerate(case.lines):
             node, clock = line.node or 0, f"10:{index // 1800:02d}:{index // 30 % 60:02d}"
-            text = line.text if line.who == "kernel" else make(line.text, node, line.rank or 0, clock)
+            text = (
+                line.text if line.who == "kernel" else make(line.text, node, line.rank or 0, clock)
+            )
             logs.setdefault(node, []).append(text)
-        return replace(case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node)))
+        return replace(
+            case, lines=tuple(line for node, texts in logs.items() for line in parse(texts, node))
+        )
 
     return change

@@ -54,7 +54,11 @@ def ipython(frames: list[Frame], error: str) -> Iterator[str]:
     name = error.partition(":")[0].rpartition(".")[2]
     yield from (RULE, f"{name:42}{TRACEBACK}")
     for at in frames:
-        yield from (f"File {at.file}:{at.number}, in {at.function}()", f"---> {at.number} {at.source}", "")
+        yield from (
+            f"File {at.file}:{at.number}, in {at.function}()",
+            f"---> {at.number} {at.source}",
+            "",
+        )
     yield error
 
 
@@ -89,7 +93,8 @@ def wrapped(frames: list[Frame], error: str) -> Iterator[str]:
     yield from python(frames, error)
     yield from ("", "The above exception was the direct cause of the following exception:", "")
     yield from python(
-        [Frame("/srv/run.py", 5, "main", 'raise RuntimeError("training failed") from error')], "RuntimeError: training failed"
+        [Frame("/srv/run.py", 5, "main", 'raise RuntimeError("training failed") from error')],
+        "RuntimeError: training failed",
     )
 
 
@@ -99,7 +104,8 @@ def in_cleanup(frames: list[Frame], error: str) -> Iterator[str]:
     yield from ("", "During handling of the above exception, another exception occurred:", "")
     close = Frame("/srv/log.py", 9, "finish", "self.socket.close()")
     yield from python(
-        [Frame("/srv/run.py", 5, "main", "logger.finish()"), close], "AttributeError: 'NoneType' object has no attribute 'close'"
+        [Frame("/srv/run.py", 5, "main", "logger.finish()"), close],
+        "AttributeError: 'NoneType' object has no attribute 'close'",
     )
 
 
@@ -121,7 +127,11 @@ def told(case: Case, form: Callable[[list[Frame], str], Iterator[str]]) -> Case:
             if end < len(case.lines) and re.match(r"[A-Za-z_][\w.]*(?::|$)", case.lines[end].text):
                 last = case.lines[end]
                 texts = form(_frames(case.lines[at + 1 : end]), last.text)
-                lines += [replace(last, text=read.text) for text in texts for read in parse([text], last.node)]
+                lines += [
+                    replace(last, text=read.text)
+                    for text in texts
+                    for read in parse([text], last.node)
+                ]
                 at = end + 1
                 continue
         lines.append(line)

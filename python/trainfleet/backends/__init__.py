@@ -1,4 +1,6 @@
-"""The backends: where a job can run. Nothing outside this folder and launch/ asks which one it has, or what that can do."""
+"""The backends: where a job can run. Nothing outside this folder and launch/ asks which one it has,
+or what that can do.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,19 @@ from .base import Backend, Can
 
 __all__ = ["BACKENDS", "Backend", "backend_of", "terms_of", "terms_to_examine"]
 
-OURS = {"local": "Local", "ssh": "Ssh", "ec2": "Ec2", "slurm": "Slurm", "batch": "Batch", "sagemaker": "SageMaker"}
+OURS = {
+    "local": "Local",
+    "ssh": "Ssh",
+    "ec2": "Ec2",
+    "slurm": "Slurm",
+    "batch": "Batch",
+    "sagemaker": "SageMaker",
+}
 
 
 class Backends(Mapping[str, type[Backend]]):
-    """The class of each backend by its name: ours, and those that installed packages add (host/plugins.py).
+    """The class of each backend by its name: ours, and those that installed packages add
+    (host/plugins.py).
 
     One is loaded when it is asked for: all together take 0.06 s.
     """
@@ -30,13 +40,24 @@ class Backends(Mapping[str, type[Backend]]):
             found: object = getattr(import_module(f".{name}", __name__), OURS[name])
         elif (found := plugins.offered(plugins.OF_BACKENDS, name)) is None:
             raise KeyError(name)
-        if not isinstance(found, type) or Backend not in found.__mro__ or getattr(found, "name", "") != name:
+        if (
+            not isinstance(found, type)
+            or Backend not in found.__mro__
+            or getattr(found, "name", "") != name
+        ):
             why = f"it must be a class of trainfleet.backends.base.Backend whose name is {name!r}"
-        elif missing := sorted({*Backend.__annotations__} - {*dir(found)} | vars(found)["__abstractmethods__"]):
+        elif missing := sorted(
+            {*Backend.__annotations__} - {*dir(found)} | vars(found)["__abstractmethods__"]
+        ):
             why = f"it lacks {', '.join(missing)}"
         else:
             return found
-        raise BackendError("is not a backend", where=f"{plugins.OF_BACKENDS}: {name}", why=why, next="mend that package")
+        raise BackendError(
+            "is not a backend",
+            where=f"{plugins.OF_BACKENDS}: {name}",
+            why=why,
+            next="mend that package",
+        )
 
     def __iter__(self) -> Iterator[str]:
         yield from OURS
@@ -77,27 +98,43 @@ def shared(config: Config) -> Config:
 
     if not honours(config, "fleet.aws.name"):
         return config
-    return replace(config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, name=config.fleet_name)))
+    return replace(
+        config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, name=config.fleet_name))
+    )
 
 
 def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     """A node that this machine plays: its share of what that machine has."""
     if row is None or not row.owned:
         return node_types.node(row, nodes)
-    return node_types.Node(max(1, row.accelerators // nodes), f"{row.name} over {nodes} nodes", node_types.stack_of(row))
+    return node_types.Node(
+        max(1, row.accelerators // nodes),
+        f"{row.name} over {nodes} nodes",
+        node_types.stack_of(row),
+    )
 
 
 def _node_elsewhere(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     if row is None:
         what = "a host of no known kind runs one, on its cores"
-        return node_types.Node(1, f"{what}; fleet.instance_type or fleet.accelerator says more, which make doctor finds")
+        return node_types.Node(
+            1,
+            f"{what}; fleet.instance_type or fleet.accelerator says more, which make doctor finds",
+        )
     return node_types.node(row, nodes)
 
 
 def _refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """What the config's backend does not take, what it asks for that the backend can't, and nodes that nobody has told of."""
+    """What the config's backend does not take, what it asks for that the backend can't, and nodes
+    that nobody has told of.
+    """
     fleet = config.fleet
-    if not fleet.is_told and fleet.device != "cpu" and BACKENDS[fleet.backend].owned and not fleet.slurm.create:
+    if (
+        not fleet.is_told
+        and fleet.device != "cpu"
+        and BACKENDS[fleet.backend].owned
+        and not fleet.slurm.create
+    ):
         yield untold(fleet)
     yield from _refuse_known(config)
 
@@ -114,8 +151,14 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         counts = f"AWS's own prices count on the {backend.name} backend"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; leave it out"
     if config.fleet.slow == "replace" and Can.LEAVE_OUT not in backend.can:
-        able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)  # of others, one may not load
-        yield "fleet.slow", f"replace: the {backend.name} backend can't leave a host out; warn works, or one of: {able}"
+        able = ", ".join(
+            name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can
+        )  # of others, one may not load
+        yield (
+            "fleet.slow",
+            f"replace: the {backend.name} backend can't leave a host out; warn works, or one of: "
+            f"{able}",
+        )
 
 
 def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
@@ -123,8 +166,14 @@ def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
     fleet, kind, backend = config.fleet, config.fleet.node_type, BACKENDS[config.fleet.backend]
     if kind is None or kind.accelerator is None or not kind.accelerator.arm:
         return
-    why = f"the processors of {kind.accelerator.label} are ARM's, and what is built here is for x86-64"
+    why = (
+        f"the processors of {kind.accelerator.label} are ARM's, and what is built here is for "
+        "x86-64"
+    )
     if fleet.image != "none":
-        yield "fleet.image", f"{fleet.image}: {why}; none works, with a Python of yours (fleet.python)"
+        yield (
+            "fleet.image",
+            f"{fleet.image}: {why}; none works, with a Python of yours (fleet.python)",
+        )
     elif fleet.python is None and (fleet.hosts or (backend.owned and Can.EXAMINE in backend.can)):
         yield "fleet.python", f"null: {why}; the path of a Python there that has torch works"

@@ -1,4 +1,6 @@
-"""What AWS Batch and SageMaker have in common as backends: a job is polled, and stopped by a request."""
+"""What AWS Batch and SageMaker have in common as backends: a job is polled, and stopped by a
+request.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ PACE = 3.0  # seconds between two polls of a job
 
 
 class Hosted(Backend):
-    """An engine of AWS whose jobs run in an image, on nodes that share no disk: the run folder is in S3 (s3_run.py)."""
+    """An engine of AWS whose jobs run in an image, on nodes that share no disk: the run folder is
+    in S3 (s3_run.py).
+    """
 
     name: str
     title: str  # as AWS calls it
@@ -51,7 +55,10 @@ class Hosted(Backend):
         yield from unshared(config)
         yield from unpacked(config)
         if config.fleet.instance_type is None:
-            yield "fleet.instance_type", f"{cls.title} must be told on which type of instance, such as p4d.24xlarge"
+            yield (
+                "fleet.instance_type",
+                f"{cls.title} must be told on which type of instance, such as p4d.24xlarge",
+            )
 
     @abstractmethod
     def look(self, handle: Handle) -> Status:
@@ -59,7 +66,9 @@ class Hosted(Backend):
 
     @abstractmethod
     def end(self, handle: Handle) -> str:
-        """Asks the engine to stop the job, upon which its nodes get SIGTERM; what to type to see how it is."""
+        """Asks the engine to stop the job, upon which its nodes get SIGTERM; what to type to see
+        how it is.
+        """
 
     @abstractmethod
     def console(self, handle: Handle) -> Console | None:
@@ -79,7 +88,8 @@ class Hosted(Backend):
         return PACE
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """SIGTERM to all nodes, upon which ranks save and leave, and SIGKILL to what is left; at once: and that is waited for.
+        """SIGTERM to all nodes, upon which ranks save and leave, and SIGKILL to what is left; at
+        once: and that is waited for.
 
         Raises:
             BackendError: the job is still there after `gone` seconds.
@@ -92,11 +102,18 @@ class Hosted(Backend):
         while at_once and not self.status(handle).ended:
             if clock.now() > until:
                 why = f"{self.gone:.0f} s after it was asked to stop"
-                raise BackendError("the job has not ended yet", where=f"{self.name} {handle.id}", why=why, next=then)
+                raise BackendError(
+                    "the job has not ended yet",
+                    where=f"{self.name} {handle.id}",
+                    why=why,
+                    next=then,
+                )
             clock.sleep(PACE / 4)
 
     def has_job(self, run: Run) -> bool:
-        """Whether the engine has a job of the run that has not ended, as it was seen PACE ago at most."""
+        """Whether the engine has a job of the run that has not ended, as it was seen PACE ago at
+        most.
+        """
         when, seen = self._has_job
         if not 0 <= clock.now() - when < PACE:
             seen = not self.status(self.find(run)).ended
@@ -108,23 +125,33 @@ class Hosted(Backend):
         """What a job on the config's nodes costs."""
 
     def stopping(self, grace: float) -> list[str]:
-        """What the engine's own end of a job leaves of it, for `make plan`: its nodes get `grace` seconds to save in."""
+        """What the engine's own end of a job leaves of it, for `make plan`: its nodes get `grace`
+        seconds to save in.
+        """
         saving, every = saving_of(self.config), self.config.checkpoint.every
-        leaves = f"where the engine ends it, {grace:.0f} s are left to save in; saving takes about {saving:.0f} s"
+        leaves = (
+            f"where the engine ends it, {grace:.0f} s are left to save in; saving takes "
+            f"about {saving:.0f} s"
+        )
         if saving < grace:
             return [f"  {leaves}"]
         return [
             f"  warning: {leaves}",
-            f"  so it goes on from the last checkpoint (checkpoint.every: {every}); make stop saves first",
+            f"  so it goes on from the last checkpoint (checkpoint.every: {every}); make stop "
+            "saves first",
         ]
 
     def bill(self) -> Bill | None:
-        """By the table, and of what that does not have by the Pricing API, where it can be asked."""
+        """By the table, and of what that does not have by the Pricing API, where it can be
+        asked.
+        """
         return self._whole(self.config)
 
     def _whole(self, config: Config) -> Bill | None:
         nodes = config.fleet.nodes
-        return self.costs(config, by_table()).bill(nodes) or self.costs(config, in_region(config)).bill(nodes)
+        return self.costs(config, by_table()).bill(nodes) or self.costs(
+            config, in_region(config)
+        ).bill(nodes)
 
     def place(self, run: Run) -> Place:
         consoles = Consoles(self.calls)

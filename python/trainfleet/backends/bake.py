@@ -1,4 +1,6 @@
-"""make image on ec2: of a fleet that is ready and at rest, one node is sealed and becomes the image of the next machines."""
+"""make image on ec2: of a fleet that is ready and at rest, one node is sealed and becomes the image
+of the next machines.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,17 @@ class Baking(Bake):
         """Makes the image.
 
         Raises:
-            BackendError, CloudError: no node is fit and at rest, it can't be sealed, or EC2 can't make an image of it.
+            BackendError, CloudError: no node is fit and at rest, it can't be sealed, or EC2 can't
+                make an image of it.
         """
         return _bake(self.head, Oven(self.head.config, self.cloud.calls))
 
 
 def _bake(head: Head, oven: Oven) -> int:
-    with told_of("AWS goes on with an image that was begun", "make image goes on with it, make clean PURGE=1 removes it"):
+    with told_of(
+        "AWS goes on with an image that was begun",
+        "make image goes on with it, make clean PURGE=1 removes it",
+    ):
         if found := oven.begun():
             say(f"{found.id} has these versions: {found.lock}, baked {found.made}")
             image = found.id
@@ -52,7 +58,10 @@ def _bake(head: Head, oven: Oven) -> int:
     say(f"{image} is ready; {oven.cost(image)}, until make clean PURGE=1 removes it")
     if own := head.fleet.aws.image:
         say(f"fleet.aws.image names {own}, which make setup uses in its place; null: this one")
-    say("next: make plan says when nodes are made from it; those that are there keep theirs until make clean")
+    say(
+        "next: make plan says when nodes are made from it; those that are there keep theirs "
+        "until make clean"
+    )
     return 0
 
 
@@ -70,23 +79,36 @@ def _baked(head: Head, oven: Oven) -> str:
 
 
 def _at_rest(head: Head) -> tuple[Host, Facts]:
-    """A node that is set up whole, has passed its checks and has no run on it: the last such, as the first leads runs.
+    """A node that is set up whole, has passed its checks and has no run on it: the last such, as
+    the first leads runs.
 
     Raises:
         BackendError: there is none; what is wrong with each.
     """
     transport = head.transport
     report = gate.examine(transport, head.located, fabric=False)
-    against = {host: f"in quarantine: {entry.evidence}" for host, entry in head.quarantine.held(transport.hosts).items()}
+    against = {
+        host: f"in quarantine: {entry.evidence}"
+        for host, entry in head.quarantine.held(transport.hosts).items()
+    }
     against |= {finding.host: str(finding) for finding in report.findings if finding.host}
     fit = [host for host in report.facts if host not in against]
     if not fit:
-        raise BackendError(by_host("no node has passed its checks", against), next="make setup, or make doctor")
+        raise BackendError(
+            by_host("no node has passed its checks", against), next="make setup, or make doctor"
+        )
     host = fit[-1]
-    said = transport.run(job_commands.marks(), timeout=TIMEOUT, hosts=[host]).require("it can't be told what runs there")
+    said = transport.run(job_commands.marks(), timeout=TIMEOUT, hosts=[host]).require(
+        "it can't be told what runs there"
+    )
     if busy := job_commands.read_marks(said.ok[host].stdout, ""):
         why = f"its keys would leave it for a moment, and {', '.join(sorted(busy))} is at work"
-        raise BackendError("an image is made of a node at rest", where=str(host), why=why, next="make stop, then make image")
+        raise BackendError(
+            "an image is made of a node at rest",
+            where=str(host),
+            why=why,
+            next="make stop, then make image",
+        )
     return host, report.facts[host]
 
 
@@ -101,9 +123,19 @@ def _sealed(head: Head, host: Host, facts: Facts) -> Iterator[None]:
     try:
         answer = transport.ask(host, f"{sudo}{folder}/seal.sh apply {shared}", timeout=TIMEOUT)
         if reason(answer):
-            raise BackendError("the node can't be sealed", where=str(host), why=last_line(answer), next="make image again")
+            raise BackendError(
+                "the node can't be sealed",
+                where=str(host),
+                why=last_line(answer),
+                next="make image again",
+            )
         yield
     finally:
-        opened = transport.ask(host, f"[ ! -e {SEALED} ] || {sudo}bash {SEALED} undo {shared}", timeout=TIMEOUT)
+        opened = transport.ask(
+            host, f"[ ! -e {SEALED} ] || {sudo}bash {SEALED} undo {shared}", timeout=TIMEOUT
+        )
         if trouble := reason(opened):
-            say(f"warning: {host} could not be opened again ({trouble}): it opens by itself ten minutes after it was sealed")
+            say(
+                f"warning: {host} could not be opened again ({trouble}): it opens by itself ten "
+                "minutes after it was sealed"
+            )

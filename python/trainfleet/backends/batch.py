@@ -1,10 +1,12 @@
-"""AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in S3 (s3_run.py).
+"""AWS Batch: a job is one multi-node parallel job, whose nodes share no disk; its run folder is in
+S3 (s3_run.py).
 
-A submission is looked up by the job's name, which has the request's token in it, before and after it is made: SubmitJob has no
-client token, and a request whose answer was lost is sent again. Any machine that has the config can ask and stop.
+A submission is looked up by the job's name, which has the request's token in it, before and after
+it is made: SubmitJob has no client token, and a request whose answer was lost is sent again. Any
+machine that has the config can ask and stop.
 
-What is covered: requests against botocore's models, and a fake of Batch whose containers really run (tests/aws/batch.py). What is
-not: Batch itself, EFA in its containers, the ECS agent.
+What is covered: requests against botocore's models, and a fake of Batch whose containers really run
+(tests/aws/batch.py). What is not: Batch itself, EFA in its containers, the ECS agent.
 """
 
 from __future__ import annotations
@@ -36,13 +38,25 @@ from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs
 
 GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
-OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")  # keys of fleet.aws, of no use to a queue of yours
+OF_THE_STACK = (
+    "zones",
+    "vpc",
+    "subnets",
+    "capacity",
+    "reservation",
+    "image",
+)  # keys of fleet.aws, of no use to a queue of yours
 AT_ONCE = 100  # jobs that DescribeJobs takes
 GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
-    "SUBMITTED": Phase.QUEUED, "PENDING": Phase.QUEUED, "RUNNABLE": Phase.QUEUED, "STARTING": Phase.STARTING,
-    "RUNNING": Phase.RUNNING, "SUCCEEDED": Phase.ENDED, "FAILED": Phase.ENDED,
-}  # fmt: skip
+    "SUBMITTED": Phase.QUEUED,
+    "PENDING": Phase.QUEUED,
+    "RUNNABLE": Phase.QUEUED,
+    "STARTING": Phase.STARTING,
+    "RUNNING": Phase.RUNNING,
+    "SUCCEEDED": Phase.ENDED,
+    "FAILED": Phase.ENDED,
+}
 HOST = re.compile(r"Host EC2 .*terminated", re.IGNORECASE)
 JobRecord = dict[str, Any]
 
@@ -63,7 +77,11 @@ class Batch(Hosted):
     @property
     def queues(self) -> tuple[str, ...]:
         """The queue, and that of the machines for tokenizing where there are such."""
-        return (self.queue, tokenizing_queue(self.config)) if self.config.data.instance_type else (self.queue,)
+        return (
+            (self.queue, tokenizing_queue(self.config))
+            if self.config.data.instance_type
+            else (self.queue,)
+        )
 
     def _queue_of(self, job: Job) -> str:
         return self.queues[-1] if job.kind == "tokenize" else self.queue
@@ -73,24 +91,43 @@ class Batch(Hosted):
         yield from Batch.lacks(config)
         yield from unsupported.refuse_of_engine(config)
         if config.fleet.spot or config.fleet.aws.capacity == "spot":
-            yield "fleet.spot", "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or ec2 and sagemaker"
+            yield (
+                "fleet.spot",
+                "AWS Batch runs multi-node parallel jobs on no spot instances; false works, or "
+                "ec2 and sagemaker",
+            )
         if config.fleet.batch.queue:
             yield from _refuse_beside(config.fleet.batch.queue, config)
         if config.fleet.aws.volume_gib < DISK:
-            what = f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; {DISK} or more works"
+            what = (
+                f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; "
+                f"{DISK} or more works"
+            )
             yield "fleet.aws.volume_gib", what
         if config.fleet.batch.priority is not None and config.fleet.batch.share is None:
             yield "fleet.batch.priority", "counts within a share: fleet.batch.share names it"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """A job definition and a submission of it. Which machines run it is Batch's to choose, so `without` changes nothing."""
-        secrets, config = secret_refs.references(self.config, job.secrets), on_its_machines(self.config, job)
+        """A job definition and a submission of it. Which machines run it is Batch's to choose, so
+        `without` changes nothing.
+        """
+        secrets, config = (
+            secret_refs.references(self.config, job.secrets),
+            on_its_machines(self.config, job),
+        )
         what = batch_request.definition(config, job, job.image, secrets)
         how = batch_request.submission(config, job, self._queue_of(job), what["jobDefinitionName"])
-        return Request(job, (artifact(1, "batch", "RegisterJobDefinition", what), artifact(2, "batch", "SubmitJob", how)))
+        return Request(
+            job,
+            (
+                artifact(1, "batch", "RegisterJobDefinition", what),
+                artifact(2, "batch", "SubmitJob", how),
+            ),
+        )
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the existing one, or a new one after every check of what could keep it from running.
+        """The job of that token: the existing one, or a new one after every check of what could
+        keep it from running.
 
         Raises:
             BackendError: it could not run, and why.
@@ -98,11 +135,21 @@ class Batch(Hosted):
         name = self._name(request)
         if there := self._named(name):
             return self._handle(request, there)
-        engine_checks.require(self.calls, on_its_machines(self.config, request.job), self._queue_of(request.job), request)
+        engine_checks.require(
+            self.calls,
+            on_its_machines(self.config, request.job),
+            self._queue_of(request.job),
+            request,
+        )
         secret_refs.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
         what = filled(self.machines().own, what)
-        known = self.calls("batch", "DescribeJobDefinitions", jobDefinitionName=what["jobDefinitionName"], status="ACTIVE")
+        known = self.calls(
+            "batch",
+            "DescribeJobDefinitions",
+            jobDefinitionName=what["jobDefinitionName"],
+            status="ACTIVE",
+        )
         if not known.get("jobDefinitions"):
             self.calls("batch", "RegisterJobDefinition", **what)
         override = how["nodeOverrides"]["nodePropertyOverrides"][0]["containerOverrides"]
@@ -115,42 +162,66 @@ class Batch(Hosted):
 
     def _named(self, name: str) -> list[JobRecord]:
         """The jobs whose name is `name`, or begins so where it ends with *; the oldest first."""
-        return sorted((job for queue in self.queues for job in self._listed(queue, name)), key=lambda job: job["createdAt"])
+        return sorted(
+            (job for queue in self.queues for job in self._listed(queue, name)),
+            key=lambda job: job["createdAt"],
+        )
 
     def _listed(self, queue: str, name: str) -> list[JobRecord]:
         only = [{"name": "JOB_NAME", "values": [name]}]
         try:
-            return list(self.calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=queue, filters=only))
+            return list(
+                self.calls.pages(
+                    "batch", "ListJobs", "jobSummaryList", jobQueue=queue, filters=only
+                )
+            )
         except CloudError as error:
             if error.code == "ClientException" and "not found" in error.why:
                 return []  # there is no such queue, so nothing is in it
             raise
 
     def _handle(self, request: Request, jobs: list[JobRecord]) -> Handle:
-        """The handle of the first of the jobs; others of its name are of a request that was sent twice, and are ended."""
+        """The handle of the first of the jobs; others of its name are of a request that was sent
+        twice, and are ended.
+        """
         for job in jobs[1:]:
-            self.calls("batch", "TerminateJob", jobId=job["jobId"], reason="the same request was sent twice")
+            self.calls(
+                "batch",
+                "TerminateJob",
+                jobId=job["jobId"],
+                reason="the same request was sent twice",
+            )
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)  # DescribeJobs takes so many jobs at a time
+        return aws_managed.PACE * max(
+            1.0, handle.nodes / AT_ONCE
+        )  # DescribeJobs takes so many jobs at a time
 
     def look(self, handle: Handle) -> Status:
         jobs = self._described(handle)
         job = jobs.get(handle.id)
         if job is None or not str(job["jobName"]).endswith(handle.token):
             return Status(Phase.ENDED)  # Batch forgets a job a week after its end
-        parts = {node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))}
+        parts = {
+            node: part for node in range(handle.nodes) if (part := jobs.get(f"{handle.id}#{node}"))
+        }
         return status_of(job, parts, self._why(job))
 
     def _why(self, job: JobRecord) -> str:
         """Why a job waits, by its own queue."""
-        queue = next((queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue)
+        queue = next(
+            (queue for queue in self.queues if str(job.get("jobQueue")).endswith(queue)), self.queue
+        )
         return self._waiting[queue].why(job)
 
     def _described(self, handle: Handle) -> dict[str, JobRecord]:
         """The job and its nodes' parts, by id."""
-        ids = [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))] if handle.id else []
+        ids = (
+            [handle.id, *(f"{handle.id}#{node}" for node in range(handle.nodes))]
+            if handle.id
+            else []
+        )
         found = dict[str, JobRecord]()
         for first in range(0, len(ids), AT_ONCE):
             answer = self.calls("batch", "DescribeJobs", jobs=ids[first : first + AT_ONCE])
@@ -162,11 +233,22 @@ class Batch(Hosted):
         job = jobs.get(handle.id, {})
         if not job.get("startedAt"):
             return None
-        logging = job["nodeProperties"]["nodeRangeProperties"][0]["container"].get("logConfiguration", {})
-        found = {node: jobs.get(f"{handle.id}#{node}", {}).get("container", {}) for node in range(handle.nodes)}
-        streams = {node: str(part["logStreamName"]) for node, part in found.items() if part.get("logStreamName")}
+        logging = job["nodeProperties"]["nodeRangeProperties"][0]["container"].get(
+            "logConfiguration", {}
+        )
+        found = {
+            node: jobs.get(f"{handle.id}#{node}", {}).get("container", {})
+            for node in range(handle.nodes)
+        }
+        streams = {
+            node: str(part["logStreamName"])
+            for node, part in found.items()
+            if part.get("logStreamName")
+        }
         group = str(logging.get("options", {}).get("awslogs-group", GROUP))
-        return Console(job["startedAt"] / 1000, PHASES[job["status"]] is Phase.ENDED, group, streams)
+        return Console(
+            job["startedAt"] / 1000, PHASES[job["status"]] is Phase.ENDED, group, streams
+        )
 
     def end(self, handle: Handle) -> str:
         self.calls("batch", "TerminateJob", jobId=handle.id, reason="asked to stop by trainfleet")
@@ -175,8 +257,16 @@ class Batch(Hosted):
     def find(self, run: Run) -> Handle:
         """The newest of the run's jobs that has not ended, or else the newest."""
         named = rf"{re.escape(slug(run.name, 60))}-(train|tokenize)-{TOKEN}"
-        mine = [job for job in self._named(f"{slug(run.name, 60)}-*") if re.fullmatch(named, job["jobName"])]
-        newest = max(mine, key=lambda job: (PHASES[job["status"]] is not Phase.ENDED, job["createdAt"]), default=None)
+        mine = [
+            job
+            for job in self._named(f"{slug(run.name, 60)}-*")
+            if re.fullmatch(named, job["jobName"])
+        ]
+        newest = max(
+            mine,
+            key=lambda job: (PHASES[job["status"]] is not Phase.ENDED, job["createdAt"]),
+            default=None,
+        )
         if newest is None:
             return Handle(self.name, "", "", 0)
         nodes = int(newest.get("nodeProperties", {}).get("numNodes", 1))
@@ -203,18 +293,25 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
     """Refuses what does not go with a queue of the user's own."""
     region = config.fleet.aws.region
     if ":" in queue and region and queue.split(":")[3] != region:
-        yield "fleet.batch.queue", f"{queue} is not in fleet.aws.region {region}; name a queue of that region"
+        yield (
+            "fleet.batch.queue",
+            f"{queue} is not in fleet.aws.region {region}; name a queue of that region",
+        )
     for key in OF_THE_STACK:
         if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
             what = f"{show(value)}: fleet.batch.queue {queue} has machines of its own; leave it out"
             yield f"fleet.aws.{key}", what
     if config.data.instance_type:
-        what = f"{config.data.instance_type}: setup makes no queue for it beside fleet.batch.queue; leave it out"
+        what = (
+            f"{config.data.instance_type}: setup makes no queue for it beside "
+            "fleet.batch.queue; leave it out"
+        )
         yield "data.instance_type", what
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:
-    """The status of a job, from what DescribeJobs says of it and of its nodes; `waits`: why it has not started, in words.
+    """The status of a job, from what DescribeJobs says of it and of its nodes; `waits`: why it has
+    not started, in words.
 
     The exit codes of an attempt that Batch itself will retry are left out.
     """
@@ -224,22 +321,41 @@ def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Sta
     if phase is not Phase.ENDED:
         leaving = job.get("isTerminated") or job.get("isCancelled")
         words = waits if phase is Phase.QUEUED else ""
-        return Status(Phase.STOPPING if leaving and phase is Phase.RUNNING else phase, words, attempts + 1, hosts=hosts)
-    lost = {node: said for node, part in parts.items() if HOST.search(said := part.get("statusReason", ""))}
+        return Status(
+            Phase.STOPPING if leaving and phase is Phase.RUNNING else phase,
+            words,
+            attempts + 1,
+            hosts=hosts,
+        )
+    lost = {
+        node: said
+        for node, part in parts.items()
+        if HOST.search(said := part.get("statusReason", ""))
+    }
     exits = {node: _exit(part) for node, part in parts.items() if node not in lost}
-    if exits.get(0) in (ELSEWHERE, AGAIN) and (lost or any(code for node, code in exits.items() if node)):
+    if exits.get(0) in (ELSEWHERE, AGAIN) and (
+        lost or any(code for node, code in exits.items() if node)
+    ):
         exits[0] = 0  # what went wrong was another node's
     if job["status"] == "FAILED" and not any(exits.values()) and not lost and not _asked(job):
         exits[0] = 1
-    why = f"{ON_REQUEST}: {job.get('statusReason', '')}" if job.get("isTerminated") else job.get("statusReason", "")
+    why = (
+        f"{ON_REQUEST}: {job.get('statusReason', '')}"
+        if job.get("isTerminated")
+        else job.get("statusReason", "")
+    )
     said = [why, *(part.get("container", {}).get("reason", "") for part in parts.values())]
-    return Status(phase, "\n".join(dict.fromkeys(filter(None, said))), max(1, attempts), exits, lost, hosts)
+    return Status(
+        phase, "\n".join(dict.fromkeys(filter(None, said))), max(1, attempts), exits, lost, hosts
+    )
 
 
 def _exit(part: JobRecord) -> int:
     """A node's exit code; of one that never ran, 0 where it was not Batch that failed it."""
     code = part.get("container", {}).get("exitCode")
-    return int(code) if code is not None else int(part.get("status") == "FAILED" and not _asked(part))
+    return (
+        int(code) if code is not None else int(part.get("status") == "FAILED" and not _asked(part))
+    )
 
 
 def _asked(job: JobRecord) -> bool:

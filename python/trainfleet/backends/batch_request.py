@@ -1,7 +1,8 @@
 """Builds requests to AWS Batch: a multi-node job definition, and the submission of a job. Pure.
 
 One node range holds all nodes: Batch takes at most five, so a range a node would end at five nodes
-(https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and pytorch/torchx #700).
+(https://docs.aws.amazon.com/batch/latest/userguide/create-multi-node-job-definition.html, and
+pytorch/torchx #700).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .request_json import Body, environment, pairs
 
 ABSENT = 69  # a node of the job never came (node/barrier.py)
 KILLED = 137  # by SIGKILL: the kernel for memory, or a person
-SHARE = 0.92  # of a node's memory that a container may have; the rest is the system's and the ECS agent's
+# of a node's memory that a container may have; the rest is the system's and the ECS agent's
+SHARE = 0.92
 MARGIN = 10.0  # seconds of a node's end that are its last words'
 MOST_SHARED = 64  # GiB of /dev/shm
 DEVICE_RANKS = {"NeuronCore-v2": 2, "NeuronCore-v3 x2": 4}  # ranks that one /dev/neuron<i> carries
@@ -32,13 +34,21 @@ PERMISSIONS = ["READ", "WRITE", "MKNOD"]
 
 
 def definition(config: Config, job: Job, image: str, secrets: Mapping[str, str]) -> Body:
-    """RegisterJobDefinition's body; its name has a hash of all the rest, so that what is there need not be registered again."""
+    """RegisterJobDefinition's body; its name has a hash of all the rest, so that what is there need
+    not be registered again.
+    """
     body: Body = {
         "type": "multinode",
         "nodeProperties": {
             "numNodes": job.nodes,
             "mainNode": 0,
-            "nodeRangeProperties": [{"targetNodes": "0:", "container": container(config, image, secrets), **held(config)}],
+            "nodeRangeProperties": [
+                {
+                    "targetNodes": "0:",
+                    "container": container(config, image, secrets),
+                    **held(config),
+                }
+            ],
         },
         "retryStrategy": retries(config.fleet.batch.attempts),
         "propagateTags": True,
@@ -71,18 +81,28 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "instanceType": row.name,
         "jobRoleArn": batch.job_role or JOB_ROLE,
         "executionRoleArn": batch.execution_role or EXECUTION_ROLE,
-        "resourceRequirements": [{"type": kind, "value": str(value)} for kind, value in needs.items()],
+        "resourceRequirements": [
+            {"type": kind, "value": str(value)} for kind, value in needs.items()
+        ],
         "linuxParameters": {
             "initProcessEnabled": True,
             "sharedMemorySize": shared * MIB_A_GIB,
-            "devices": [{"hostPath": path, "containerPath": path, "permissions": PERMISSIONS} for path in devices(row)],
+            "devices": [
+                {"hostPath": path, "containerPath": path, "permissions": PERMISSIONS}
+                for path in devices(row)
+            ],
         },
         # EFA registers the memory that it reads and writes; what is registered is locked.
-        "ulimits": [{"name": name, "softLimit": most, "hardLimit": most} for name, most in (("memlock", -1), ("nofile", 65535))],
+        "ulimits": [
+            {"name": name, "softLimit": most, "hardLimit": most}
+            for name, most in (("memlock", -1), ("nofile", 65535))
+        ],
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
-    }  # fmt: skip
-    if not batch.execution_role:  # the stack's own may write to the stack's log group, which goes with it
+    }
+    if (
+        not batch.execution_role
+    ):  # the stack's own may write to the stack's log group, which goes with it
         body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 
@@ -91,7 +111,10 @@ def devices(row: node_types.NodeType) -> list[str]:
     """The device files of a node that a container needs; Batch hands over GPUs by itself."""
     found = [f"/dev/infiniband/uverbs{number}" for number in range(row.efa)]
     if row.accelerator and row.accelerator.kind == "neuron":
-        found += [f"/dev/neuron{number}" for number in range(row.accelerators // DEVICE_RANKS[row.accelerator.name])]
+        found += [
+            f"/dev/neuron{number}"
+            for number in range(row.accelerators // DEVICE_RANKS[row.accelerator.name])
+        ]
     return found
 
 
@@ -107,10 +130,11 @@ def mounts(config: Config) -> Body:
 
 
 def retries(attempts: int) -> Body:
-    """When Batch itself retries the job: after failures of machines, never after what the program would do again.
+    """When Batch itself retries the job: after failures of machines, never after what the program
+    would do again.
 
-    Of a multi-node job the main node decides. Where a child is lost, the main node's ranks fail as its victims, and its exit code
-    is AGAIN (watch/node_verdict.py).
+    Of a multi-node job the main node decides. Where a child is lost, the main node's ranks fail as
+    its victims, and its exit code is AGAIN (watch/node_verdict.py).
     """
     again = [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -121,7 +145,9 @@ def retries(attempts: int) -> Body:
 
 
 def grace(config: Config) -> float:
-    """Seconds that ranks get to save in once Batch ends a node: more on instances that setup has made for that."""
+    """Seconds that ranks get to save in once Batch ends a node: more on instances that setup has
+    made for that.
+    """
     return SEATING.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
 
 

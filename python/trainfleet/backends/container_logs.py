@@ -1,7 +1,9 @@
-"""Fetches the engine's own record of a job's output, for nodes without a log in the run's folder in S3.
+"""Fetches the engine's own record of a job's output, for nodes without a log in the run's folder in
+S3.
 
-The entrypoint's log comes first: it is complete, seconds old, and beside the checkpoints. The output of a node that died before
-its entrypoint, or could not write to S3, is with the engine alone: its lines go to logs/engine-<i>.log.
+The entrypoint's log comes first: it is complete, seconds old, and beside the checkpoints. The
+output of a node that died before its entrypoint, or could not write to S3, is with the engine
+alone: its lines go to logs/engine-<i>.log.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ OBJECT = re.compile(r".+/node-(\d{1,9})\.log(?:/[^/]+)?")
 
 @dataclass(frozen=True)
 class Console:
-    """Where an engine keeps what a job's containers print: a group of CloudWatch Logs, and the stream of each node in it.
+    """Where an engine keeps what a job's containers print: a group of CloudWatch Logs, and the
+    stream of each node in it.
 
     `began`: unix time at which the newest attempt's containers began.
     """
@@ -55,7 +58,9 @@ class Consoles:
                 log.unlink(missing_ok=True)
                 continue
             size = run_folder.size_of(log) if stream in self.tokens else 0
-            lines, self.tokens[stream] = log_streams.read(self.calls, console.group, stream, self.tokens.get(stream, ""))
+            lines, self.tokens[stream] = log_streams.read(
+                self.calls, console.group, stream, self.tokens.get(stream, "")
+            )
             if lines or not size:
                 text = "".join(f"{line}\n" for line in lines)
                 sync_rules.write(folder, str(log.relative_to(folder)), size, text.encode())
@@ -64,4 +69,8 @@ class Consoles:
         """The nodes whose logs in S3 have grown since the containers began."""
         found = s3.list_objects(f"{address}/logs/node-")
         since = int(console.began)  # S3's times have whole seconds
-        return {int(match[1]) for one in found if one.modified >= since and (match := OBJECT.fullmatch(one.address))}
+        return {
+            int(match[1])
+            for one in found
+            if one.modified >= since and (match := OBJECT.fullmatch(one.address))
+        }

@@ -1,10 +1,12 @@
-"""EC2 instances: the SSH fleet, with hosts found by tag and machines made by a CloudFormation stack.
+"""EC2 instances: the SSH fleet, with hosts found by tag and machines made by a CloudFormation
+stack.
 
-A node is known by its instance id, in quarantine too: AWS gives an address to another machine later. Its host key comes from AWS
-(host_keys.py). On the head, hosts and file system stand in the config that it was handed: it asks AWS nothing.
+A node is known by its instance id, in quarantine too: AWS gives an address to another machine
+later. Its host key comes from AWS (host_keys.py). On the head, hosts and file system stand in the
+config that it was handed: it asks AWS nothing.
 
-What is covered: everything that SSH does is real in the tests, on nodes in namespaces; AWS is a pretended account (tests/aws).
-What is not: EFA, FSx, and AWS itself.
+What is covered: everything that SSH does is real in the tests, on nodes in namespaces; AWS is a
+pretended account (tests/aws). What is not: EFA, FSx, and AWS itself.
 """
 
 from __future__ import annotations
@@ -48,16 +50,27 @@ class StackHosts(Head):
 
     @functools.cached_property
     def located(self) -> Config:
-        """The config with what AWS has now: the running nodes in their order, the way to them, and the file system."""
+        """The config with what AWS has now: the running nodes in their order, the way to them, and
+        the file system.
+        """
         if not self.hands_over:
             return self.config
         cloud = self._cloud()
         nodes, head = cloud.nodes(), cloud.head()
-        fleet = replace(self.fleet, hosts=(), aws=replace(self.fleet.aws, region=cloud.calls.region))
+        fleet = replace(
+            self.fleet, hosts=(), aws=replace(self.fleet.aws, region=cloud.calls.region)
+        )
         if nodes:
             known, _ = keep_keys(cloud, [*nodes, *([head] if head else [])], self.by_agent)
-            jump = fleet.ssh.jump or (f"{self.user}@{head.public}" if head and head.public else None)
-            ssh = replace(fleet.ssh, user=self.user, known_hosts=fleet.ssh.known_hosts or str(known), jump=jump)
+            jump = fleet.ssh.jump or (
+                f"{self.user}@{head.public}" if head and head.public else None
+            )
+            ssh = replace(
+                fleet.ssh,
+                user=self.user,
+                known_hosts=fleet.ssh.known_hosts or str(known),
+                jump=jump,
+            )
             hosts = tuple(f"{node.id}={self.address(node)}" for node in nodes)
             dns_name, mount_name = cloud.mount() or (fleet.fsx.dns_name, fleet.fsx.mount_name)
             fsx = replace(fleet.fsx, dns_name=dns_name, mount_name=mount_name)
@@ -69,7 +82,9 @@ class StackHosts(Head):
         region = self._cloud().calls.region
         proxy = through_agent(region) if self.by_agent else ""
         if not self.located.fleet.hosts:
-            raise BackendError(f"{self.config.fleet_name} has no nodes in {region}", next="make setup")
+            raise BackendError(
+                f"{self.config.fleet_name} has no nodes in {region}", next="make setup"
+            )
         return Transport(hosts_of(self.located), self.located.fleet.ssh, proxy=proxy)
 
     @property
@@ -106,7 +121,9 @@ class Ec2(Ssh):
 
     @functools.cached_property
     def ahead(self) -> Blocks | None:
-        """The capacity block that make setup finds, buys and uses; None where there is none to buy, and on the head."""
+        """The capacity block that make setup finds, buys and uses; None where there is none to buy,
+        and on the head.
+        """
         hours = self.fleet.aws.block_hours
         if hours is None or not self.hands_over:
             return None
@@ -115,7 +132,11 @@ class Ec2(Ssh):
     @functools.cached_property
     def paid(self) -> Paid:
         """What is paid ahead for each node."""
-        return self.ahead.paid() if self.ahead else Paid(float(os.environ.get(PAID, "0")), "a capacity block")
+        return (
+            self.ahead.paid()
+            if self.ahead
+            else Paid(float(os.environ.get(PAID, "0")), "a capacity block")
+        )
 
     def purchase(self) -> Purchase | None:
         return self if self.ahead else None
@@ -139,10 +160,16 @@ class Ec2(Ssh):
         yield from Ssh.refuse(config)
         yield from unsupported.refuse(config)
         if config.fleet.hosts and HEAD not in os.environ:  # where it is told what hosts there are
-            yield "fleet.hosts", "the ec2 backend makes its machines; for hosts that you have there is fleet.backend ssh"
+            yield (
+                "fleet.hosts",
+                "the ec2 backend makes its machines; for hosts that you have there is "
+                "fleet.backend ssh",
+            )
 
     def extras(self, job: Job) -> dict[str, str]:
-        """Where nodes send their logs, and whether they copy the dataset to their own disks first."""
+        """Where nodes send their logs, and whether they copy the dataset to their own disks
+        first.
+        """
         logs = {LOGS: f"{region_of(self.config)} {log_group(self.config)}"}
         return logs | ({COPY: SCRATCH} if job.torchrun and data_access.copies(self.config) else {})
 

@@ -1,4 +1,6 @@
-"""The machines of the ec2 backend: make setup creates a stack, and make clean proves that nothing of it is left."""
+"""The machines of the ec2 backend: make setup creates a stack, and make clean proves that nothing
+of it is left.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from .head import Head
 from .host_keys import keep_keys, require_plugin
 from .request_json import artifact
 
-STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}  # the board's last ones
+STATES = {
+    "made": "ok",
+    "changed": "changed",
+    "deleted": "changed",
+    "kept": "ok",
+    "done": "ok",
+}  # the board's last ones
 KEYS_IN = 600.0  # seconds until the last console has its host keys
 AGAIN = 10.0
 ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the first
@@ -40,12 +48,18 @@ def told_of(what: str, then: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"{what}, and it may cost money\n  next: make ls shows what there is; {then}", file=sys.stderr, flush=True)
+        print(
+            f"{what}, and it may cost money\n  next: make ls shows what there is; {then}",
+            file=sys.stderr,
+            flush=True,
+        )
         raise
 
 
 def policies(config: Config, inputs: Inputs) -> Iterator[Artifact]:
-    """What is enough for whoever makes, runs and removes what the config says, as policies that IAM takes."""
+    """What is enough for whoever makes, runs and removes what the config says, as policies that IAM
+    takes.
+    """
     for number, found in enumerate(permissions.documents(permissions.policy(config, inputs)), 1):
         name = "policy.json" if number == 1 else f"policy-{number}.json"
         yield Artifact(name, json.dumps(found, indent=2) + "\n")
@@ -62,7 +76,9 @@ class Stacked(Machines):
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
         """What would change, what it costs, and what stands against it."""
-        lines = plan_text.describe(self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid)
+        lines = plan_text.describe(
+            self.cloud.config, self.cloud, self.foreseen, hours, speed, self.paid
+        )
         return Prospect(tuple(lines), self.changes(), unasked=bool(self.foreseen.unasked))
 
     @functools.cached_property
@@ -71,13 +87,18 @@ class Stacked(Machines):
         return self.cloud.foresee(self.bad())
 
     def changes(self) -> tuple[Artifact, ...]:
-        """The very request that would make or change the stack, and a policy that is enough for whoever sends it."""
+        """The very request that would make or change the stack, and a policy that is enough for
+        whoever sends it.
+        """
         planned = self.foreseen.requests
         if not planned:
             return ()
         requests = [artifact(number, *request) for number, request in enumerate(planned, 1)]
         bodies = [str(request["TemplateBody"]) for _, _, request in planned]
-        stack = [Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False)) for body in bodies]
+        stack = [
+            Artifact("stack.yaml", yaml.safe_dump(json.loads(body), sort_keys=False))
+            for body in bodies
+        ]
         return (*stack, *requests, *policies(self.cloud.config, self.foreseen.inputs))
 
     def bad(self) -> set[str]:
@@ -86,11 +107,20 @@ class Stacked(Machines):
 
     def make(self) -> None:
         """Makes the stack as it should be, and shows how that goes."""
-        with told_of("AWS goes on with what was begun", "make setup goes on with it, make clean ends it"), Board([]) as board:
+        with (
+            told_of(
+                "AWS goes on with what was begun", "make setup goes on with it, make clean ends it"
+            ),
+            Board([]) as board,
+        ):
             rows: dict[str, Host] = {}
 
             def show(logical: str, state: str, text: str) -> None:
-                board.show(rows.setdefault(logical, Host(f"{logical:24}", "")), STATES.get(state, state), text)
+                board.show(
+                    rows.setdefault(logical, Host(f"{logical:24}", "")),
+                    STATES.get(state, state),
+                    text,
+                )
 
             self.cloud.make(self.bad(), show, board.say)
         self.__dict__.pop("foreseen", None)  # it is what was foreseen before
@@ -107,7 +137,8 @@ class Stacked(Machines):
 
     @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:
-        """Takes all down, says what stays because it holds data, and proves that nothing else is left.
+        """Takes all down, says what stays because it holds data, and proves that nothing else is
+        left.
 
         Raises:
             BackendError: something else is left; what, and what it costs.
@@ -116,7 +147,13 @@ class Stacked(Machines):
             stay = self.cloud.remove(purge, say)
             if all(one.id in stay for one in self.cloud.left() if one.id):
                 break
-        prove_gone(self.cloud.left(), stay, self.cloud.config.fleet_name, self.cloud.calls, self.cloud.troubles)
+        prove_gone(
+            self.cloud.left(),
+            stay,
+            self.cloud.config.fleet_name,
+            self.cloud.calls,
+            self.cloud.troubles,
+        )
 
 
 class Instances(Stacked):
@@ -124,7 +161,9 @@ class Instances(Stacked):
 
     system = "ubuntu2404"
 
-    def __init__(self, cloud: FleetStack, head: Head, paid: Paid, ahead: PrepaidCapacity | None) -> None:
+    def __init__(
+        self, cloud: FleetStack, head: Head, paid: Paid, ahead: PrepaidCapacity | None
+    ) -> None:
         super().__init__(cloud)
         self.head, self.paid, self.ahead = head, paid, ahead
 
@@ -145,14 +184,27 @@ class Instances(Stacked):
         return host_setup.main(self.head.located)
 
     def await_keys(self, nodes: list[StackNode]) -> None:
-        """Returns once every node's host key is known from AWS; BackendError where it does not tell one."""
+        """Returns once every node's host key is known from AWS; BackendError where it does not tell
+        one.
+        """
         deadline, said = clock.now() + KEYS_IN, False
-        while missing := sorted({node.id for node in nodes} - keep_keys(self.cloud, nodes, self.head.by_agent)[1]):
+        while missing := sorted(
+            {node.id for node in nodes} - keep_keys(self.cloud, nodes, self.head.by_agent)[1]
+        ):
             if clock.now() > deadline:
                 why = "neither its console nor its SSM agent says it"
-                raise BackendError("the host key is not known", where=", ".join(missing), why=why, next="make setup again")
+                raise BackendError(
+                    "the host key is not known",
+                    where=", ".join(missing),
+                    why=why,
+                    next="make setup again",
+                )
             if not said:
-                print(f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes after their boot", flush=True)
+                print(
+                    f"waiting for the host keys of {len(missing)} nodes; AWS tells them minutes "
+                    "after their boot",
+                    flush=True,
+                )
                 said = True
             clock.sleep(AGAIN)
 
@@ -162,11 +214,19 @@ class Instances(Stacked):
             self.ahead.say_what_stays(say)
 
 
-def prove_gone(found: list[OwnedResource], stay: set[str], config: str, calls: Calls, troubles: Mapping[str, str]) -> None:
-    """Says what of a config was kept because it holds data, and that nothing else is there; by two looks that agree.
+def prove_gone(
+    found: list[OwnedResource],
+    stay: set[str],
+    config: str,
+    calls: Calls,
+    troubles: Mapping[str, str],
+) -> None:
+    """Says what of a config was kept because it holds data, and that nothing else is there; by two
+    looks that agree.
 
     Raises:
-        BackendError: something else is left; what, and what it costs; or these credentials may not look at all that there may be.
+        BackendError: something else is left; what, and what it costs; or these credentials may not
+            look at all that there may be.
     """
     kept = list(weighed(calls, [one for one in found if one.id in stay]))
     for one in kept:
@@ -178,7 +238,10 @@ def prove_gone(found: list[OwnedResource], stay: set[str], config: str, calls: C
     if any(one.id for one in left):
         raise _left(left, calls, troubles)
     require_seen(found, calls.region, "make clean")
-    say(f"nothing {'else ' if kept else ''}of {config} is left in {calls.region}: looked for by tag, twice")
+    say(
+        f"nothing {'else ' if kept else ''}of {config} is left in {calls.region}: looked for by "
+        "tag, twice"
+    )
 
 
 def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) -> BackendError:
@@ -186,7 +249,9 @@ def _left(left: list[OwnedResource], calls: Calls, troubles: Mapping[str, str]) 
     rows = [f"  {one.line()}{f': {why}' if (why := troubles.get(one.id)) else ''}" for one in left]
     rows += [f"  {line}" for line in strangers(calls, left)]
     there = [one for one in left if one.id]
-    what = "\n".join([f"{len(there)} things are left in {calls.region}, which cost {total(there)}", *rows])
+    what = "\n".join(
+        [f"{len(there)} things are left in {calls.region}, which cost {total(there)}", *rows]
+    )
     return BackendError(what, next="make ls shows it; mend what AWS names, then make clean again")
 
 

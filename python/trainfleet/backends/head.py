@@ -1,7 +1,9 @@
-"""Hosts that are reached by SSH, and the first of them that can launch what is typed elsewhere: the head of a fleet.
+"""Hosts that are reached by SSH, and the first of them that can launch what is typed elsewhere: the
+head of a fleet.
 
-Two places run this. On the machine where a command is typed, the head is another machine, to which launch/remote_launch.py hands
-the command. On the head itself (TRAINFLEET_HEAD is set, the current folder is the shared one) it reaches the other hosts.
+Two places run this. On the machine where a command is typed, the head is another machine, to which
+launch/remote_launch.py hands the command. On the head itself (TRAINFLEET_HEAD is set, the current
+folder is the shared one) it reaches the other hosts.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ FENCE_TIMEOUT = 20.0
 
 
 class Head:
-    """The hosts of fleet.hosts: how they are reached, what they have, and which of them can take a job."""
+    """The hosts of fleet.hosts: how they are reached, what they have, and which of them can take a
+    job.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config, self.fleet = config, config.fleet
@@ -76,7 +80,11 @@ class Head:
     @property
     def code(self) -> str:
         """The folder on the nodes with this very code."""
-        return f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}" if self.hands_over else str(ROOT)
+        return (
+            f"{self.folder}/code/{content_hash(code_files(self.fleet.backend))}"
+            if self.hands_over
+            else str(ROOT)
+        )
 
     @property
     def interpreter(self) -> str:
@@ -89,25 +97,42 @@ class Head:
         return job_commands.mark_of(self.folder, self.config.name)
 
     def place(self, run: Run) -> Hosts:
-        """A mirror of the run's folder, as seen from a machine that does not share the hosts' disk."""
+        """A mirror of the run's folder, as seen from a machine that does not share the hosts'
+        disk.
+        """
         return Hosts(self.transport, self.located, self.interpreter, self.code, run)
 
-    def survey(self, hosts: Iterable[Host], again: bool = False) -> tuple[list[Host], dict[Host, str]]:
+    def survey(
+        self, hosts: Iterable[Host], again: bool = False
+    ) -> tuple[list[Host], dict[Host, str]]:
         """The hosts that can take a job, in their order, and why the others can't.
 
-        What is known of them is read once; `again`: those that were read are asked whether they still answer, and have the
-        shared folder.
+        What is known of them is read once; `again`: those that were read are asked whether they
+        still answer, and have the shared folder.
         """
         hosts = tuple(hosts)
-        unsound = {host: f"in quarantine: {entry.evidence}" for host, entry in self.quarantine.held(hosts).items()}
-        asked = [host for host in hosts if host not in unsound and host in self.facts] if again else []
+        unsound = {
+            host: f"in quarantine: {entry.evidence}"
+            for host, entry in self.quarantine.held(hosts).items()
+        }
+        asked = (
+            [host for host in hosts if host not in unsound and host in self.facts] if again else []
+        )
         unread = [host for host in hosts if host not in unsound and host not in self.facts]
         answers = reading.read(self.transport, self.located, unread) if unread else {}
-        self.facts |= {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}
-        unsound |= {host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)}
+        self.facts |= {
+            host: answer for host, answer in answers.items() if isinstance(answer, Facts)
+        }
+        unsound |= {
+            host: str(answer) for host, answer in answers.items() if isinstance(answer, HostFailure)
+        }
         file = f"{shlex.quote(self.folder)}/.token.$$"
-        look = f": > {file} && rm -f {file}"  # what a client remembers of the folder answers for it, but takes no file
-        unsound |= {host: str(why) for host, why in self.transport.run(look, timeout=8, hosts=asked).failed.items()}
+        # what a client remembers of the folder answers for it, but takes no file
+        look = f": > {file} && rm -f {file}"
+        unsound |= {
+            host: str(why)
+            for host, why in self.transport.run(look, timeout=8, hosts=asked).failed.items()
+        }
         return [host for host in hosts if host not in unsound], unsound
 
     def known(self, name: str) -> Host | None:
@@ -119,12 +144,15 @@ class Head:
         return self.facts[host].hostname if host in self.facts else host.name
 
     def refuse_other_runs(self, hosts: Iterable[Host]) -> None:
-        """BackendError where another run has processes on one of these hosts, unless fleet.exclusive is false."""
+        """BackendError where another run has processes on one of these hosts, unless
+        fleet.exclusive is false.
+        """
         if not self.fleet.exclusive:
             return
         answers = self.transport.run(job_commands.marks(), timeout=FENCE_TIMEOUT, hosts=hosts)
         others = {
-            host: ", ".join(sorted(job_commands.read_marks(answer.stdout, self.mark))) for host, answer in answers.ok.items()
+            host: ", ".join(sorted(job_commands.read_marks(answer.stdout, self.mark)))
+            for host, answer in answers.ok.items()
         }
         if busy := {host: names for host, names in others.items() if names}:
             then = "wait for it; or make stop SET='name=...'; or fleet.exclusive: false"
@@ -132,7 +160,9 @@ class Head:
 
     def require_own_folder(self, hosts: Iterable[Host]) -> None:
         """BackendError where fleet.shared_folder is another user's."""
-        if found := others_folder({host: self.facts[host] for host in hosts}, wanted_of(self.config)):
+        if found := others_folder(
+            {host: self.facts[host] for host in hosts}, wanted_of(self.config)
+        ):
             raise BackendError(found.message, where="fleet.shared_folder", next=found.next)
 
 

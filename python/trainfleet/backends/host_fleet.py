@@ -17,7 +17,16 @@ from ..nodes import intent_commands, remote_verb, removal_commands
 from ..nodes.fetch import fetch
 from ..nodes.gate import send_code
 from ..nodes.head import FleetHead
-from ..nodes.host_results import Host, HostFailure, Implausible, Result, by_host, implausible, reason, settled
+from ..nodes.host_results import (
+    Host,
+    HostFailure,
+    Implausible,
+    Result,
+    by_host,
+    implausible,
+    reason,
+    settled,
+)
 from ..nodes.mirror import Mirror
 from ..nodes.stream import Sink, printer
 from ..nodes.transport import Transport
@@ -25,32 +34,44 @@ from ..run.launch_intent import DeclaredIntent, Intent
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-NOTICE, FEW = 20.0, 4  # seconds for a host to answer about an intent; hosts that are asked which of them answers
+NOTICE, FEW = (
+    20.0,
+    4,
+)  # seconds for a host to answer about an intent; hosts that are asked which of them answers
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 LARGEST = 1 << 20  # bytes of a config
 HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
 
 
 def _sweep(made: str) -> str:
-    """Removes a model that was exported to be brought, and those of others that a lost link has left for a day."""
+    """Removes a model that was exported to be brought, and those of others that a lost link has
+    left for a day.
+    """
     parent = shlex.quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
     return f"rm -rf -- {shlex.quote(made)}; {old}"
 
 
 class Hosts:
-    """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small files, asked of any host."""
+    """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small
+    files, asked of any host.
+    """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
 
-    def __init__(self, transport: Transport, config: Config, python: str, code: str, run: Run) -> None:
+    def __init__(
+        self, transport: Transport, config: Config, python: str, code: str, run: Run
+    ) -> None:
         self.transport, self.config, self.run = transport, config, run
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
         self.now = 0.0  # the fleet's clock at the last look
         self.door: Host | None = None  # the host that answered last
-        self.silent: tuple[Holder | None, Standby | None] = (None, None)  # the last beats, where none followed them
+        self.silent: tuple[Holder | None, Standby | None] = (
+            None,
+            None,
+        )  # the last beats, where none followed them
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +104,9 @@ class Hosts:
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        """Whether a launcher leads the run, or another is about to: at once where clocks agree, else by what changes."""
+        """Whether a launcher leads the run, or another is about to: at once where clocks agree,
+        else by what changes.
+        """
         found = self._beats()
         if is_held(found[0], self.now):
             return True
@@ -102,21 +125,35 @@ class Hosts:
         return newest_holder(self.run.folder), newest_standby(self.run.folder)
 
     def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-        """Nothing where no host answers, or the shared folder can't be written: what launches says that, by host."""
+        """Nothing where no host answers, or the shared folder can't be written: what launches says
+        that, by host.
+        """
         command = intent_commands.leave(self.folder, self.run.name, intent, stale)
-        now = self._found(self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE))
+        now = self._found(
+            self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE)
+        )
         return now if now and now.intent.token != intent.token else None
 
     def declared(self, touch: bool = False) -> DeclaredIntent | None:
         return self._found(
-            self.transport.ask(self._first(), intent_commands.look(self.folder, self.run.name, touch), timeout=NOTICE)
+            self.transport.ask(
+                self._first(),
+                intent_commands.look(self.folder, self.run.name, touch),
+                timeout=NOTICE,
+            )
         )
 
     def withdraw(self, intent: Intent, begun: bool) -> None:
-        self.transport.ask(self._first(), intent_commands.withdraw(self.folder, self.run.name, intent, begun), timeout=NOTICE)
+        self.transport.ask(
+            self._first(),
+            intent_commands.withdraw(self.folder, self.run.name, intent, begun),
+            timeout=NOTICE,
+        )
 
     def _found(self, answer: Result | HostFailure) -> DeclaredIntent | None:
-        """The intent that a host has told of; where it is unknown, the next host is asked the next time."""
+        """The intent that a host has told of; where it is unknown, the next host is asked the next
+        time.
+        """
         answer = settled(answer)
         if isinstance(answer, HostFailure):
             self.door = None
@@ -126,7 +163,9 @@ class Hosts:
         return None
 
     def _first(self) -> Host:
-        """A host that answers: the last one that did, or else one of the first few; the first where none does."""
+        """A host that answers: the last one that did, or else one of the first few; the first where
+        none does.
+        """
         if self.door is None:
             few = self.transport.hosts[:FEW]
             self.door = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
@@ -139,7 +178,10 @@ class Hosts:
         folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
         found = self._at_the_door(removal_commands.measure(self.folder, folders))
         try:
-            return {f"{self.folder}/{folder}": count for folder, count in removal_commands.read_measures(found, folders).items()}
+            return {
+                f"{self.folder}/{folder}": count
+                for folder, count in removal_commands.read_measures(found, folders).items()
+            }
         except Implausible as error:
             where = (self.door or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what du prints")), where=where) from error
@@ -154,7 +196,9 @@ class Hosts:
             raise BackendError(str(implausible(error, "what find prints")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """On the first host that answers, in the shared folder; a model that is exported there comes here."""
+        """On the first host that answers, in the shared folder; a model that is exported there
+        comes here.
+        """
         host = self._answering()
         if verb != "export":
             return self._send(host, verb, config, variables, printer(sys.stdout))
@@ -168,13 +212,21 @@ class Hosts:
         finally:
             self.transport.ask(host, _sweep(f"{self.folder}/{made}"), timeout=REMOVAL)
         print(f"{out}: {', '.join(files)}, {sum(files.values()) / 1e6:,.1f} MB from {host.name}")
-        print(f"next: {export_formats.opening(variables.get('FORMAT') or export_formats.HUGGINGFACE, out)}")
+        print(
+            "next: "
+            f"{export_formats.opening(variables.get('FORMAT') or export_formats.HUGGINGFACE, out)}"
+        )
         return 0
 
-    def _send(self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink) -> int:
+    def _send(
+        self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink
+    ) -> int:
         """The exit code of a verb that a host carries out; what goes wrong there is said here."""
         code = send_code(self.transport, self.config.fleet, [host])
-        command, order = remote_verb.command(self.head.python, code, self.folder), remote_verb.encode(verb, config, variables)
+        command, order = (
+            remote_verb.command(self.head.python, code, self.folder),
+            remote_verb.encode(verb, config, variables),
+        )
         ended = self.transport.stream(host, command, stdin=order, out=out, err=printer(sys.stderr))
         if isinstance(ended, HostFailure):
             raise BackendError(str(ended), where=host.name, next=f"make {verb} again")

@@ -20,8 +20,13 @@ from ..run import run_folder
 from ..trust.errors import BackendError, InputError
 from ..trust.validation import fit
 
-BLOCK = re.compile(r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL)
-KEY = re.compile(r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) ([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])")
+BLOCK = re.compile(
+    r"-----BEGIN SSH HOST KEY KEYS-----(.*?)-----END SSH HOST KEY KEYS-----", re.DOTALL
+)
+KEY = re.compile(
+    r"\b(ssh-ed25519|ecdsa-sha2-nistp(?:256|384|521)|ssh-rsa) "
+    r"([A-Za-z0-9+/]{40,2000}={0,3})(?![A-Za-z0-9+/=])"
+)
 PRINT = "cat /etc/ssh/ssh_host_*_key.pub"
 AGAIN, ANSWERS = 2.0, 15  # seconds between two looks for SSM's answer, and how many
 
@@ -32,7 +37,9 @@ def require_plugin() -> None:
         raise BackendError(lack.what, next=lack.next)
 
 
-def keep_keys(fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool) -> tuple[Path, set[str]]:
+def keep_keys(
+    fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool
+) -> tuple[Path, set[str]]:
     """The known_hosts file of these nodes, and which of them are in it.
 
     Keys are learnt once an instance, and stand under its present address.
@@ -42,8 +49,15 @@ def keep_keys(fleet: FleetStack, nodes: Sequence[StackNode], by_agent: bool) -> 
     keys = {node.id: keys[node.id] for node in nodes if node.id in keys}
     keys |= learn(fleet.calls, [node.id for node in nodes if node.id not in keys])
     run_folder.write_json(folder / "keys.json", keys)
-    names = {node.id: {node.id} if by_agent else {node.address, node.public} - {""} for node in nodes}
-    lines = [f"{name} {key}\n" for id_, known in keys.items() for name in sorted(names[id_]) for key in known]
+    names = {
+        node.id: {node.id} if by_agent else {node.address, node.public} - {""} for node in nodes
+    }
+    lines = [
+        f"{name} {key}\n"
+        for id_, known in keys.items()
+        for name in sorted(names[id_])
+        for key in known
+    ]
     run_folder.write_atomic(folder / "known_hosts", "".join(lines))
     return folder / "known_hosts", set(keys)
 
@@ -53,7 +67,9 @@ def read_keys(path: Path) -> dict[str, list[str]]:
         return fit(dict[str, list[str]], run_folder.read_json(path) or {})
     except InputError as error:
         why = f"{error.key}: {error.what}"
-        raise BackendError("is no list of host keys", where=str(path), why=why, next=f"rm {path}") from error
+        raise BackendError(
+            "is no list of host keys", where=str(path), why=why, next=f"rm {path}"
+        ) from error
 
 
 def learn(calls: Calls, ids: Iterable[str]) -> dict[str, list[str]]:
@@ -75,13 +91,30 @@ def from_console(calls: Calls, id_: str) -> list[str]:
 
 def from_agent(calls: Calls, id_: str) -> list[str]:
     """The keys as the instance's SSM agent says them; none where it does not answer."""
-    with passing("InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"):
-        sent = calls("ssm", "SendCommand", InstanceIds=[id_], DocumentName="AWS-RunShellScript", Parameters={"commands": [PRINT]})
+    with passing(
+        "InvalidInstanceId", "AccessDenied", "AccessDeniedException", "InvocationDoesNotExist"
+    ):
+        sent = calls(
+            "ssm",
+            "SendCommand",
+            InstanceIds=[id_],
+            DocumentName="AWS-RunShellScript",
+            Parameters={"commands": [PRINT]},
+        )
         for _ in range(ANSWERS):
             clock.sleep(AGAIN)
-            said = calls("ssm", "GetCommandInvocation", CommandId=sent["Command"]["CommandId"], InstanceId=id_)
+            said = calls(
+                "ssm",
+                "GetCommandInvocation",
+                CommandId=sent["Command"]["CommandId"],
+                InstanceId=id_,
+            )
             if said["Status"] not in ("Pending", "InProgress", "Delayed"):
-                return keys_in(str(said.get("StandardOutputContent", ""))) if said["Status"] == "Success" else []
+                return (
+                    keys_in(str(said.get("StandardOutputContent", "")))
+                    if said["Status"] == "Success"
+                    else []
+                )
     return []
 
 

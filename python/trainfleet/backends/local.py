@@ -1,8 +1,10 @@
-"""This machine simulates every node: N torchrun agents that meet on 127.0.0.1, each a node with its own log.
+"""This machine simulates every node: N torchrun agents that meet on 127.0.0.1, each a node with its
+own log.
 
-What is covered: all of it runs for real, in the tests too. The host's name is never used (it need not resolve), and every process
-dies with the launcher, however the launcher dies. While the launcher lives, other processes can query and stop its jobs: each
-node has a file in nodes/ of the job's folder that names its process.
+What is covered: all of it runs for real, in the tests too. The host's name is never used (it need
+not resolve), and every process dies with the launcher, however the launcher dies. While the
+launcher lives, other processes can query and stop its jobs: each node has a file in nodes/ of the
+job's folder that names its process.
 """
 
 from __future__ import annotations
@@ -65,77 +67,141 @@ class Local(Backend):
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
         if config.fleet.instance_type is not None:
-            message = "the local backend runs on this machine as it is: leave it out, or choose another fleet.backend"
+            message = (
+                "the local backend runs on this machine as it is: leave it out, or choose "
+                "another fleet.backend"
+            )
             yield "fleet.instance_type", message
         if config.fleet.image != "none":
-            yield "fleet.image", "the local backend runs in the environment that make has built; none works"
+            yield (
+                "fleet.image",
+                "the local backend runs in the environment that make has built; none works",
+            )
         if config.fleet.nodes > MOST_NODES:
-            yield "fleet.nodes", f"{config.fleet.nodes} nodes on one machine; the local backend plays at most {MOST_NODES}"
+            yield (
+                "fleet.nodes",
+                f"{config.fleet.nodes} nodes on one machine; the local backend plays at most "
+                f"{MOST_NODES}",
+            )
         yield from _other(config)
         yield from absent(config)
         yield from init_from.faults(config)
-        if config.train.precision == "fp8" and not config.fleet.rank_device and not node_types.local_accelerators():
-            yield "train.precision", "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works"
+        if (
+            config.train.precision == "fp8"
+            and not config.fleet.rank_device
+            and not node_types.local_accelerators()
+        ):
+            yield (
+                "train.precision",
+                "fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto "
+                "works",
+            )
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
         """A script a node. This machine has no other nodes, so `without` changes nothing.
 
         Raises:
-            BackendError: the port that the config asks for is taken, or there are fewer accelerators than nodes.
+            BackendError: the port that the config asks for is taken, or there are fewer
+                accelerators than nodes.
         """
         port = (_check_port(job.port) if job.port else _free_port()) if job.torchrun else 0
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int, port: int) -> Artifact:
-        cores, seat = max(1, node_types.local_cores() // job.nodes), Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK)
+        cores, seat = (
+            max(1, node_types.local_cores() // job.nodes),
+            Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK),
+        )
         if job.torchrun:
-            own = {"OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)), "GLOO_SOCKET_IFNAME": _loopback()}
+            own = {
+                "OMP_NUM_THREADS": str(max(1, cores // job.ranks_per_node)),
+                "GLOO_SOCKET_IFNAME": _loopback(),
+            }
         else:
             own = {"WORKERS": str(cores)}
         given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        own |= python_path(os.pathsep.join(dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)])))
+        own |= python_path(
+            os.pathsep.join(
+                dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)])
+            )
+        )
         environment = own | seat.environment() | dict(job.environment) | _accelerators(job, node)
         return node_script(job, seat, Path.cwd(), sys.executable, environment)
 
     def submit(self, request: Request) -> Handle:
         """Starts every node; if one can't be started, those that were are stopped."""
-        handle = Handle(self.name, str(request.job.folder.absolute()), request.token, request.job.nodes)
+        handle = Handle(
+            self.name, str(request.job.folder.absolute()), request.token, request.job.nodes
+        )
         if all(_is_of(handle, _file(handle, node)) for node in range(handle.nodes)):
             return handle
         secrets = values_of(request.job.secrets)
         for node, artifact in enumerate(request.artifacts):
             try:
-                self._start(_file(handle, node), artifact, os.environ | request.environment | secrets, handle.token)
+                self._start(
+                    _file(handle, node),
+                    artifact,
+                    os.environ | request.environment | secrets,
+                    handle.token,
+                )
             except OSError as error:
                 self.stop(handle, at_once=True)
                 if isinstance(error, PermissionError) or error.errno in (28, 30):
                     raise run_folder.unwritable(_file(handle, node), error) from error
                 where, why = f"node {node}", str(error)
-                raise BackendError("the node could not be started", where=where, why=why, next="df -h . ; ulimit -a") from error
+                raise BackendError(
+                    "the node could not be started",
+                    where=where,
+                    why=why,
+                    next="df -h . ; ulimit -a",
+                ) from error
         return handle
 
-    def _start(self, file: Path, artifact: Artifact, environment: Mapping[str, str], token: str) -> None:
+    def _start(
+        self, file: Path, artifact: Artifact, environment: Mapping[str, str], token: str
+    ) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
         exit_file.unlink(missing_ok=True)
         replace_file(script, artifact.text.encode())
         # what it prints before it has a log, or beside it
         with open(said_file(file), "wb", opener=untrusted_input.opener) as said:
-            process = subprocess.Popen(["/bin/sh", str(script)], env={**environment, EXIT: str(exit_file)},
-                                       stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
-                                       preexec_fn=die_with_parent)  # fmt: skip
+            process = subprocess.Popen(
+                ["/bin/sh", str(script)],
+                env={**environment, EXIT: str(exit_file)},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         self._started[process.pid] = process
         write(file, f"{identity(process.pid) or process.pid} {token}")
 
     def status(self, handle: Handle) -> Status:
-        exits = {node: code for node in range(handle.nodes) if (code := self._exit(handle, _file(handle, node))) is not None}
-        reason = next((words for node, code in exits.items() if code and (words := told(_read_said(handle, node)))), "")
+        exits = {
+            node: code
+            for node in range(handle.nodes)
+            if (code := self._exit(handle, _file(handle, node))) is not None
+        }
+        reason = next(
+            (
+                words
+                for node, code in exits.items()
+                if code and (words := told(_read_said(handle, node)))
+            ),
+            "",
+        )
         if len(exits) == handle.nodes:
             return Status(Phase.ENDED, reason, exits=exits)
-        return Status(Phase.STOPPING if handle.token in self._asked else Phase.RUNNING, reason, exits=exits)
+        return Status(
+            Phase.STOPPING if handle.token in self._asked else Phase.RUNNING, reason, exits=exits
+        )
 
     def _exit(self, handle: Handle, file: Path) -> int | None:
-        """The exit code of a node, None while it runs. Who is killed leaves none, and counts as killed."""
+        """The exit code of a node, None while it runs. Who is killed leaves none, and counts as
+        killed.
+        """
         if not _is_of(handle, file):
             return 137
         pid, said, _ = process_in(file)
@@ -143,17 +209,23 @@ class Local(Backend):
             self._started[pid].poll()  # reaps it
         alive = identity(pid) == said
         code = read(file.with_name(f"{file.name}.exit"))
-        return int(code) if re.fullmatch("[0-9]{1,3}", code) else None if alive else self._code_of(pid)
+        return (
+            int(code) if re.fullmatch("[0-9]{1,3}", code) else None if alive else self._code_of(pid)
+        )
 
     def _code_of(self, pid: int) -> int:
-        """What this process knows of one that left no word: the shell's own exit code, when it never got further."""
+        """What this process knows of one that left no word: the shell's own exit code, when it
+        never got further.
+        """
         code = self._started[pid].returncode if pid in self._started else None
         return 137 if code is None or code < 0 else code
 
     def stop(self, handle: Handle, at_once: bool) -> None:
         """SIGTERM or SIGKILL to every node: a supervisor's death takes its command along."""
         self._asked.add(handle.token)
-        files = [file for node in range(handle.nodes) if _is_of(handle, file := _file(handle, node))]
+        files = [
+            file for node in range(handle.nodes) if _is_of(handle, file := _file(handle, node))
+        ]
         alive = [pid for file in files if (pid := _alive(file))]
         for pid in alive:
             signal_group(pid, signal.SIGKILL if at_once else signal.SIGTERM)
@@ -166,7 +238,9 @@ class Local(Backend):
                     process.wait(KILL_GRACE)
 
     def find(self, run: Run) -> Handle:
-        """The newest job of the run's folder: its processes end with its launcher, so there is nothing to look for elsewhere."""
+        """The newest job of the run's folder: its processes end with its launcher, so there is
+        nothing to look for elsewhere.
+        """
         nodes = sorted(contents.NODE.at(run.folder, node=0).parent.glob("node-*[0-9]"))
         token = process_in(nodes[0])[2] if nodes else ""
         return Handle(self.name, str(run.folder.absolute()), token, len(nodes))
@@ -189,7 +263,9 @@ class Local(Backend):
             found = reading.read_here()
         except Implausible:
             return None
-        return Probe(tuple(probe.describe(found)) if found.gpus or found.bus else (), {"this machine": found})
+        return Probe(
+            tuple(probe.describe(found)) if found.gpus or found.bus else (), {"this machine": found}
+        )
 
 
 def _file(handle: Handle, node: int) -> Path:
@@ -215,17 +291,35 @@ def _alive(file: Path) -> int:
 
 
 def _other(config: Config) -> Iterator[tuple[str, str]]:
-    """Where fleet.accelerator says something else than this machine's drivers; in WSL these leave no files to read."""
-    kind, devices, row = config.fleet.node_type, node_types.local_accelerators(), node_types.local_accelerator()
+    """Where fleet.accelerator says something else than this machine's drivers; in WSL these leave
+    no files to read.
+    """
+    kind, devices, row = (
+        config.fleet.node_type,
+        node_types.local_accelerators(),
+        node_types.local_accelerator(),
+    )
     if config.fleet.accelerator is None or kind is None or kind.accelerator is None or WSL.exists():
         return
     if not devices:
-        other = "ssh and slurm take it, and make plan there needs no hosts; left out, ranks compute on the cores"
-        yield "fleet.accelerator", f"{kind.name}: this machine has no accelerator that a driver knows; {other}"
+        other = (
+            "ssh and slurm take it, and make plan there needs no hosts; left out, ranks "
+            "compute on the cores"
+        )
+        yield (
+            "fleet.accelerator",
+            f"{kind.name}: this machine has no accelerator that a driver knows; {other}",
+        )
     elif row and row.words != kind.accelerator.words:
-        yield "fleet.accelerator.name", f"{kind.accelerator.label}: this machine has {row.label}; leave it out"
+        yield (
+            "fleet.accelerator.name",
+            f"{kind.accelerator.label}: this machine has {row.label}; leave it out",
+        )
     elif kind.accelerators > devices:
-        yield "fleet.accelerator.per_node", f"{kind.accelerators}: this machine has {devices}; leave it out"
+        yield (
+            "fleet.accelerator.per_node",
+            f"{kind.accelerators}: this machine has {devices}; leave it out",
+        )
 
 
 def _accelerators(job: Job, node: int) -> dict[str, str]:
@@ -241,7 +335,9 @@ def _accelerators(job: Job, node: int) -> dict[str, str]:
 
 
 def _loopback() -> str:
-    """The loopback interface's name (`lo`, on macOS `lo0`): gloo otherwise looks the host name up."""
+    """The loopback interface's name (`lo`, on macOS `lo0`): gloo otherwise looks the host name
+    up.
+    """
     return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
@@ -258,7 +354,10 @@ def _check_port(port: int) -> int:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise BackendError(
-                f"port {port} is in use", where=LOOPBACK, why="fleet.port asks for it, and the nodes must meet there",
-                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.port a free one is taken",
-            ) from error  # fmt: skip
+                f"port {port} is in use",
+                where=LOOPBACK,
+                why="fleet.port asks for it, and the nodes must meet there",
+                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.port a free one "
+                "is taken",
+            ) from error
     return port

@@ -1,4 +1,6 @@
-"""The machines of AWS Batch and SageMaker: a stack for all that they need in the account and the config does not name."""
+"""The machines of AWS Batch and SageMaker: a stack for all that they need in the account and the
+config does not name.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ JOB_ROLE, EXECUTION_ROLE, LOG_GROUP = OUTPUTS
 
 
 def filled(cloud: EngineFleet, body: Body) -> Body:
-    """A body in which the stack's placeholders are replaced by what it has made; CloudError where there is none."""
+    """A body in which the stack's placeholders are replaced by what it has made; CloudError where
+    there is none.
+    """
     text = json.dumps(body)
     wanted = [name for name in OUTPUTS if name in text]
     found = cloud.outputs() if wanted else {}
@@ -33,7 +37,9 @@ def filled(cloud: EngineFleet, body: Body) -> Body:
     return filled
 
 
-def priced(costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING) -> Iterator[str]:
+def priced(
+    costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
+) -> Iterator[str]:
     """Both tables of what an engine's machines cost: by the hour, and from set-up to teardown."""
     yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
@@ -44,17 +50,28 @@ def priced(costs: spending.Spending, nodes: int, prices: Prices, hours: float | 
 class ManagedMachines(Stacked):
     """Machines (base.py) of an engine, which makes them for each job itself.
 
-    `needed`: the config leaves something to a stack. `costs`: what a job costs by these prices. `notes`: more lines of a plan.
-    `ahead`: what is bought ahead for its jobs.
+    `needed`: the config leaves something to a stack. `costs`: what a job costs by these prices.
+    `notes`: more lines of a plan. `ahead`: what is bought ahead for its jobs.
     """
 
     def __init__(
-        self, config: Config, engine: str, needed: bool, costs: Costs, notes: Callable[[], list[str]] = lambda: [],
+        self,
+        config: Config,
+        engine: str,
+        needed: bool,
+        costs: Costs,
+        notes: Callable[[], list[str]] = lambda: [],
         ahead: PrepaidCapacity | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.own = EngineFleet(config, engine)
         super().__init__(self.own)
-        self.config, self.needed, self.costs, self.notes, self.ahead = config, needed, costs, notes, ahead
+        self.config, self.needed, self.costs, self.notes, self.ahead = (
+            config,
+            needed,
+            costs,
+            notes,
+            ahead,
+        )
 
     def changes(self) -> tuple[Artifact, ...]:
         return super().changes() if self.needed else ()
@@ -68,13 +85,20 @@ class ManagedMachines(Stacked):
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
         """What AWS refuses to tell is said, and no more."""
-        prices, account = in_region(self.config), ["account: queue and roles are yours, so setup makes nothing"]
+        prices, account = (
+            in_region(self.config),
+            ["account: queue and roles are yours, so setup makes nothing"],
+        )
         changes: tuple[Artifact, ...] = ()
         try:
             if self.needed:
                 found, changes = self.foreseen, self.changes()
-                account = [f"stack {self.cloud.stack.name}", *changeset.describe(found.changes, not found.before), "",
-                           *plan_text.account(self.config, self.own.calls, found.inputs, found.unasked)]  # fmt: skip
+                account = [
+                    f"stack {self.cloud.stack.name}",
+                    *changeset.describe(found.changes, not found.before),
+                    "",
+                    *plan_text.account(self.config, self.own.calls, found.inputs, found.unasked),
+                ]
                 prices = by_table() if found.unasked else prices
         except CloudError as error:
             prices, account = by_table(), [f"account: not looked at, as {error.what}"]
@@ -98,5 +122,9 @@ class ManagedMachines(Stacked):
             print("ready; machines come with a job, and go with it")
         else:
             print("nothing needs setting up: queue and roles are yours")
-        print("next: make push, then make train" if self.config.fleet.image == "build" else "next: make train")
+        print(
+            "next: make push, then make train"
+            if self.config.fleet.image == "build"
+            else "next: make train"
+        )
         return 0

@@ -13,7 +13,16 @@ import shlex
 from ..config import Config
 from ..nodes.fleet import open_fleet
 from ..nodes.head import KEY
-from ..nodes.host_results import Host, HostFailure, Implausible, Result, grouped, implausible, names, settled
+from ..nodes.host_results import (
+    Host,
+    HostFailure,
+    Implausible,
+    Result,
+    grouped,
+    implausible,
+    names,
+    settled,
+)
 from ..nodes.install_steps import HARDENING, LIMITS
 from ..plan.request import Artifact
 from ..run import contents
@@ -43,7 +52,11 @@ class OwnHosts(Machines):
         """By host, the script of what is missing on it."""
         from ..nodes.host_setup import commands
 
-        return tuple(Artifact(name, text) for name, text in commands(self.config).items()) if self.config.fleet.hosts else ()
+        return (
+            tuple(Artifact(name, text) for name, text in commands(self.config).items())
+            if self.config.fleet.hosts
+            else ()
+        )
 
     def apply(self) -> int:
         """Looks again, as hosts change; does what is missing then."""
@@ -62,7 +75,9 @@ class OwnHosts(Machines):
         for host, answer in answers.items():
             for what in _traces(settled(answer)):
                 traces.setdefault(what, {})[host] = what
-        return [f"{names(hosts)}: {what}" for said in traces.values() for hosts, what in grouped(said)]
+        return [
+            f"{names(hosts)}: {what}" for said in traces.values() for hosts, what in grouped(said)
+        ]
 
     def remove(self, purge: bool) -> None:
         if not purge or not self.config.fleet.hosts:
@@ -112,7 +127,8 @@ def read(text: str) -> list[str]:
 def remove(shared: str, is_root: bool) -> str:
     """Removes all of it. The key that came in by this connection is the user's own, and stays."""
     sudo = "" if is_root else "sudo -n "
-    return f"""cd {shlex.quote(shared)} 2> /dev/null && rm -rf --one-file-system -- {" ".join(IN_SHARED)}
+    removal = "rm -rf --one-file-system --"
+    return f"""cd {shlex.quote(shared)} 2> /dev/null && {removal} {" ".join(IN_SHARED)}
 rm -rf -- {KEY} {KEY}.pub {HOME}
 [ ! -e {KEYS} ] || sed -i -e '/{OURS}/d' {KEYS}
 [ ! -e {HARDENING} ] || {sudo}rm -f -- {HARDENING}

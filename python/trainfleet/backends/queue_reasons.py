@@ -1,6 +1,8 @@
-"""Why a Batch job waits: Batch's reason for the head of the queue, or else the state of its queue and environment.
+"""Why a Batch job waits: Batch's reason for the head of the queue, or else the state of its queue
+and environment.
 
-Codes and their causes: https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
+Codes and their causes:
+https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
 """
 
 from __future__ import annotations
@@ -14,14 +16,43 @@ from ..trust.errors import CloudError
 
 PACE = 30.0  # seconds between two looks at a queue
 CODES = {
-    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free now; another zone or a reservation may have",
-    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below what the job needs: make setup raises it",
-    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment has what a node needs, or none has started yet",
-    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no instance as the launch template asks for it",
-    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's service role lacks permissions",
-    "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't start instances: its role, network or image",
-    "UNDETERMINED": "Batch does not know why; often the quota of vCPUs, or instances that can't reach ECS (no NAT gateway)",
-}  # fmt: skip
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free "
+    "now; "
+    "another "
+    "zone "
+    "or a reservation may have",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below "
+    "what "
+    "the "
+    "job "
+    "needs: "
+    "make setup raises it",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment "
+    "has "
+    "what "
+    "a "
+    "node "
+    "needs, or none has started yet",
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no "
+    "instance "
+    "as "
+    "the "
+    "launch template asks for it",
+    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's "
+    "service "
+    "role "
+    "lacks "
+    "permissions",
+    "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't "
+    "start "
+    "instances: "
+    "its role, network or image",
+    "UNDETERMINED": "Batch does not know why; often the quota of vCPUs, or "
+    "instances "
+    "that "
+    "can't "
+    "reach ECS (no NAT gateway)",
+}
 
 
 class QueueReasons:
@@ -59,10 +90,15 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
     for environment in environments(calls, queues[0]):
         name = environment["computeEnvironmentName"]
         if environment.get("status") == "INVALID":
-            yield f"the compute environment {name} is invalid: {environment.get('statusReason', 'no reason is given')}"
+            yield (
+                f"the compute environment {name} is invalid: "
+                f"{environment.get('statusReason', 'no reason is given')}"
+            )
         if environment.get("state") == "DISABLED":
             yield f"the compute environment {name} is disabled"
-    ahead = calls("batch", "ListJobs", jobQueue=queue, jobStatus="RUNNING").get("jobSummaryList", ())
+    ahead = calls("batch", "ListJobs", jobQueue=queue, jobStatus="RUNNING").get(
+        "jobSummaryList", ()
+    )
     if ahead:
         yield f"{len(ahead)} jobs of the queue are running"
 
@@ -77,7 +113,11 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
     names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []
-    return list(calls("batch", "DescribeComputeEnvironments", computeEnvironments=names).get("computeEnvironments", ()))
+    return list(
+        calls("batch", "DescribeComputeEnvironments", computeEnvironments=names).get(
+            "computeEnvironments", ()
+        )
+    )
 
 
 def most_nodes(environment: dict[str, Any], vcpus: int) -> int:

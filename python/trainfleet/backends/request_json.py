@@ -1,7 +1,9 @@
-"""The bodies of requests to AWS Batch and SageMaker, as artifacts: what plan prints is what is sent.
+"""The bodies of requests to AWS Batch and SageMaker, as artifacts: what plan prints is what is
+sent.
 
-Three things are added when a body is sent, as none of them is known before: the name of the job, which is made of the request's
-token, the environment of this attempt alone, and the job's number in its launch. Pure.
+Three things are added when a body is sent, as none of them is known before: the name of the job,
+which is made of the request's token, the environment of this attempt alone, and the job's number in
+its launch. Pure.
 """
 
 from __future__ import annotations
@@ -23,19 +25,29 @@ from ..storage.s3_sync_agent import BUCKET, RUN
 from ..trust import untrusted_input
 from ..trust.redaction import NAMES
 
-CARD = "eth0"  # a container's own interface: Batch gives a multi-node job's containers one each (awsvpc), SageMaker says so
+# a container's own interface: Batch gives a multi-node job's containers one each (awsvpc),
+# SageMaker says so
+CARD = "eth0"
 TOKEN = r"[0-9a-f]{16}"
 Body = dict[str, Any]
 
 
 def artifact(number: int, service: str, operation: str, body: Body) -> Artifact:
-    """A body as a file that `aws <service> <operation> --cli-input-json` takes too, once it has a name for the job."""
-    return Artifact(f"requests/{number:02}-{service}-{operation}.json", json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+    """A body as a file that `aws <service> <operation> --cli-input-json` takes too, once it has a
+    name for the job.
+    """
+    return Artifact(
+        f"requests/{number:02}-{service}-{operation}.json",
+        json.dumps(body, indent=2, ensure_ascii=False) + "\n",
+    )
 
 
 def bodies(request: Request) -> tuple[Body, ...]:
     """The bodies of a request, in the order in which they are sent."""
-    return tuple(require_object(untrusted_input.parse_json(artifact.text, artifact.name)) for artifact in request.artifacts)
+    return tuple(
+        require_object(untrusted_input.parse_json(artifact.text, artifact.name))
+        for artifact in request.artifacts
+    )
 
 
 def environment(config: Config, job: Job) -> dict[str, str]:

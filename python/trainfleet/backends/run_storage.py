@@ -1,4 +1,6 @@
-"""Access to a run's folder from this machine: all of its traffic between machines goes through a Place."""
+"""Access to a run's folder from this machine: all of its traffic between machines goes through a
+Place.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,33 @@ from ..run.run_folder import Run, is_locked
 
 
 class Place(Protocol):
-    """Where a run's folder is, as a context that closes its connections. The local run folder is as of the last `refresh`.
+    """Where a run's folder is, as a context that closes its connections. The local run folder is as
+    of the last `refresh`.
 
     words         " on this machine", " on the fleet": said after "is not running"
     pace          seconds between two refreshes that are worth it
     lag           seconds that what is seen of ranks may be old
-    lead          this process launches the run: what it writes goes where nodes see it, with each refresh; BackendError when
+    lead          this process launches the run: what it writes goes where nodes see it, with each
+                  refresh; BackendError when
                   another launcher is at work
-    refresh       brings the run folder up to date here; BackendError when no machine that has it answers
-    supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes that left no log there;
+    refresh       brings the run folder up to date here; BackendError when no machine that has it
+                  answers
+    supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes
+                  that left no log there;
                   BackendError when it does not answer
     is_running    whether a launcher was at work on the run at the last refresh
-    declare       leaves the intent of a launch there, in the place of the one with the token `stale`; another is returned
-    declared      the intent that is there now; None where there is none. `touch`: it is ours, and goes on
-    withdraw      removes this intent; where the run has not `begun` also the request to stop, which was obeyed
+    declare       leaves the intent of a launch there, in the place of the one with the token
+                  `stale`; another is returned
+    declared      the intent that is there now; None where there is none. `touch`: it is ours, and
+                  goes on
+    withdraw      removes this intent; where the run has not `begun` also the request to stop, which
+                  was obeyed
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
-    remove        deletes such folders, of a dataset's only what the program wrote; what it left, as it is somebody else's
-    forward     the exit code of a verb that needs what a run has made, carried out where that is, with its words shown here;
+    remove        deletes such folders, of a dataset's only what the program wrote; what it left, as
+                  it is somebody else's
+    forward     the exit code of a verb that needs what a run has made, carried out where that is,
+                with its words shown here;
                   None where it is to be had here. `config` is the run's
     """
 
@@ -101,8 +112,9 @@ class Here:
 
 
 class OnHead(Here):
-    """A run on the head of a fleet, in the folder that all hosts see: any of them may lead it, one at a time
-    (health/lease.py)."""
+    """A run on the head of a fleet, in the folder that all hosts see: any of them may lead it, one
+    at a time (health/lease.py).
+    """
 
     def lead(self) -> None:
         require_vacant(self.run.folder)

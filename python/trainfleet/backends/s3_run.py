@@ -1,4 +1,6 @@
-"""A run whose folder is in S3, as its nodes share no disk: any machine with access to the bucket can look at it and stop it."""
+"""A run whose folder is in S3, as its nodes share no disk: any machine with access to the bucket
+can look at it and stop it.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +23,45 @@ from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
-SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")  # written by the launcher and by ranks, in turn
+SHARED = re.compile(
+    r"stop|results\.json|heartbeats/attempts/.+"
+)  # written by the launcher and by ranks, in turn
 VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
 SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts as at work
 
 
 class BucketPlace:
-    """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs are below <root>/data/.
+    """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs
+    are below <root>/data/.
 
-    `store`: where the dataset is, <store>/<dataset>; `others`: what else the run has in S3, its checkpoints. `has_job`: whether
-    the engine has a job of the run that has not ended, which may wait in a queue. `consoles`: brings into a folder here, which is
-    at that address, what the engine keeps of nodes that left no log there.
+    `store`: where the dataset is, <store>/<dataset>; `others`: what else the run has in S3, its
+    checkpoints. `has_job`: whether the engine has a job of the run that has not ended, which may
+    wait in a queue. `consoles`: brings into a folder here, which is at that address, what the
+    engine keeps of nodes that left no log there.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
 
     def __init__(
-        self, run: Run, root: str, dataset: str, store: str = "", others: Iterable[str] = (),
+        self,
+        run: Run,
+        root: str,
+        dataset: str,
+        store: str = "",
+        others: Iterable[str] = (),
         has_job: Callable[[], bool] = lambda: False,
         consoles: Callable[[Path, str], None] = lambda folder, address: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.root, self.has_job, self.consoles = run, root.rstrip("/"), has_job, consoles
         self.links = [
             FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
             FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
         ]
         self.address, self.leads, self.touched = self.links[0].address, False, 0.0
-        self.datasets = (self.links[1].address, *([f"{store.rstrip('/')}/{dataset}"] if store else []))
+        self.datasets = (
+            self.links[1].address,
+            *([f"{store.rstrip('/')}/{dataset}"] if store else []),
+        )
         self.known = (self.address, *self.datasets, *others)
 
     def __enter__(self) -> Self:
@@ -56,7 +70,8 @@ class BucketPlace:
     def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
-        """From now on this process is the launcher: what it writes, such as the config that nodes read, goes there too.
+        """From now on this process is the launcher: what it writes, such as the config that nodes
+        read, goes there too.
 
         Raises:
             BackendError: another launcher is at work, or S3 does not answer.
@@ -67,7 +82,8 @@ class BucketPlace:
         self.leads = True
 
     def refresh(self) -> None:
-        """Brings what nodes and launcher have written, where no launcher on this machine does so already.
+        """Brings what nodes and launcher have written, where no launcher on this machine does so
+        already.
 
         Raises:
             BackendError: S3 does not answer.
@@ -85,13 +101,17 @@ class BucketPlace:
             self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether a file is to come here. A config that is here stays: it says what runs on this machine."""
+        """Whether a file is to come here. A config that is here stays: it says what runs on this
+        machine.
+        """
         if name.endswith(".yaml") and (self.run.folder / name).exists():
             return False
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Whether a launcher or a node has given a sign of life lately, by S3's clock, or the engine has a job."""
+        """Whether a launcher or a node has given a sign of life lately, by S3's clock, or the
+        engine has a job.
+        """
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
@@ -123,7 +143,9 @@ class BucketPlace:
             if touch and time.monotonic() - self.touched > QUIET / 6:
                 s3.write(self._intent, intent.text.encode())
                 self.touched = time.monotonic()
-            return DeclaredIntent(intent, max(times), bool(s3.list_objects(f"{self.address}/asked/stop")))
+            return DeclaredIntent(
+                intent, max(times), bool(s3.list_objects(f"{self.address}/asked/stop"))
+            )
 
     def withdraw(self, intent: Intent, begun: bool) -> None:
         found = self.declared()
@@ -143,7 +165,10 @@ class BucketPlace:
     def folders(self) -> dict[str, int]:
         """The run's folder, and what else it has in S3, with their bytes."""
         with _as_backend():
-            sizes = {address: sum(found.size for found in s3.list_objects(f"{address}/")) for address in self.known}
+            sizes = {
+                address: sum(found.size for found in s3.list_objects(f"{address}/"))
+                for address in self.known
+            }
         return {address: size for address, size in sizes.items() if size}
 
     def remove(self, folders: Iterable[str]) -> list[str]:
@@ -164,7 +189,9 @@ class BucketPlace:
         return [object_ for object_, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Here: all of it is in S3. A machine that looks at the run for the first time brings its small files."""
+        """Here: all of it is in S3. A machine that looks at the run for the first time brings its
+        small files.
+        """
         if not self.run.config.exists():
             self.refresh()
         return None
@@ -188,7 +215,11 @@ def _as_backend() -> Iterator[None]:
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
     """What is wrong with a config whose nodes run nothing but an image: (key, message) each."""
     if config.fleet.image == "none":
-        yield "fleet.image", f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, works"
+        yield (
+            "fleet.image",
+            f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, "
+            "works",
+        )
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
@@ -199,11 +230,19 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
         ("checkpoint.destination", config.checkpoint.destination, "checkpoints"),
     ):
         if not (value or "").startswith(s3.SCHEME):
-            yield key, f"{show(value)}: the nodes of {config.fleet.backend} share no disk; name s3://bucket/prefix for {what}"
+            yield (
+                key,
+                f"{show(value)}: the nodes of {config.fleet.backend} share no disk; name "
+                f"s3://bucket/prefix for {what}",
+            )
 
 
-def bucket_of(config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]) -> BucketPlace:
+def bucket_of(
+    config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]
+) -> BucketPlace:
     """The place of a run of a config in which `unshared` finds nothing wrong."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
     others = [f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
-    return BucketPlace(run, fleet.shared_folder or "", data.name, data.store or "", others, has_job, consoles)
+    return BucketPlace(
+        run, fleet.shared_folder or "", data.name, data.store or "", others, has_job, consoles
+    )

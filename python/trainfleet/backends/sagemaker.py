@@ -1,10 +1,12 @@
-"""SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3 (s3_run.py).
+"""SageMaker: a job is one training job, whose hosts share no disk; its run folder is in S3
+(s3_run.py).
 
-The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is submitting once. SageMaker
-tells one exit code; which host it was, and why, the entrypoint leaves in /opt/ml/output/failure, which becomes FailureReason.
+The job's name is made of the request's token, and SageMaker takes a name once: submitting twice is
+submitting once. SageMaker tells one exit code; which host it was, and why, the entrypoint leaves in
+/opt/ml/output/failure, which becomes FailureReason.
 
-What is covered: requests against botocore's models, and a fake of SageMaker whose containers really run (tests/aws/sagemaker.py).
-What is not: SageMaker itself, EFA in its containers, managed spot.
+What is covered: requests against botocore's models, and a fake of SageMaker whose containers really
+run (tests/aws/sagemaker.py). What is not: SageMaker itself, EFA in its containers, managed spot.
 """
 
 from __future__ import annotations
@@ -42,11 +44,19 @@ from .request_json import TOKEN, artifact, bodies
 GONE = 180.0  # seconds for a stopped job to be gone: SIGTERM, 120 s, SIGKILL, and the upload
 NAME = 46  # characters of a run's name in a job's, which has 63
 PHASES = {
-    "Pending": Phase.QUEUED, "Starting": Phase.QUEUED, "Interrupted": Phase.QUEUED, "Restarting": Phase.STARTING,
-    "LaunchingMLInstances": Phase.QUEUED, "PreparingTrainingStack": Phase.STARTING, "Downloading": Phase.STARTING,
-    "DownloadingTrainingImage": Phase.STARTING, "Training": Phase.RUNNING, "Uploading": Phase.RUNNING, "Updating": Phase.RUNNING,
+    "Pending": Phase.QUEUED,
+    "Starting": Phase.QUEUED,
+    "Interrupted": Phase.QUEUED,
+    "Restarting": Phase.STARTING,
+    "LaunchingMLInstances": Phase.QUEUED,
+    "PreparingTrainingStack": Phase.STARTING,
+    "Downloading": Phase.STARTING,
+    "DownloadingTrainingImage": Phase.STARTING,
+    "Training": Phase.RUNNING,
+    "Uploading": Phase.RUNNING,
+    "Updating": Phase.RUNNING,
     "Stopping": Phase.STOPPING,
-}  # fmt: skip
+}
 WORDS = {
     "Pending": "waits for reserved or free machines",
     "Starting": "machines are being found",
@@ -64,7 +74,10 @@ AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
-QUOTAS = ("Maximum number of instances per training job", "Number of instances across all training jobs")  # of any type
+QUOTAS = (
+    "Maximum number of instances per training job",
+    "Number of instances across all training jobs",
+)  # of any type
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -72,11 +85,15 @@ class SageMaker(Hosted):
     """SageMaker training jobs, as a backend (base.py)."""
 
     name, title, gone, seat = "sagemaker", "SageMaker", GONE, SEATING
-    image_arguments = (("RUN_AS", "root"),)  # /opt/ml, where it gives and takes everything, is root's
+    image_arguments = (
+        ("RUN_AS", "root"),
+    )  # /opt/ml, where it gives and takes everything, is root's
 
     @functools.cached_property
     def ahead(self) -> TrainingPlans | None:
-        """The training plan that make setup finds, buys and uses; None where there is none to buy."""
+        """The training plan that make setup finds, buys and uses; None where there is none to
+        buy.
+        """
         hours = self.config.fleet.sagemaker.plan_hours
         return None if hours is None else TrainingPlans(self.config, self.calls, hours)
 
@@ -90,10 +107,18 @@ class SageMaker(Hosted):
 
     def obtain(self, may_buy: bool) -> tuple[list[str], bool]:
         """The training plan, bought now if that may be."""
-        return self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config())) if self.ahead else ([], True)
+        return (
+            self.ahead.obtain(may_buy, self._whole(self.ahead.paid_config()))
+            if self.ahead
+            else ([], True)
+        )
 
     def bill(self) -> Bill | None:
-        return self.ahead.paid().on(self._whole(self.ahead.paid_config())) if self.ahead else super().bill()
+        return (
+            self.ahead.paid().on(self._whole(self.ahead.paid_config()))
+            if self.ahead
+            else super().bill()
+        )
 
     @staticmethod
     def refuse(config: Config) -> Iterator[tuple[str, str]]:
@@ -101,21 +126,33 @@ class SageMaker(Hosted):
         yield from sagemaker_request.refuse(config)
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """The training job. Which machines run it is SageMaker's to choose, so `without` changes nothing."""
+        """The training job. Which machines run it is SageMaker's to choose, so `without` changes
+        nothing.
+        """
         secrets = secret_refs.references(self.config, job.secrets)
         role = self.config.fleet.sagemaker.role or JOB_ROLE
-        body = sagemaker_request.body(self.placed, job, job.image, secrets, role, size_of(self.config))
+        body = sagemaker_request.body(
+            self.placed, job, job.image, secrets, role, size_of(self.config)
+        )
         return Request(job, (artifact(1, "sagemaker", "CreateTrainingJob", body),))
 
     def submit(self, request: Request) -> Handle:
-        """The job of that token: the one that is there, or a new one, once all that could keep it from running has been checked.
+        """The job of that token: the one that is there, or a new one, once all that could keep it
+        from running has been checked.
 
         Raises:
             BackendError: it could not run, and why.
         """
         if self.ahead and not self.ahead.held:
-            why = "fleet.sagemaker.plan_hours asks for one, and without it machines would be paid on demand"
-            raise BackendError("no training plan is held for the job", why=why, next="make setup shows what is offered")
+            why = (
+                "fleet.sagemaker.plan_hours asks for one, and without it machines would be "
+                "paid on demand"
+            )
+            raise BackendError(
+                "no training plan is held for the job",
+                why=why,
+                next="make setup shows what is offered",
+            )
         name = f"{slug(self.config.name, NAME)}-{request.token}"
         handle = Handle(self.name, name, request.token, request.job.nodes)
         if self._described(name) is not None:
@@ -131,19 +168,30 @@ class SageMaker(Hosted):
             if error.code != "ResourceInUse":
                 raise
             if self._described(name) is None:  # else it is this very request, whose answer was lost
-                why, then = error.why, "another name in config.yaml; or wait until that job is deleted"
-                raise BackendError("the name of the job is taken", where=name, why=why, next=then) from error
+                why, then = (
+                    error.why,
+                    "another name in config.yaml; or wait until that job is deleted",
+                )
+                raise BackendError(
+                    "the name of the job is taken", where=name, why=why, next=then
+                ) from error
         return handle
 
     def _require(self, body: dict[str, Any], job: Job) -> None:
-        kind, own, spot = body["ResourceConfig"]["InstanceType"], self.config.fleet.sagemaker, self.config.fleet.spot
+        kind, own, spot = (
+            body["ResourceConfig"]["InstanceType"],
+            self.config.fleet.sagemaker,
+            self.config.fleet.spot,
+        )
         names = [f"{kind} for {'spot ' if spot else ''}training job usage", *QUOTAS]
         if own.warm_pool_minutes:
             names.append(f"{kind} for training warm pool usage")
         engine_checks.require_bucket(self.calls, self.config)
         engine_checks.require_key(self.calls, self.config)
         role, allowed = body["RoleArn"], engine_template.of_a_training_job
-        engine_checks.require_role(self.calls, role, "sagemaker.amazonaws.com", self.config, allowed)
+        engine_checks.require_role(
+            self.calls, role, "sagemaker.amazonaws.com", self.config, allowed
+        )
         if "TrainingPlanArn" not in body["ResourceConfig"]:
             engine_checks.require_quota(self.calls, names, job.nodes, kind)
 
@@ -152,12 +200,17 @@ class SageMaker(Hosted):
         try:
             return self.calls("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
         except CloudError as error:
-            if error.code in ("ValidationException", "ResourceNotFound") and "not found" in error.why.lower():
+            if (
+                error.code in ("ValidationException", "ResourceNotFound")
+                and "not found" in error.why.lower()
+            ):
                 return None
             raise
 
     def look(self, handle: Handle) -> Status:
-        record = self._described(handle.id) if handle.id and handle.id.endswith(handle.token) else None
+        record = (
+            self._described(handle.id) if handle.id and handle.id.endswith(handle.token) else None
+        )
         return status_of(record, handle.nodes) if record else Status(Phase.ENDED)
 
     def console(self, handle: Handle) -> Console | None:
@@ -167,8 +220,15 @@ class SageMaker(Hosted):
         newest: dict[int, str] = {}
         for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
-                newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))  # of a restart it has a later number
-        return Console(record["TrainingStartTime"].timestamp(), record["TrainingJobStatus"] in ENDED, LOGS, newest)
+                newest[int(match[1]) - 1] = max(
+                    name, newest.get(int(match[1]) - 1, "")
+                )  # of a restart it has a later number
+        return Console(
+            record["TrainingStartTime"].timestamp(),
+            record["TrainingJobStatus"] in ENDED,
+            LOGS,
+            newest,
+        )
 
     def end(self, handle: Handle) -> str:
         with passing("ValidationException"):  # it has ended meanwhile
@@ -176,14 +236,27 @@ class SageMaker(Hosted):
         return f"aws sagemaker describe-training-job --training-job-name {handle.id}"
 
     def find(self, run: Run) -> Handle:
-        """The newest of the run's jobs; one of that name with another run folder is another user's."""
+        """The newest of the run's jobs; one of that name with another run folder is another
+        user's.
+        """
         start = slug(run.name, NAME)
         newest = {"NameContains": start, "SortBy": "CreationTime", "SortOrder": "Descending"}
-        for job in self.calls.pages("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **newest):
+        for job in self.calls.pages(
+            "sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **newest
+        ):
             name = str(job["TrainingJobName"])
-            record = self._described(name) if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name) else None
-            if record and record.get("Environment", {}).get(BUCKET) == self.config.fleet.shared_folder:
-                return Handle(self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"]))
+            record = (
+                self._described(name)
+                if re.fullmatch(rf"{re.escape(start)}-{TOKEN}", name)
+                else None
+            )
+            if (
+                record
+                and record.get("Environment", {}).get(BUCKET) == self.config.fleet.shared_folder
+            ):
+                return Handle(
+                    self.name, name, name[-16:], int(record["ResourceConfig"]["InstanceCount"])
+                )
         return Handle(self.name, "", "", 0)
 
     def machines(self) -> ManagedMachines:
@@ -219,7 +292,11 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
     attempt = 1 + sum(entry["Status"] in AGAIN for entry in transitions)
     hosts = tuple(f"algo-{node + 1}" for node in range(nodes)) if transitions else ()
     if not ended:
-        phase = Phase.STOPPING if record["TrainingJobStatus"] == "Stopping" else PHASES.get(second, Phase.STARTING)
+        phase = (
+            Phase.STOPPING
+            if record["TrainingJobStatus"] == "Stopping"
+            else PHASES.get(second, Phase.STARTING)
+        )
         said = next((entry.get("StatusMessage", "") for entry in reversed(transitions)), "")
         return Status(phase, f"{second}: {WORDS.get(second, said) or said}", attempt, hosts=hosts)
     reason = record.get("FailureReason", "")
@@ -229,7 +306,9 @@ def status_of(record: dict[str, Any], nodes: int) -> Status:
         return Status(Phase.ENDED, f"{second}: {WORDS[second]}", attempt, {0: 143}, hosts=hosts)
     by = "StopTrainingJob" if record["TrainingJobStatus"] == "Stopped" else ""
     said = f"{ON_REQUEST}: {by}" if by else ""
-    return Status(Phase.ENDED, said, attempt, dict.fromkeys(range(nodes), 0), hosts=hosts, ended_by=by)
+    return Status(
+        Phase.ENDED, said, attempt, dict.fromkeys(range(nodes), 0), hosts=hosts, ended_by=by
+    )
 
 
 def exits_of(reason: str) -> dict[int, int]:

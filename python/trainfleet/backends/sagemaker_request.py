@@ -1,7 +1,8 @@
 """Builds CreateTrainingJob's body for SageMaker, and decides how nodes get the dataset. Pure.
 
-Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html; for the modes of input,
-https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html and the article that the README's table follows.
+Sources: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html; for
+the modes of input, https://docs.aws.amazon.com/sagemaker/latest/dg/model-access-training-data.html
+and the article that the README's table follows.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ from .request_json import Body, environment
 
 GIB = 2**30
 CHANNEL = "dataset"
-COPIES = 1.0e9  # bytes/s at which File mode fills a node's disk from S3; the article's few hundred GB take minutes so
-PATIENCE = 60.0  # seconds of accelerators that wait for a copy, at most, where nobody says otherwise
+# bytes/s at which File mode fills a node's disk from S3; the article's few hundred GB take minutes
+# so
+COPIES = 1.0e9
+PATIENCE = (
+    60.0  # seconds of accelerators that wait for a copy, at most, where nobody says otherwise
+)
 LEAST_DISK, MOST_DISK = 100, 16384  # GiB
 LONGEST = 672  # hours: 28 days, SageMaker's own limit
 WORDS, VALUES = 256, 512  # letters of an argument, and of a value in the environment
@@ -38,7 +43,9 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Input:
-    """How nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode, `seconds` go by until the first batch."""
+    """How nodes get the dataset: `mode` is one of fleet.sagemaker.input_mode, `seconds` go by until
+    the first batch.
+    """
 
     mode: str
     seconds: float
@@ -46,22 +53,46 @@ class Input:
 
 
 def input_of(config: Config, size: int | None) -> Input:
-    """How nodes of a training job get a dataset of `size` bytes (None: it does not exist yet, or its size is unknown)."""
+    """How nodes of a training job get a dataset of `size` bytes (None: it does not exist yet, or
+    its size is unknown).
+    """
     asked, copying = config.fleet.sagemaker.input_mode, (size or 0) / COPIES
     words = {
-        "stream": Input("stream", 2.0, "ranges from S3 into a cache on each node, the next ones while the ranks work"),
-        "file": Input("file", copying, f"SageMaker copies it to each node first: about {copying:.0f} s"),
-        "fastfile": Input("fastfile", 5.0, "SageMaker mounts the prefix, and files are read from S3 as the ranks ask"),
-        "fsx": Input("fsx", 5.0, "the file system is mounted; what S3 alone has is loaded when it is first read"),
+        "stream": Input(
+            "stream",
+            2.0,
+            "ranges from S3 into a cache on each node, the next ones while the ranks work",
+        ),
+        "file": Input(
+            "file", copying, f"SageMaker copies it to each node first: about {copying:.0f} s"
+        ),
+        "fastfile": Input(
+            "fastfile",
+            5.0,
+            "SageMaker mounts the prefix, and files are read from S3 as the ranks ask",
+        ),
+        "fsx": Input(
+            "fsx",
+            5.0,
+            "the file system is mounted; what S3 alone has is loaded when it is first read",
+        ),
     }
     if asked:
         return words[asked]
     if size is None:
         return Input("stream", 2.0, "its size is not known yet, so it is streamed")
     if copying < PATIENCE:
-        return Input("file", copying, f"{size / 1e9:.1f} GB are copied to each node in about {copying:.0f} s, then read locally")
+        return Input(
+            "file",
+            copying,
+            f"{size / 1e9:.1f} GB are copied to each node in about {copying:.0f} s, then read "
+            "locally",
+        )
     return Input(
-        "stream", 2.0, f"copying {size / 1e9:,.0f} GB would take {copying / 60:.0f} min of every node: it is streamed instead"
+        "stream",
+        2.0,
+        f"copying {size / 1e9:,.0f} GB would take {copying / 60:.0f} min of every node: it is "
+        "streamed instead",
     )
 
 
@@ -69,49 +100,97 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
     """What of fleet.sagemaker goes with what not: (key, message) each."""
     own, row = config.fleet.sagemaker, config.fleet.node_type
     if row and not row.owned and not row.sagemaker:
-        yield "fleet.instance_type", f"{row.name}: SageMaker trains on no such machines; trn2.48xlarge works"
+        yield (
+            "fleet.instance_type",
+            f"{row.name}: SageMaker trains on no such machines; trn2.48xlarge works",
+        )
     if own.input_mode == "fsx" and not own.file_system:
-        yield "fleet.sagemaker.file_system", "is missing: input_mode fsx mounts it, as in fs-0123456789abcdef0:/fsx/sets"
+        yield (
+            "fleet.sagemaker.file_system",
+            "is missing: input_mode fsx mounts it, as in fs-0123456789abcdef0:/fsx/sets",
+        )
     if own.file_system and own.input_mode != "fsx":
-        what = f"{own.file_system}: fleet.sagemaker.input_mode fsx reads it, and {own.input_mode or 'null'} does not"
+        what = (
+            f"{own.file_system}: fleet.sagemaker.input_mode fsx reads it, and "
+            f"{own.input_mode or 'null'} does not"
+        )
         yield "fleet.sagemaker.file_system", what
     if own.file_system and not own.subnets:
-        yield "fleet.sagemaker.subnets", "are missing: an FSx file system is reached from a VPC alone"
+        yield (
+            "fleet.sagemaker.subnets",
+            "are missing: an FSx file system is reached from a VPC alone",
+        )
     if bool(own.subnets) != bool(own.security_groups):
         missing = "security_groups" if own.subnets else "subnets"
         yield f"fleet.sagemaker.{missing}", "are missing: subnets and security_groups go together"
     region = (own.kms_key or "").split(":")[3:4]
     if region and config.fleet.aws.region not in (None, *region):
-        what = f"{own.kms_key} is a key of {region[0]}, and jobs run in {config.fleet.aws.region}: one of that region works"
+        what = (
+            f"{own.kms_key} is a key of {region[0]}, and jobs run in "
+            f"{config.fleet.aws.region}: one of that region works"
+        )
         yield "fleet.sagemaker.kms_key", what
     if own.wait_hours is not None and not config.fleet.spot:
         yield "fleet.sagemaker.wait_hours", "is for fleet.spot; on-demand jobs have max_hours alone"
     if own.wait_hours is not None and own.wait_hours < own.max_hours:
-        yield "fleet.sagemaker.wait_hours", f"{own.wait_hours:g} is less than max_hours {own.max_hours:g}, which it includes"
+        yield (
+            "fleet.sagemaker.wait_hours",
+            f"{own.wait_hours:g} is less than max_hours {own.max_hours:g}, which it includes",
+        )
     if own.training_plan and config.fleet.spot:
-        yield "fleet.sagemaker.training_plan", "is reserved capacity, which is no spot: fleet.spot false works"
+        yield (
+            "fleet.sagemaker.training_plan",
+            "is reserved capacity, which is no spot: fleet.spot false works",
+        )
     if own.plan_hours is not None:
         yield from _refuse_purchase(config)
     if (own.training_plan or own.plan_hours) and own.warm_pool_minutes:
-        yield "fleet.sagemaker.warm_pool_minutes", "does not go with a training plan, whose machines stay anyway: 0 works"
+        yield (
+            "fleet.sagemaker.warm_pool_minutes",
+            "does not go with a training plan, whose machines stay anyway: 0 works",
+        )
     if own.warm_pool_minutes and config.fleet.spot:
-        yield "fleet.sagemaker.warm_pool_minutes", "does not go with fleet.spot: warm pools are on-demand"
+        yield (
+            "fleet.sagemaker.warm_pool_minutes",
+            "does not go with fleet.spot: warm pools are on-demand",
+        )
     if own.encrypt_traffic and row and row.efa and config.fleet.nodes > 1:
-        yield "fleet.sagemaker.encrypt_traffic", f"true: EFA of {row.name} is encrypted by the network already, and lost by this"
+        yield (
+            "fleet.sagemaker.encrypt_traffic",
+            f"true: EFA of {row.name} is encrypted by the network already, and lost by this",
+        )
 
 
 def _refuse_purchase(config: Config) -> Iterator[tuple[str, str]]:
     """What keeps a training plan from being bought."""
-    own, kind, key = config.fleet.sagemaker, config.fleet.instance_type, "fleet.sagemaker.plan_hours"
+    own, kind, key = (
+        config.fleet.sagemaker,
+        config.fleet.instance_type,
+        "fleet.sagemaker.plan_hours",
+    )
     if own.training_plan:
-        yield key, f"{own.plan_hours:g}: no plan is bought with fleet.sagemaker.training_plan, which names one; null works"
+        yield (
+            key,
+            f"{own.plan_hours:g}: no plan is bought with fleet.sagemaker.training_plan, which "
+            "names one; null works",
+        )
     if config.fleet.spot:
-        yield key, f"{own.plan_hours:g}: a training plan is reserved capacity, which is no spot: fleet.spot false works"
+        yield (
+            key,
+            f"{own.plan_hours:g}: a training plan is reserved capacity, which is no spot: "
+            "fleet.spot false works",
+        )
     if kind not in PLAN_TYPES:
-        yield key, f"{own.plan_hours:g}: AWS sells no training plan of ml.{kind}; of {', '.join(PLAN_TYPES)} it does"
+        yield (
+            key,
+            f"{own.plan_hours:g}: AWS sells no training plan of ml.{kind}; of "
+            f"{', '.join(PLAN_TYPES)} it does",
+        )
 
 
-def body(config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None) -> Body:
+def body(
+    config: Config, job: Job, image: str, references: Mapping[str, str], role: str, size: int | None
+) -> Body:
     """CreateTrainingJob's body, but for the job's name and the environment of its attempt.
 
     `references`: where the values of secrets are, by name. `size`: bytes of the dataset.
@@ -121,7 +200,9 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
     """
     own, spot = config.fleet.sagemaker, config.fleet.spot
     channel = input_of(config, size) if job.torchrun else Input("stream", 0.0, "")
-    variables = environment(config, job) | {f"{PREFIX}{name}": where for name, where in references.items()}
+    variables = environment(config, job) | {
+        f"{PREFIX}{name}": where for name, where in references.items()
+    }
     if channel.mode != "stream":
         variables[MOUNTED] = f"/opt/ml/input/data/{CHANNEL}"
     seconds = round(own.max_hours * 3600)
@@ -131,13 +212,21 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
             "TrainingImage": image,
             "TrainingInputMode": "FastFile" if channel.mode == "fastfile" else "File",
             "ContainerArguments": _carried(entrypoint_words(job, SEATING)),
-            "MetricDefinitions": [{"Name": name, "Regex": regex} for name, regex in METRICS.items()],
+            "MetricDefinitions": [
+                {"Name": name, "Regex": regex} for name, regex in METRICS.items()
+            ],
         },
         "RoleArn": role,
         **_inputs(config, channel),
-        "OutputDataConfig": {"S3OutputPath": f"{variables[BUCKET].rstrip('/')}/sagemaker", **_key("KmsKeyId", own.kms_key)},
+        "OutputDataConfig": {
+            "S3OutputPath": f"{variables[BUCKET].rstrip('/')}/sagemaker",
+            **_key("KmsKeyId", own.kms_key),
+        },
         "ResourceConfig": _machines(config, job, disk_gib(config, size if job.torchrun else None)),
-        "StoppingCondition": {"MaxRuntimeInSeconds": seconds, **({"MaxWaitTimeInSeconds": round(wait * 3600)} if spot else {})},
+        "StoppingCondition": {
+            "MaxRuntimeInSeconds": seconds,
+            **({"MaxWaitTimeInSeconds": round(wait * 3600)} if spot else {}),
+        },
         "Environment": _held(variables),
         "EnableManagedSpotTraining": spot,
         "EnableInterContainerTrafficEncryption": own.encrypt_traffic,
@@ -145,16 +234,27 @@ def body(config: Config, job: Job, image: str, references: Mapping[str, str], ro
         **({"InfraCheckConfig": {"EnableInfraCheck": True}} if own.health_check else {}),
         **({"RemoteDebugConfig": {"EnableRemoteDebug": True}} if own.remote_debug else {}),
         "ProfilerConfig": {"DisableProfiler": True},
-        **({"VpcConfig": {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}} if own.subnets else {}),
+        **(
+            {
+                "VpcConfig": {
+                    "Subnets": list(own.subnets),
+                    "SecurityGroupIds": list(own.security_groups),
+                }
+            }
+            if own.subnets
+            else {}
+        ),
         **({"RetryStrategy": {"MaximumRetryAttempts": own.retries}} if own.retries else {}),
         "Tags": pairs(own_tags(config.fleet_name)),
-    }  # fmt: skip
+    }
 
 
 def disk_gib(config: Config, size: int | None) -> int:
     """GiB of a machine's disk: twice what is copied to it of a dataset of `size` bytes."""
     copied = (size or 0) if input_of(config, size).mode == "file" else 0
-    return config.fleet.sagemaker.volume_gib or min(MOST_DISK, max(LEAST_DISK, -(-2 * copied // GIB)))
+    return config.fleet.sagemaker.volume_gib or min(
+        MOST_DISK, max(LEAST_DISK, -(-2 * copied // GIB))
+    )
 
 
 def _machines(config: Config, job: Job, disk: int) -> Body:
@@ -164,8 +264,14 @@ def _machines(config: Config, job: Job, disk: int) -> Body:
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
         "VolumeSizeInGB": disk,
-        **({} if row and row.nvme_gb else _key("VolumeKmsKeyId", own.kms_key)),  # such disks have keys of their own
-        **({"KeepAlivePeriodInSeconds": 60 * own.warm_pool_minutes} if own.warm_pool_minutes else {}),
+        **(
+            {} if row and row.nvme_gb else _key("VolumeKmsKeyId", own.kms_key)
+        ),  # such disks have keys of their own
+        **(
+            {"KeepAlivePeriodInSeconds": 60 * own.warm_pool_minutes}
+            if own.warm_pool_minutes
+            else {}
+        ),
         **_key("TrainingPlanArn", own.training_plan),
     }
 
@@ -175,7 +281,13 @@ def _inputs(config: Config, channel: Input) -> Body:
     if channel.mode == "stream":
         return {}
     address = f"{(config.data.store or '').rstrip('/')}/{config.data.name}/"
-    source: Body = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": address, "S3DataDistributionType": "FullyReplicated"}}
+    source: Body = {
+        "S3DataSource": {
+            "S3DataType": "S3Prefix",
+            "S3Uri": address,
+            "S3DataDistributionType": "FullyReplicated",
+        }
+    }
     if channel.mode == "fsx":
         system, _, path = (config.fleet.sagemaker.file_system or "").partition(":")
         source = {
@@ -195,14 +307,22 @@ def _key(name: str, value: str | None) -> Body:
 def _carried(words: list[str]) -> list[str]:
     for word in words:
         if len(word) > WORDS or "\n" in word:
-            raise BackendError("SageMaker carries no such argument", where=repr(word[:40]),
-                               why=f"it takes at most {WORDS} letters, without ends of lines", next="a shorter name")  # fmt: skip
+            raise BackendError(
+                "SageMaker carries no such argument",
+                where=repr(word[:40]),
+                why=f"it takes at most {WORDS} letters, without ends of lines",
+                next="a shorter name",
+            )
     return words
 
 
 def _held(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if len(value) > VALUES:
-            raise BackendError("SageMaker carries no such value", where=name, why=f"it takes at most {VALUES} letters",
-                               next="a shorter s3:// prefix or fewer fleet.secrets")  # fmt: skip
+            raise BackendError(
+                "SageMaker carries no such value",
+                where=name,
+                why=f"it takes at most {VALUES} letters",
+                next="a shorter s3:// prefix or fewer fleet.secrets",
+            )
     return dict(sorted(environment.items()))

@@ -1,7 +1,8 @@
 """Passes secrets to AWS's engines by reference, as no request may contain a value.
 
-A name of fleet.secrets with an ARN in fleet.secret_arns is that one's. The value of any other is taken from where the job is
-launched and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>, until `make clean`.
+A name of fleet.secrets with an ARN in fleet.secret_arns is that one's. The value of any other is
+taken from where the job is launched and kept in SSM as a SecureString, /trainfleet/<config>/<NAME>,
+until `make clean`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,29 @@ def references(config: Config, names: Iterable[str]) -> dict[str, str]:
 
 
 def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
-    """Puts the values of those names into SSM that no ARN is given for; BackendError where one is not set here, or too long."""
-    own = {name: where for name, where in references(config, names).items() if where.startswith("/")}
+    """Puts the values of those names into SSM that no ARN is given for; BackendError where one is
+    not set here, or too long.
+    """
+    own = {
+        name: where for name, where in references(config, names).items() if where.startswith("/")
+    }
     values = values_of(own)
     for name, where in own.items():
         if len(values[name].encode()) > LONGEST:
-            raise BackendError(f"{name} is longer than SSM keeps ({LONGEST} bytes)", where="fleet.secrets",
-                               next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...")  # fmt: skip
-        calls("ssm", "PutParameter", Name=where, Value=values[name], Type="SecureString", Overwrite=True)
+            raise BackendError(
+                f"{name} is longer than SSM keeps ({LONGEST} bytes)",
+                where="fleet.secrets",
+                next=f"put it into Secrets Manager, and into fleet.secret_arns: {name}=arn:...",
+            )
+        calls(
+            "ssm",
+            "PutParameter",
+            Name=where,
+            Value=values[name],
+            Type="SecureString",
+            Overwrite=True,
+        )
         marks = pairs(own_tags(config.fleet_name))
-        calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)  # not together with Overwrite
+        calls(
+            "ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks
+        )  # not together with Overwrite

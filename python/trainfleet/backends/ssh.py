@@ -1,10 +1,13 @@
-"""Hosts that you have: a torchrun agent on each, started over SSH and left alone there, meeting on the first.
+"""Hosts that you have: a torchrun agent on each, started over SSH and left alone there, meeting on
+the first.
 
-Two places run this. On the machine where the command was typed it plans; what it planned is handed to the head of the fleet
-(launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current folder is the shared one) it starts, watches and stops
-what runs on the nodes. Any machine that reaches the hosts can ask and stop by a job's handle.
+Two places run this. On the machine where the command was typed it plans; what it planned is handed
+to the head of the fleet (launch/remote_launch.py). On the head (TRAINFLEET_HEAD is set, the current
+folder is the shared one) it starts, watches and stops what runs on the nodes. Any machine that
+reaches the hosts can ask and stop by a job's handle.
 
-What is covered: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills). What is not: EFA and Lustre.
+What is covered: the links, sshd, torchrun, kills and reboots are real in the tests (tests/drills).
+What is not: EFA and Lustre.
 """
 
 from __future__ import annotations
@@ -29,7 +32,16 @@ from ..node.placements.fleet import SEATING
 from ..nodes import job_commands, polling
 from ..nodes.fleet import is_here, wanted_of
 from ..nodes.gate import fabric_of
-from ..nodes.host_results import Answers, Host, HostFailure, Implausible, Result, by_host, implausible, settled
+from ..nodes.host_results import (
+    Answers,
+    Host,
+    HostFailure,
+    Implausible,
+    Result,
+    by_host,
+    implausible,
+    settled,
+)
 from ..nodes.install_steps import lock_name
 from ..nodes.job_commands import RUNNING, PartState
 from ..nodes.stack import load_stack
@@ -49,13 +61,16 @@ from .run_storage import OnHead, Place
 PORTS = 200  # an attempt that follows another takes the next port: the one before may linger
 START_TIMEOUT = 60.0
 PULL_TIMEOUT = 1800.0  # an image of CUDA has several GB
-LOOK = """docker image inspect --format '{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}'"""
+LABELS = """{{.Architecture}} {{index .Config.Labels "trainfleet.lock"}}"""
+LOOK = f"docker image inspect --format '{LABELS}'"
 NOBODY = ("", "<no value>")  # whose lock an image has that was not built here
 
 
 @dataclass
 class Looks:
-    """What is known of a job's nodes: what each said last and when, and what keeps others from being heard."""
+    """What is known of a job's nodes: what each said last and when, and what keeps others from
+    being heard.
+    """
 
     hosts: tuple[Host, ...]
     said: dict[Host, PartState] = field(default_factory=dict)
@@ -99,26 +114,39 @@ class Ssh(Backend):
         fleet = config.fleet
         yield from supported_keys.refuse(config)
         if not (fleet.shared_folder or "").startswith("/"):
-            yield "fleet.shared_folder", f"the {fleet.backend} backend needs a folder that every node sees, e.g. /fsx/trainfleet"
+            yield (
+                "fleet.shared_folder",
+                f"the {fleet.backend} backend needs a folder that every node sees, e.g. "
+                "/fsx/trainfleet",
+            )
         if fleet.nodes > polling.MOST_NODES:
-            most = f"{polling.MOST_NODES} is the most (most_nodes); for more there are the backends slurm, batch and sagemaker"
+            most = (
+                f"{polling.MOST_NODES} is the most (most_nodes); for more there are the "
+                "backends slurm, batch and sagemaker"
+            )
             yield "fleet.nodes", f"one head can't watch over {fleet.nodes} nodes by SSH: {most}"
         try:
             hosts = parse_hosts(fleet.hosts)
         except ValueError:  # which a rule of the config says
             return
-        if 0 < len(hosts) < fleet.nodes:  # without any, a fleet can be planned, and no more (nodes/fleet.py)
+        if (
+            0 < len(hosts) < fleet.nodes
+        ):  # without any, a fleet can be planned, and no more (nodes/fleet.py)
             works = f"NODES={len(hosts)} works, or more hosts"
             yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
 
     def plan(self, job: Job, without: Mapping[str, str]) -> Request:
-        """A script a host, on the first sound hosts; those in quarantine or out of reach are passed over.
+        """A script a host, on the first sound hosts; those in quarantine or out of reach are passed
+        over.
 
         Raises:
-            BackendError: fewer hosts are sound than there are to be nodes; all that is wrong, by host.
+            BackendError: fewer hosts are sound than there are to be nodes; all that is wrong, by
+                host.
         """
         hosts = self.transport.hosts
-        sound, unsound = self._head.survey([host for host in hosts if host.name not in without], job.attempt > 1)
+        sound, unsound = self._head.survey(
+            [host for host in hosts if host.name not in without], job.attempt > 1
+        )
         if len(sound) < job.nodes:
             left_out = {host: without[host.name] for host in hosts if host.name in without}
             raise self._too_few(job.nodes, sound, left_out | unsound)
@@ -138,40 +166,75 @@ class Ssh(Backend):
             own = {"WORKERS": str(facts.cores)}
         own |= {ALONE: "1"} if self.fleet.exclusive else {}
         own |= self.extras(job)
-        environment = own | python_path(f"{self._head.code}/python") | seat.environment() | dict(job.environment)
-        return node_script(job, seat, self._head.folder, self._head.interpreter, environment, host.name, self.fleet.stack)
+        environment = (
+            own
+            | python_path(f"{self._head.code}/python")
+            | seat.environment()
+            | dict(job.environment)
+        )
+        return node_script(
+            job,
+            seat,
+            self._head.folder,
+            self._head.interpreter,
+            environment,
+            host.name,
+            self.fleet.stack,
+        )
 
     def extras(self, job: Job) -> dict[str, str]:
         """Further variables of a job's nodes."""
         return {}
 
     def submit(self, request: Request) -> Handle:
-        """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one can't be started none runs."""
-        handle = Handle(self.name, f"{self.config.name}-{request.job.kind}", request.token, request.job.nodes, request.hosts)
+        """Starts every node, after a fence: nothing of an earlier attempt is left on them. If one
+        can't be started none runs.
+        """
+        handle = Handle(
+            self.name,
+            f"{self.config.name}-{request.job.kind}",
+            request.token,
+            request.job.nodes,
+            request.hosts,
+        )
         secrets, hosts = values_of(request.job.secrets), self._hosts(handle)
-        said = self.transport.run(job_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts).ok
-        if len(said) == len(hosts) and not any(answer.stdout.startswith("absent") for answer in said.values()):
+        said = self.transport.run(
+            job_commands.look(handle.id, handle.token), timeout=FENCE_TIMEOUT, hosts=hosts
+        ).ok
+        if len(said) == len(hosts) and not any(
+            answer.stdout.startswith("absent") for answer in said.values()
+        ):
             return handle
         if request.job.image:
             fetch(self.transport, hosts, request.job.image, lock_name(load_stack(self.fleet.stack)))
         self._head.refuse_other_runs(hosts)
         self._fence(hosts)
-        starting = job_commands.start(handle.id, self._head.mark, self._head.interpreter, self._head.code, self._head.folder)
+        starting = job_commands.start(
+            handle.id, self._head.mark, self._head.interpreter, self._head.code, self._head.folder
+        )
         orders = {
             host: job_commands.task(artifact.text, {**request.environment, **secrets}, handle.token)
             for host, artifact in zip(hosts, request.artifacts, strict=True)
         }
         answers = self.transport.each(
-            lambda host: self.transport.ask(host, starting, stdin=orders[host], timeout=START_TIMEOUT), hosts
+            lambda host: self.transport.ask(
+                host, starting, stdin=orders[host], timeout=START_TIMEOUT
+            ),
+            hosts,
         )
         if failed := Answers(answers).failed:
             self._fence([host for host in hosts if host not in failed])
             raise BackendError(by_host("the job could not be started", failed), next="make doctor")
-        self._look_after(handle, Looks(hosts, dict.fromkeys(hosts, RUNNING), dict.fromkeys(hosts, time.monotonic())))
+        self._look_after(
+            handle,
+            Looks(hosts, dict.fromkeys(hosts, RUNNING), dict.fromkeys(hosts, time.monotonic())),
+        )
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """What the nodes said last; one silent for long is lost (nodes/polling.py). The first look at a job waits."""
+        """What the nodes said last; one silent for long is lost (nodes/polling.py). The first look
+        at a job waits.
+        """
         looks = self._looks.get(handle.token) or self._look_first(handle)
         exits, lost, unheard, words, now = {}, {}, set[int](), "", time.monotonic()
         for node, host in enumerate(looks.hosts):
@@ -180,20 +243,35 @@ class Ssh(Backend):
                     exits[node], words = code, words or (f"{host}: {said}" if said else "")
                 case PartState("rebooted"):
                     lost[node] = "it has rebooted"
-                case _ if (silent := now - looks.heard.get(host, 0.0)) > polling.lost_after(len(looks.hosts)):
+                case _ if (silent := now - looks.heard.get(host, 0.0)) > polling.lost_after(
+                    len(looks.hosts)
+                ):
                     unheard.add(node)
-                    lost[node] = f"no answer over SSH: {looks.trouble.get(host, f'silence for {silent:.0f} s')}"
-        phase = Phase.ENDED if len(exits) == len(looks.hosts) else Phase.STOPPING if looks.asked else Phase.RUNNING
+                    lost[node] = (
+                        "no answer over SSH: "
+                        f"{looks.trouble.get(host, f'silence for {silent:.0f} s')}"
+                    )
+        phase = (
+            Phase.ENDED
+            if len(exits) == len(looks.hosts)
+            else Phase.STOPPING
+            if looks.asked
+            else Phase.RUNNING
+        )
         hosts = tuple(host.name for host in looks.hosts)
         return Status(phase, words, exits=exits, lost=lost, silent=frozenset(unheard), hosts=hosts)
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """On hosts that can't be reached ranks go on until they see that another attempt has begun, and end themselves."""
+        """On hosts that can't be reached ranks go on until they see that another attempt has begun,
+        and end themselves.
+        """
         hosts, looks = self._hosts(handle), self._looks.get(handle.token)
         if looks:
             looks.asked = True
         if not at_once:
-            self.transport.run(job_commands.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts)
+            self.transport.run(
+                job_commands.terminate(handle.id), timeout=FENCE_TIMEOUT, hosts=hosts
+            )
             return
         lost = self.status(handle).lost if looks else {}
         if looks := self._looks.pop(handle.token, None):
@@ -202,10 +280,18 @@ class Ssh(Backend):
 
     def find(self, run: Run) -> Handle:
         """On all hosts, by the mark that every process of a run carries."""
-        return Handle(self.name, f"{run.name}-train", "", len(self.transport.hosts), tuple(map(str, self.transport.hosts)))
+        return Handle(
+            self.name,
+            f"{run.name}-train",
+            "",
+            len(self.transport.hosts),
+            tuple(map(str, self.transport.hosts)),
+        )
 
     def cut_off(self, handle: Handle) -> str:
-        """This machine's name among the hosts of a job, where none of the others answers; waits until that is known. Else ""."""
+        """This machine's name among the hosts of a job, where none of the others answers; waits
+        until that is known. Else "".
+        """
         if not self._head.leads:
             return ""
         here = next((host for host in self.transport.hosts if is_here(host)), None)
@@ -213,11 +299,19 @@ class Ssh(Backend):
         others = [host for host in looks.hosts if host != here] if looks else []
         while looks and others and here:
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]  # which is not asked any more
-            if heard > began - 2 * polling.look_every(len(looks.hosts)) or (ended and self._any_answers(ended)):
+            ended = [
+                host for host in others if looks.said.get(host, RUNNING) != RUNNING
+            ]  # which is not asked any more
+            if heard > began - 2 * polling.look_every(len(looks.hosts)) or (
+                ended and self._any_answers(ended)
+            ):
                 break
             if now - heard > polling.lost_after(len(looks.hosts)):
-                return "" if self._any_answers([host for host in self.transport.hosts if host != here]) else here.name
+                return (
+                    ""
+                    if self._any_answers([host for host in self.transport.hosts if host != here])
+                    else here.name
+                )
             time.sleep(polling.LOOK_EVERY / 4)
         return ""
 
@@ -249,76 +343,124 @@ class Ssh(Backend):
         return tuple(named[name] for name in handle.hosts if name in named)
 
     def _look_first(self, handle: Handle) -> Looks:
-        """Starts polling a job that another process has submitted: a host that does not answer counts as lost until it does."""
+        """Starts polling a job that another process has submitted: a host that does not answer
+        counts as lost until it does.
+        """
         looks = Looks(self._hosts(handle))
-        for host, answer in self.transport.run(self._question(handle), timeout=8, hosts=looks.hosts).items():
+        for host, answer in self.transport.run(
+            self._question(handle), timeout=8, hosts=looks.hosts
+        ).items():
             self._hear(looks, host, settled(answer))
         if handle.token:  # what was found is looked at anew each time
             self._look_after(handle, looks)
         return looks
 
     def _question(self, handle: Handle) -> str:
-        """How a host's part of a job is; of what `find` found, whether anything of the run is on it."""
-        return job_commands.look(handle.id, handle.token) if handle.token else job_commands.look_for(self._head.mark)
+        """How a host's part of a job is; of what `find` found, whether anything of the run is on
+        it.
+        """
+        return (
+            job_commands.look(handle.id, handle.token)
+            if handle.token
+            else job_commands.look_for(self._head.mark)
+        )
 
     def _look_after(self, handle: Handle, looks: Looks) -> None:
         """From now on every host is asked how its part is, in a thread of its own."""
         self._looks[handle.token] = looks
         for host in looks.hosts:
-            threading.Thread(target=self._keep_looking, args=(handle, looks, host), name=f"look-{host}", daemon=True).start()
+            threading.Thread(
+                target=self._keep_looking,
+                args=(handle, looks, host),
+                name=f"look-{host}",
+                daemon=True,
+            ).start()
 
     def _keep_looking(self, handle: Handle, looks: Looks, host: Host) -> None:
         """Polls one host's part until it has ended or the job is no longer followed."""
         pause = polling.look_every(len(looks.hosts))
         while looks.said.get(host, RUNNING) == RUNNING and not looks.closed.wait(pause):
-            self._hear(looks, host, settled(self.transport.ask(host, self._question(handle), timeout=8)))
+            self._hear(
+                looks, host, settled(self.transport.ask(host, self._question(handle), timeout=8))
+            )
 
     def _hear(self, looks: Looks, host: Host, answer: Result | HostFailure) -> None:
         if isinstance(answer, HostFailure):
             looks.trouble[host] = answer.message
             return
         try:
-            looks.said[host], looks.heard[host] = job_commands.read_look(answer.stdout), time.monotonic()
+            looks.said[host], looks.heard[host] = (
+                job_commands.read_look(answer.stdout),
+                time.monotonic(),
+            )
         except Implausible as error:
             looks.trouble[host] = implausible(error, "how its part of the job is").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        fence = job_commands.fence(self._head.mark, launchers=self.hands_over)  # the head itself launches, and stays
+        fence = job_commands.fence(
+            self._head.mark, launchers=self.hands_over
+        )  # the head itself launches, and stays
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:
-            what, remedy = "processes of this run can't be ended", "a process that waits for a dead disk ends with a reboot"
+            what, remedy = (
+                "processes of this run can't be ended",
+                "a process that waits for a dead disk ends with a reboot",
+            )
             raise BackendError(by_host(what, stuck), next=remedy)
 
-    def _too_few(self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]) -> BackendError:
-        what = f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts can take a job"
-        return BackendError(by_host(what, unsound), next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor")
+    def _too_few(
+        self, wanted: int, sound: Sequence[Host], unsound: Mapping[Host, str]
+    ) -> BackendError:
+        what = (
+            f"{wanted} nodes are wanted, {len(sound)} of {len(sound) + len(unsound)} hosts "
+            "can take a job"
+        )
+        return BackendError(
+            by_host(what, unsound),
+            next=f"make doctor; or NODES={len(sound)}" if sound else "make doctor",
+        )
 
 
 def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) -> None:
-    """Returns when every host has the image. AWS's token goes in by stdin, and is in no word and no file that stays.
+    """Returns when every host has the image. AWS's token goes in by stdin, and is in no word and no
+    file that stays.
 
     Raises:
-        BackendError: a host can't have it, or it is not what the config's stack is; all that is wrong, by host.
+        BackendError: a host can't have it, or it is not what the config's stack is; all that is
+            wrong, by host.
     """
     registry = Registry.of(image)
     _, token = registry.token() if registry else ("", "")
     words = pull_words(image, registry.host if registry else "")
     answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
-    remedy = "fleet.docker: true and make setup install Docker; docker pull on one of them says more"
+    remedy = (
+        "fleet.docker: true and make setup install Docker; docker pull on one of them says more"
+    )
     answers.require(f"{image} can't be had", then=remedy)
     said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
     wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
     if wrong:
-        raise BackendError(by_host(f"{image} does not fit", wrong), next="make push, with fleet.image: build")
+        raise BackendError(
+            by_host(f"{image} does not fit", wrong), next="make push, with fleet.image: build"
+        )
 
 
 def pull_words(image: str, registry: str) -> str:
     """A shell command that inspects the image, and pulls it if it is missing."""
-    look, pull = f"{LOOK} {shlex.quote(image)}", f"docker pull --quiet {shlex.quote(image)} > /dev/null"
+    look, pull = (
+        f"{LOOK} {shlex.quote(image)}",
+        f"docker pull --quiet {shlex.quote(image)} > /dev/null",
+    )
     if registry:
-        own = "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf \"$DOCKER_CONFIG\"' EXIT"
-        pull = f"{own} && docker login --username AWS --password-stdin {shlex.quote(registry)} > /dev/null && {pull}"
+        own = (
+            "DOCKER_CONFIG=$(mktemp -d) && export DOCKER_CONFIG && trap 'rm -rf "
+            '"$DOCKER_CONFIG"\' EXIT'
+        )
+        pull = (
+            f"{own} && docker login --username AWS --password-stdin {shlex.quote(registry)} > "
+            f"/dev/null && {pull}"
+        )
     return f"{look} 2> /dev/null || {{ {pull} && {look}; }}"
 
 
@@ -327,4 +469,8 @@ def misfit(words: str, lock: str) -> str:
     architecture, _, theirs = words.partition(" ")
     if architecture != ARCHITECTURE:
         return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
-    return f"it is of the lock {theirs}, the config's stack of {lock}" if theirs not in (*NOBODY, lock) else ""
+    return (
+        f"it is of the lock {theirs}, the config's stack of {lock}"
+        if theirs not in (*NOBODY, lock)
+        else ""
+    )

@@ -1,6 +1,8 @@
-"""Which keys each backend honours, as the schema declares it (`backends`): a key without effect is refused, never ignored.
+"""Which keys each backend honours, as the schema declares it (`backends`): a key without effect is
+refused, never ignored.
 
-The local backend refuses none of them: what a config says of other machines waits for these while it trains here.
+The local backend refuses none of them: what a config says of other machines waits for these while
+it trains here.
 """
 
 from __future__ import annotations
@@ -20,13 +22,22 @@ LOCAL, CREATED = "local", "parallelcluster"  # CREATED: slurm, on a cluster that
 
 def kind_of(config: Config) -> str:
     """The name by which the schema speaks of a config's backend."""
-    return CREATED if config.fleet.backend == "slurm" and config.fleet.slurm.create else config.fleet.backend
+    return (
+        CREATED
+        if config.fleet.backend == "slurm" and config.fleet.slurm.create
+        else config.fleet.backend
+    )
 
 
 @cache
 def table() -> dict[str, tuple[tuple[str, ...], Any]]:
-    """Each key that not every backend honours → the backends that do, and its default. A key has its group's unless its own."""
-    rows, groups = dict[str, tuple[tuple[str, ...], Any]](), dict[tuple[str, ...], tuple[str, ...]]()
+    """Each key that not every backend honours → the backends that do, and its default. A key has
+    its group's unless its own.
+    """
+    rows, groups = (
+        dict[str, tuple[tuple[str, ...], Any]](),
+        dict[tuple[str, ...], tuple[str, ...]](),
+    )
     for key, part in walk(load_schema()):
         backends = tuple(part.get("backends", ())) or groups.get(key[:-1], ())
         if is_group(part):
@@ -42,10 +53,20 @@ def honours(config: Config, key: str) -> bool:
 
 
 def refuse(config: Config, uses: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """The keys that would have no effect: (key, message) each. `uses`: those that a backend of another package uses."""
+    """The keys that would have no effect: (key, message) each. `uses`: those that a backend of
+    another package uses.
+    """
     kind = kind_of(config)
     for key, (backends, default) in {} if kind == LOCAL else table().items():
         value = attrgetter(key)(config)
-        if kind not in backends and key not in uses and value != (tuple(default) if isinstance(default, list) else default):
+        if (
+            kind not in backends
+            and key not in uses
+            and value != (tuple(default) if isinstance(default, list) else default)
+        ):
             shown = show(list(value) if isinstance(value, tuple) else value)
-            yield key, f"{shown}: the {config.fleet.backend} backend does not use it; leave it out ({', '.join(backends)} would)"
+            yield (
+                key,
+                f"{shown}: the {config.fleet.backend} backend does not use it; leave it out "
+                f"({', '.join(backends)} would)",
+            )

@@ -16,7 +16,9 @@ from .base import Machines
 
 
 class Standing(Machines):
-    """Machines (base.py) that are there already: nothing is set up, and nothing is left; `apply` says what they are."""
+    """Machines (base.py) that are there already: nothing is set up, and nothing is left; `apply`
+    says what they are.
+    """
 
     def changes(self) -> tuple[Artifact, ...]:
         return ()
@@ -42,13 +44,18 @@ class ThisMachine(Standing):
             "python": platform.python_version(),
             "torch": version("torch"),
             "cores": str(node_types.local_cores()),
-            "accelerators": str(accelerators) if accelerators else "none: training runs on the cores",
+            "accelerators": str(accelerators)
+            if accelerators
+            else "none: training runs on the cores",
             "disk free": f"{shutil.disk_usage('.').free / 1e9:.0f} GB",
         }
         for name, value in rows.items():
             print(f"{name:13} {value}")
         if self.nodes > node_types.local_cores():
-            print(f"note: {self.nodes} nodes share {node_types.local_cores()} cores; that works, and each is slower")
+            print(
+                f"note: {self.nodes} nodes share {node_types.local_cores()} cores; that works, "
+                "and each is slower"
+            )
         file_systems.look(Path())
         print("ready; nothing else needs setting up on the local backend\nnext: make train")
         return 0

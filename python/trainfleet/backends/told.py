@@ -1,4 +1,6 @@
-"""What fleet.options tells a backend of another package, as a frozen dataclass of that package's."""
+"""What fleet.options tells a backend of another package, as a frozen dataclass of that
+package's.
+"""
 
 from __future__ import annotations
 

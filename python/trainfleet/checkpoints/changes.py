@@ -1,4 +1,6 @@
-"""What a key of the config does when it changes at a resume: one table. It is refused, told, or makes no difference."""
+"""What a key of the config does when it changes at a resume: one table. It is refused, told, or
+makes no difference.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,29 @@ from ..trust.errors import RunError
 from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
-LENGTH = "model.max_sequence_length"  # free where positions are computed; where they are learnt, each has a row
+# free where positions are computed; where they are learnt, each has a row
+LENGTH = "model.max_sequence_length"
 _ORDER = "step s trains on samples (s - 1) x global batch onwards: others would come twice or never"
-# A key, or the beginning of one → what its change does, and why; the first that fits counts. docs/how-to/runs.md, "Resume a
-# run", is this table. Any other key is told.
+# A key, or the beginning of one → what its change does, and why; the first that fits counts.
+# docs/how-to/runs.md, "Resume a run", is this table. Any other key is told.
 EFFECTS = {
-    DATA: ("refused", "a sample is known by its place among the tokens: in others it is another sample"),
+    DATA: (
+        "refused",
+        "a sample is known by its place among the tokens: in others it is another sample",
+    ),
     "model.preset": ("same", "it is a name for the other keys"),
     "model.": ("refused", "the weights are of that shape, and mean something in that model only"),
     "train.seed": ("refused", "the order of the samples is drawn from it"),
     "train.global_batch": ("refused", _ORDER),
-    "train.sequence_length": ("refused", "samples are cut to it, so that it decides which are which"),
+    "train.sequence_length": (
+        "refused",
+        "samples are cut to it, so that it decides which are which",
+    ),
     "train.optimizer": ("refused", "the checkpoint has the state of that one only"),
     "train.init_from": ("told", "(a run begins from it, and this one has begun)"),
-    **dict.fromkeys(("name", "fleet.", "data.", "budget."), ("same", "it changes nothing that is trained")),
+    **dict.fromkeys(
+        ("name", "fleet.", "data.", "budget."), ("same", "it changes nothing that is trained")
+    ),
 }
 ANEW = "make train SET='name=again"
 SEEN = 0.01  # of the rate: a smaller change at a resume is no jump
@@ -38,7 +49,9 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def changed(commit: Commit, config: Config, dataset: str) -> dict[str, tuple[Any, Any]]:
-    """Key → the checkpoint's value and the config's, where they differ. A key that one of them does not know counts as equal."""
+    """Key → the checkpoint's value and the config's, where they differ. A key that one of them does
+    not know counts as equal.
+    """
     was = {**commit.config, DATA: commit.dataset[:12]}
     now = {**flatten(config), DATA: dataset[:12]}
     return {key: (was[key], now[key]) for key in now if key in was and was[key] != now[key]}
@@ -53,8 +66,13 @@ def check(commit: Commit, config: Config, dataset: str, where: str) -> dict[str,
     differences = changed(commit, config, dataset)
     refused = {key: why for key in differences if (why := reason(key, config))}
     if refused:
-        reasons = [f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}" for key, why in refused.items()]
-        taking = "" if any(key.startswith("model.") for key in refused) else f" train.init_from={where}"
+        reasons = [
+            f"{key} was {differences[key][0]}, is {differences[key][1]}: {why}"
+            for key, why in refused.items()
+        ]
+        taking = (
+            "" if any(key.startswith("model.") for key in refused) else f" train.init_from={where}"
+        )
         raise RunError(
             f"can't go on with another {' and another '.join(refused)}",
             where=where,
@@ -68,7 +86,11 @@ def effect(key: str, config: Config) -> tuple[str, str]:
     """What the change of a key does, and why."""
     if key == LENGTH and FAMILIES[config.model.family].rotary:
         return "same", "its positions are computed"
-    fits = (found for known, found in EFFECTS.items() if key == known or (known.endswith(".") and key.startswith(known)))
+    fits = (
+        found
+        for known, found in EFFECTS.items()
+        if key == known or (known.endswith(".") and key.startswith(known))
+    )
     return next(fits, ("told", ""))
 
 
@@ -79,23 +101,48 @@ def reason(key: str, config: Config) -> str:
 
 
 def notes(commit: Commit, config: Config, where: str) -> list[str]:
-    """What a resume from this checkpoint changes, a line each, before anything starts. RunError as `check`."""
+    """What a resume from this checkpoint changes, a line each, before anything starts. RunError as
+    `check`.
+    """
     differences = check(commit, config, commit.dataset, where)
-    told = [f"{key} was {was}, is {now} {effect(key, config)[1]}".rstrip() for key, (was, now) in differences.items()]
-    return [*filter(None, (f"resumes from {where}; {'; '.join(told)}" * bool(told), jump(commit, config, where)))]
+    told = [
+        f"{key} was {was}, is {now} {effect(key, config)[1]}".rstrip()
+        for key, (was, now) in differences.items()
+    ]
+    return [
+        *filter(
+            None,
+            (f"resumes from {where}; {'; '.join(told)}" * bool(told), jump(commit, config, where)),
+        )
+    ]
 
 
 def jump(commit: Commit, config: Config, where: str) -> str:
-    """How the learning rate jumps from the checkpoint's step to the next, with what avoids it; "" where it does not."""
+    """How the learning rate jumps from the checkpoint's step to the next, with what avoids it; ""
+    where it does not.
+    """
     given, new, step = commit.config, config.train, commit.step
-    old = replace(new, **{name: given[f"train.{name}"] for name in vars(new) if f"train.{name}" in given})
+    old = replace(
+        new, **{name: given[f"train.{name}"] for name in vars(new) if f"train.{name}" in given}
+    )
     try:
-        was, due, now = learning_rate(old, step), learning_rate(old, step + 1), learning_rate(new, step + 1)
-    except (TypeError, LookupError, ArithmeticError):  # the marker was written elsewhere, and its values are no schedule
+        was, due, now = (
+            learning_rate(old, step),
+            learning_rate(old, step + 1),
+            learning_rate(new, step + 1),
+        )
+    except (
+        TypeError,
+        LookupError,
+        ArithmeticError,
+    ):  # the marker was written elsewhere, and its values are no schedule
         return ""
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
     warm = " train.warmup_steps=0" * (new.warmup_steps > step)
     holds = f"SET='train.learning_rate={was:.4g} train.learning_rate_floor=1{warm}' holds it"
     way = holds if was else f"a new run warms up: {ANEW} train.init_from={where}'"
-    return f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at step {step + 1:,}; {way}"
+    return (
+        f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at "
+        f"step {step + 1:,}; {way}"
+    )

@@ -1,10 +1,12 @@
 """A checkpoint's index: which tensors it holds, and where the numbers of each of their pieces lie.
 
     {name: {"dtype": "F32", "shape": [4, 6],
-            "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0], "shape": [2, 6]}, …]}, …}
+            "pieces": [{"file": "rank-00000.safetensors", "begins": 1032, "offsets": [0, 0],
+            "shape": [2, 6]}, …]}, …}
 
-A piece begins at a byte of a file and at `offsets` in the tensor. Its numbers lie row by row. Each file also has the header of
-safetensors, which other tools read. `make plan` reads the index of what train.init_from names, so it needs no torch.
+A piece begins at a byte of a file and at `offsets` in the tensor. Its numbers lie row by row. Each
+file also has the header of safetensors, which other tools read. `make plan` reads the index of what
+train.init_from names, so it needs no torch.
 """
 
 from __future__ import annotations
@@ -30,13 +32,17 @@ NUMBERS = {  # number format, by safetensors' name → bytes of a number
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-LENGTH = 8  # bytes of the length of a header, which is filled up to a multiple of it: https://huggingface.co/docs/safetensors
+# bytes of the length of a header, which is filled up to a multiple of it:
+# https://huggingface.co/docs/safetensors
+LENGTH = 8
 Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """A piece of a tensor: its file, the byte at which it begins there, where it begins in the tensor, and its size."""
+    """A piece of a tensor: its file, the byte at which it begins there, where it begins in the
+    tensor, and its size.
+    """
 
     file: str
     begins: int
@@ -73,13 +79,17 @@ def render(found: CheckpointIndex) -> bytes:
 def header(parts: CheckpointIndex) -> bytes:
     """The header of a file of one piece each of some tensors; their numbers follow in this order.
 
-    `__metadata__` says where each piece begins in its tensor, as torch's HuggingFaceStorageWriter does, so torch's own reader
-    reads the file, too.
+    `__metadata__` says where each piece begins in its tensor, as torch's HuggingFaceStorageWriter
+    does, so torch's own reader reads the file, too.
     """
     ends = [0, *accumulate(part.bytes_of(part.pieces[0].shape) for part in parts.values())]
     begins = {name: {"saved_offsets": part.pieces[0].offsets} for name, part in parts.items()}
     content: dict[str, object] = {
-        name: {"dtype": part.dtype, "shape": part.pieces[0].shape, "data_offsets": ends[number : number + 2]}
+        name: {
+            "dtype": part.dtype,
+            "shape": part.pieces[0].shape,
+            "data_offsets": ends[number : number + 2],
+        }
         for number, (name, part) in enumerate(parts.items())
     }
     sharding = {"DCP_SHARDING_INFO": json.dumps(begins), "DCP_VERSION": "1.0", "format": "pt"}
@@ -137,7 +147,10 @@ def parse(data: bytes, files: Mapping[str, FileSum]) -> CheckpointIndex:
         if why := _fault(tensor, files):
             raise ValueError(f"{FILE}: {name[:80]} {why}")
     # An empty tensor may have other dimensions that are absurd, and torch would choke on them.
-    needed = sum(tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape)) for tensor in found.values())
+    needed = sum(
+        tensor.bytes_of(tuple(max(extent, 1) for extent in tensor.shape))
+        for tensor in found.values()
+    )
     if needed > sum(file.size for name, file in files.items() if name.endswith(SUFFIX)):
         raise ValueError(f"{FILE}: it has tensors of {needed:,} bytes, which its files do not hold")
     return found
@@ -161,12 +174,19 @@ def are_tiles(shape: Sizes, pieces: Sequence[TensorPiece]) -> bool:
     """Whether pieces cover a tensor once, cut along each dimension into the same intervals."""
     if any(not len(piece.offsets) == len(piece.shape) == len(shape) for piece in pieces):
         return False
-    cuts = [sorted({(piece.offsets[axis], piece.shape[axis]) for piece in pieces}) for axis in range(len(shape))]
+    cuts = [
+        sorted({(piece.offsets[axis], piece.shape[axis]) for piece in pieces})
+        for axis in range(len(shape))
+    ]
     starts = {piece.offsets for piece in pieces}
-    return all(map(_covers, cuts, shape)) and len(starts) == len(pieces) == math.prod(map(len, cuts))
+    return all(map(_covers, cuts, shape)) and len(starts) == len(pieces) == math.prod(
+        map(len, cuts)
+    )
 
 
 def _covers(intervals: Sequence[tuple[int, int]], length: int) -> bool:
-    """Whether each interval (start, extent) begins where the one before ends, and the last one ends at `length`."""
+    """Whether each interval (start, extent) begins where the one before ends, and the last one ends
+    at `length`.
+    """
     ends = [*accumulate((extent for _, extent in intervals), initial=0)]
     return ends == sorted(ends) == [*(start for start, _ in intervals), length]

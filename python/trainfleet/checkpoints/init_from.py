@@ -1,7 +1,8 @@
-"""What train.init_from names: a Hugging Face folder, a checkpoint of NxD Core's or one of ours; seen before anything starts.
+"""What train.init_from names: a Hugging Face folder, a checkpoint of NxD Core's or one of ours;
+seen before anything starts.
 
-Ranks find the same by the same functions. Here files are listed, their headers and indexes are read, and no weight is: torch is
-not loaded.
+Ranks find the same by the same functions. Here files are listed, their headers and indexes are
+read, and no weight is: torch is not loaded.
 """
 
 from __future__ import annotations
@@ -26,13 +27,22 @@ from .marker import NAME, Commit
 from .store import CheckpointStore, store_at, store_of
 
 KEY = "train.init_from"
-FREE = ("dropout", "norm_epsilon", "vocabulary_size")  # not part of the weights' shape, or checked by the weights themselves
+FREE = (
+    "dropout",
+    "norm_epsilon",
+    "vocabulary_size",
+)  # not part of the weights' shape, or checked by the weights themselves
 BYTES = 2  # of a weight, at least: bfloat16's
-MODELS = "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of NxD's model/dp_rank_*.pt"
+MODELS = (
+    "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of "
+    "NxD's model/dp_rank_*.pt"
+)
 
 
 def faults(config: Config) -> Iterator[tuple[str, str]]:
-    """The key and why a run can't begin from what it names, as far as this machine's files tell; nothing of s3:// and hf://."""
+    """The key and why a run can't begin from what it names, as far as this machine's files tell;
+    nothing of s3:// and hf://.
+    """
     address = config.train.init_from
     if not address or address.startswith((SCHEME, HUB)) or has_begun(config):
         return
@@ -44,13 +54,25 @@ def faults(config: Config) -> Iterator[tuple[str, str]]:
             what = here or f"is not there; it names a folder: {MODELS}"
             yield KEY, f"{address!r} {what}{meant(address)}"
     except TrainfleetError as error:
-        yield KEY, "; ".join(filter(None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)))
-    except (OSError, ValueError) as error:  # a folder that may not be read; a text that no path can be
+        yield (
+            KEY,
+            "; ".join(
+                filter(
+                    None, (f"{error.head}: {error.why}" if error.why else error.head, error.next)
+                )
+            ),
+        )
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a folder that may not be read; a text that no path can be
         yield KEY, f"{address!r} can't be read: {getattr(error, 'strerror', '') or error}"
 
 
 def require_distant(config: Config) -> None:
-    """Raises a TrainfleetError where a bucket or the Hub, which are asked now, have another model than the config's, or none."""
+    """Raises a TrainfleetError where a bucket or the Hub, which are asked now, have another model
+    than the config's, or none.
+    """
     address = config.train.init_from or ""
     if has_begun(config):
         return
@@ -61,14 +83,18 @@ def require_distant(config: Config) -> None:
 
 
 def has_begun(config: Config) -> bool:
-    """Whether the run has checkpoints of its own, after the first of which it no longer looks at what it began from."""
+    """Whether the run has checkpoints of its own, after the first of which it no longer looks at
+    what it began from.
+    """
     destination = config.checkpoint.destination
     in_bucket = (destination or "").startswith(SCHEME)
     return bool(store_of(run_of(config.name), None if in_bucket else destination).steps())
 
 
 def require(address: str, config: Config) -> None:
-    """Raises a TrainfleetError where an address of this machine holds no model, or another than the config's."""
+    """Raises a TrainfleetError where an address of this machine holds no model, or another than the
+    config's.
+    """
     folder = Path(address)
     if found := stacks.checkpoint_at(address):
         stack, checkpoint = stacks.named(found[0]), found[1]
@@ -78,8 +104,15 @@ def require(address: str, config: Config) -> None:
     elif (folder / shapes.CONFIG).is_file():
         require_shape(folder, config.model)
         weight_files.require(folder, config.model)
-    elif not told(folder) and (loose := sorted(folder.glob("*.safetensors"))) and not NAME.fullmatch(folder.name):
-        why, then = f"it has {loose[0].name}, and nothing says of which model that is", "download the folder again"
+    elif (
+        not told(folder)
+        and (loose := sorted(folder.glob("*.safetensors")))
+        and not NAME.fullmatch(folder.name)
+    ):
+        why, then = (
+            f"it has {loose[0].name}, and nothing says of which model that is",
+            "download the folder again",
+        )
         raise RunError(f"lacks {shapes.CONFIG}", where=address, why=why, next=then)
     else:
         require_checkpoint(address, config)
@@ -94,29 +127,53 @@ def notes(folder: Path, model: Model) -> Iterator[str]:
 
 
 def require_checkpoint(address: str, config: Config) -> None:
-    """RunError where an address means no checkpoint of ours, or one that is not whole, can't be so, or is of another model."""
+    """RunError where an address means no checkpoint of ours, or one that is not whole, can't be so,
+    or is of another model.
+    """
     store, step = locate(address)
     entry = listing.look_at(store, step)
     if entry.commit is None or entry.fault:
-        raise RunError("is not whole", where=entry.address, why=entry.fault, next="name another, or copy it again")
+        raise RunError(
+            "is not whole",
+            where=entry.address,
+            why=entry.fault,
+            next="name another, or copy it again",
+        )
     require_fit(entry.commit, config, entry.address)
     index.read(store, entry.commit)
 
 
 def require_shape(folder: Path, shape: Model) -> None:
-    """RunError where a folder's config.json is of another model, naming each dimension; InputError where it is of none."""
+    """RunError where a folder's config.json is of another model, naming each dimension; InputError
+    where it is of none.
+    """
     try:
         found = shapes.read(folder)
     except InputError as error:
-        raise RunError("is no folder to begin from", where=str(folder), why=error.head, next="another train.init_from") from error
+        raise RunError(
+            "is no folder to begin from",
+            where=str(folder),
+            why=error.head,
+            next="another train.init_from",
+        ) from error
     names = [field.name for field in fields(Preset) if field.name not in FREE]
     pairs = {name: (getattr(found, name), getattr(shape, name)) for name in names}
-    if other := [f"model.{name} is {was} there, {now} here" for name, (was, now) in pairs.items() if was != now]:
-        raise RunError("has weights of another model", where=str(folder), why="; ".join(other), next=f"model.preset: {folder}")
+    if other := [
+        f"model.{name} is {was} there, {now} here"
+        for name, (was, now) in pairs.items()
+        if was != now
+    ]:
+        raise RunError(
+            "has weights of another model",
+            where=str(folder),
+            why="; ".join(other),
+            next=f"model.preset: {folder}",
+        )
 
 
 def locate(address: str) -> tuple[CheckpointStore, int]:
-    """The checkpoint that an address means: its own, or the newest whole one of a run or of a folder of checkpoints.
+    """The checkpoint that an address means: its own, or the newest whole one of a run or of a
+    folder of checkpoints.
 
     Raises:
         RunError: there is none, or none that is whole.
@@ -124,7 +181,10 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
     parent, _, name = address.rstrip("/").rpartition("/")
     if match := NAME.fullmatch(name):
         return store_at(parent or "."), int(match[1])
-    inside, broken = [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)], list[listing.ListedCheckpoint]()
+    inside, broken = (
+        [] if address.startswith(SCHEME) else [str(Run(Path(address)).checkpoints)],
+        list[listing.ListedCheckpoint](),
+    )
     for store in map(store_at, [*inside, address]):
         entries = list(listing.look(store))
         if whole := [entry.step for entry in entries if not entry.fault]:
@@ -132,12 +192,21 @@ def locate(address: str) -> tuple[CheckpointStore, int]:
         broken += entries
     if broken:
         why = f"{broken[-1].address}: {broken[-1].fault}"
-        raise RunError("holds no whole checkpoint", where=address, why=why, next="copy it again, or name another")
-    raise RunError(told(Path(address)) or "holds no model", where=address, why=MODELS, next=f"ls {address}")
+        raise RunError(
+            "holds no whole checkpoint",
+            where=address,
+            why=why,
+            next="copy it again, or name another",
+        )
+    raise RunError(
+        told(Path(address)) or "holds no model", where=address, why=MODELS, next=f"ls {address}"
+    )
 
 
 def require_fit(commit: Commit, config: Config, where: str) -> None:
-    """RunError where a checkpoint's weights are of another model than the config's, naming each key; before memory is taken."""
+    """RunError where a checkpoint's weights are of another model than the config's, naming each
+    key; before memory is taken.
+    """
     differences = [
         f"{key} is {was} there, {now} here"
         for key, (was, now) in changes.changed(commit, config, commit.dataset).items()
@@ -147,5 +216,8 @@ def require_fit(commit: Commit, config: Config, where: str) -> None:
         differences.append(f"model: it has {commit.size:,} bytes there, and {least:,} or more here")
     if differences:
         raise RunError(
-            "has weights of another model", where=where, why="; ".join(differences), next="make model.* in the config the same"
+            "has weights of another model",
+            where=where,
+            why="; ".join(differences),
+            next="make model.* in the config the same",
         )

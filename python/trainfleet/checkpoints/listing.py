@@ -1,4 +1,6 @@
-"""The checkpoints of a store: which are good, what is wrong with the others, and which are retained."""
+"""The checkpoints of a store: which are good, what is wrong with the others, and which are
+retained.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,24 @@ def read(store: CheckpointStore, step: int) -> Commit:
     try:
         return believed(store.marker(step), step, store.address(step))
     except OSError as error:
-        raise Broken(f"{MARKER} can't be read", where=store.address(step), why=error.strerror or str(error)) from error
+        raise Broken(
+            f"{MARKER} can't be read", where=store.address(step), why=error.strerror or str(error)
+        ) from error
 
 
 def believed(text: str | None, step: int, address: str) -> Commit:
     """The marker that is the text of the checkpoint of that step; raises as `read` does."""
     if text is None:
-        raise Broken(f"has no {MARKER}", where=address, why="what makes a checkpoint of a folder is missing")
+        raise Broken(
+            f"has no {MARKER}", where=address, why="what makes a checkpoint of a folder is missing"
+        )
     commit = parse(text, address)
     if commit.step != step:
-        raise Broken(f"{MARKER} is that of step {commit.step:,}", where=address, why="its folder was renamed, or put together")
+        raise Broken(
+            f"{MARKER} is that of step {commit.step:,}",
+            where=address,
+            why="its folder was renamed, or put together",
+        )
     return commit
 
 
@@ -52,7 +62,12 @@ def look(store: CheckpointStore) -> Iterator[ListedCheckpoint]:
     for step in store.steps():
         yield look_at(store, step)
     for step in store.broken():
-        yield ListedCheckpoint(step, f"{store.address(step)}.broken", None, "set aside by a resume that found it damaged")
+        yield ListedCheckpoint(
+            step,
+            f"{store.address(step)}.broken",
+            None,
+            "set aside by a resume that found it damaged",
+        )
 
 
 def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
@@ -60,14 +75,20 @@ def look_at(store: CheckpointStore, step: int) -> ListedCheckpoint:
     commit = None
     try:
         commit = read(store, step)
-        faults = [fault for name, file in commit.files.items() if (fault := _resized(store, step, name, file))]
+        faults = [
+            fault
+            for name, file in commit.files.items()
+            if (fault := _resized(store, step, name, file))
+        ]
         return ListedCheckpoint(step, store.address(step), commit, "; ".join(faults))
     except (RunError, InputError) as error:
         return ListedCheckpoint(step, store.address(step), commit, error.what)
 
 
 def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
-    """What is wrong with one file of a checkpoint; empty when every byte of it is as it was written."""
+    """What is wrong with one file of a checkpoint; empty when every byte of it is as it was
+    written.
+    """
     if fault := _resized(store, step, name, file):
         return fault
     try:
@@ -75,7 +96,12 @@ def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
             found = checksum(stream)
     except OSError as error:
         return f"{name} can't be read: {error.strerror or error}"
-    return "" if found == file else f"{name} has other bytes than were written (CRC-32 {found.crc32:08x}, not {file.crc32:08x})"
+    return (
+        ""
+        if found == file
+        else f"{name} has other bytes than were written (CRC-32 {found.crc32:08x}, not "
+        f"{file.crc32:08x})"
+    )
 
 
 def checksum(stream: BinaryIO) -> FileSum:
@@ -87,7 +113,9 @@ def checksum(stream: BinaryIO) -> FileSum:
 
 
 def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
-    """Of ascending steps the newest `keep`, and for good the first at or after each multiple of `keep_every`."""
+    """Of ascending steps the newest `keep`, and for good the first at or after each multiple of
+    `keep_every`.
+    """
     chosen = set(steps[-keep:])
     if keep_every:
         first: dict[int, int] = {}
@@ -98,7 +126,8 @@ def stays(steps: Sequence[int], keep: int, keep_every: int | None) -> set[int]:
 
 
 def retain(store: CheckpointStore, newest: int, keep: int, keep_every: int | None) -> None:
-    """Removes what need not stay now that `newest` is committed. What has a later step is not of this history: left alone.
+    """Removes what need not stay now that `newest` is committed. What has a later step is not of
+    this history: left alone.
 
     What was set aside as broken goes once there is a good one in its place.
     """

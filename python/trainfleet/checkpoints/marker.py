@@ -1,7 +1,8 @@
 """The marker: the file that is written last and makes a checkpoint of the files beside it.
 
-It says where training stood, what trained it, and the size and checksum of every other file; the first line is the checksum of
-the rest, so that no byte of a checkpoint, the marker's own among them, can change unnoticed.
+It says where training stood, what trained it, and the size and checksum of every other file; the
+first line is the checksum of the rest, so that no byte of a checkpoint, the marker's own among
+them, can change unnoticed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..trust.errors import InputError, RunError
 from ..trust.validation import Count, Moment, Name, Pattern, Range, fit
 
 MARKER = "committed.json"
-NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")  # as step_name writes it, and in no second way
+NAME = re.compile(
+    r"step-([0-9]{8}|[1-9][0-9]{8,14})"
+)  # as step_name writes it, and in no second way
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
 FORMAT = 4
@@ -66,7 +69,14 @@ class Commit:
 class Broken(RunError):
     """A checkpoint is not as it was committed."""
 
-    def __init__(self, what: str, *, where: str, why: str = "", then: str = "make checkpoints shows which are good") -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str,
+        why: str = "",
+        then: str = "make checkpoints shows which are good",
+    ) -> None:
         super().__init__(what, where=where, why=why, next=then)
 
 
@@ -92,20 +102,30 @@ def parse(text: str, where: str) -> Commit:
             raise _of_another_format(content.get("format"), where)
         commit = fit(Commit, content)
     except InputError as error:
-        raise Broken(f"{MARKER} can't be believed", where=where, why=f"{error.key[:80]} {error.what}".strip()) from error
+        raise Broken(
+            f"{MARKER} can't be believed", where=where, why=f"{error.key[:80]} {error.what}".strip()
+        ) from error
     wrong = [key for key, value in commit.config.items() if not _plain(value)]
-    wrong += [key for key, moments in STATES.items() if not _is_state(getattr(commit, key), moments)]
+    wrong += [
+        key for key, moments in STATES.items() if not _is_state(getattr(commit, key), moments)
+    ]
     if wrong:
-        raise Broken(f"{MARKER} can't be believed", where=where, why=f"its {wrong[0][:80]} can't be what a save writes")
+        raise Broken(
+            f"{MARKER} can't be believed",
+            where=where,
+            why=f"its {wrong[0][:80]} can't be what a save writes",
+        )
     return commit
 
 
 def _of_another_format(found: Any, where: str) -> RunError:
     return RunError(
-        f"is a checkpoint of format {json.dumps(found)[:20]}, and this program reads format {FORMAT}",
+        f"is a checkpoint of format {json.dumps(found)[:20]}, and this program reads format "
+        f"{FORMAT}",
         where=where,
         why="another version of trainfleet wrote it",
-        next="make export with that version, then make train SET='name=again train.init_from=the folder'",
+        next="make export with that version, then make train SET='name=again train.init_from=the "
+        "folder'",
     )
 
 
@@ -120,8 +140,12 @@ def _plain(value: Any, depth: int = 4) -> bool:
 
 
 def _is_state(state: tuple[float, ...], moments: int) -> bool:
-    """Whether a part of the engine's state is so many numbers and then three counts, or none at all."""
-    return not state or (len(state) == moments + 3 and all(0 <= count < 10**15 for count in state[moments:]))
+    """Whether a part of the engine's state is so many numbers and then three counts, or none at
+    all.
+    """
+    return not state or (
+        len(state) == moments + 3 and all(0 <= count < 10**15 for count in state[moments:])
+    )
 
 
 STATES = {"guard": 5, "scale": 1}  # of the engine: so many numbers, and three counts after them

@@ -1,12 +1,14 @@
 """Checkpoints in S3, or in any server of its protocol (storage/s3.py).
 
     s3://bucket/prefix/<run>/
-      step-00000100/committed.json             the marker, written last, removed first: what has one exists
+      step-00000100/committed.json             the marker, written last, removed first: what has one
+      exists
       step-00000050.broken/committed.json      of one that a resume found damaged
       parts-0 ... parts-f/step-00000100/...    its files, spread by their names
 
-An object appears whole or not at all, so nothing needs a hidden name. S3 splits its capacity (3,500 writes a second for each
-prefix) by the beginning of keys: the sixteen `parts-` stay the same from save to save, so that what it has split stays split.
+An object appears whole or not at all, so nothing needs a hidden name. S3 splits its capacity (3,500
+writes a second for each prefix) by the beginning of keys: the sixteen `parts-` stay the same from
+save to save, so that what it has split stays split.
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html
 """
 
@@ -102,4 +104,6 @@ class BucketStore:
         return [f"{self.prefix}parts-{number:x}/" for number in range(SPREAD)]
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
-        return sorted(int(match[1]) for match in map(name.fullmatch, s3.list_folders(self.prefix)) if match)
+        return sorted(
+            int(match[1]) for match in map(name.fullmatch, s3.list_folders(self.prefix)) if match
+        )

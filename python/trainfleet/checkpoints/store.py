@@ -2,11 +2,13 @@
 
     <folder>/
       .step-00000200/          being written, or left by a save that never ended: nobody reads it
-      step-00000100/           visible: complete from its first moment, as it got this name after its marker was on disk
+      step-00000100/           visible: complete from its first moment, as it got this name after
+                               its marker was on disk
         rank-00000.safetensors ... index.json committed.json
       step-00000050.broken/    found damaged by a resume, and set aside for inspection
 
-Every change is one rename, so a crash between any two system calls leaves each checkpoint whole or out of sight.
+Every change is one rename, so a crash between any two system calls leaves each checkpoint whole or
+out of sight.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class CheckpointStore(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Removes what saves and removals that never ended left behind; only when no save is under way."""
+        """Removes what saves and removals that never ended left behind; only when no save is under
+        way.
+        """
         ...
 
     def free(self) -> int | None:
@@ -125,7 +129,9 @@ class FolderStore:
             return None
 
     def open(self, step: int, file: str) -> BinaryIO:
-        """A plain file, and no link: one may lead out of the checkpoint, and a pipe may never answer."""
+        """A plain file, and no link: one may lead out of the checkpoint, and a pipe may never
+        answer.
+        """
         path = self._visible(step) / file
         try:
             descriptor = untrusted_input.opener(str(path), os.O_RDONLY)
@@ -145,7 +151,9 @@ class FolderStore:
 
     @contextmanager
     def create(self, step: int, file: str) -> Iterator[BinaryIO]:
-        with open(self._hidden(step) / file, "xb", buffering=BUFFER, opener=untrusted_input.opener) as stream:
+        with open(
+            self._hidden(step) / file, "xb", buffering=BUFFER, opener=untrusted_input.opener
+        ) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -196,10 +204,20 @@ class FolderStore:
 
     def _numbers(self, name: re.Pattern[str]) -> list[int]:
         if self.path.is_symlink() and untrusted_input.is_sealed(self.path):
-            why = "a run's files are not read through links, as its folder may come from somebody else"
-            then = f"rm {self.path}; checkpoint.destination: a folder in which {self.path.parent.name}/ has what the link led to"
+            why = (
+                "a run's files are not read through links, as its folder may come from "
+                "somebody else"
+            )
+            then = (
+                f"rm {self.path}; checkpoint.destination: a folder in which "
+                f"{self.path.parent.name}/ has what the link led to"
+            )
             raise RunError("is a link", where=str(self.path), why=why, next=then)
-        names = (entry.name for entry in self.path.iterdir() if entry.is_dir()) if self.path.is_dir() else ()
+        names = (
+            (entry.name for entry in self.path.iterdir() if entry.is_dir())
+            if self.path.is_dir()
+            else ()
+        )
         return sorted(int(match[1]) for match in map(name.fullmatch, names) if match)
 
 
@@ -218,4 +236,8 @@ def store_at(address: str) -> CheckpointStore:
 
 def store_of(run: Run, destination: str | None) -> CheckpointStore:
     """A run's store: under `checkpoint.destination`, or in the run's own folder."""
-    return FolderStore(run.checkpoints) if destination is None else store_at(f"{destination.rstrip('/')}/{run.name}")
+    return (
+        FolderStore(run.checkpoints)
+        if destination is None
+        else store_at(f"{destination.rstrip('/')}/{run.name}")
+    )

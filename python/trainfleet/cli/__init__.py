@@ -21,9 +21,22 @@ from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
-ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # the machine's fault and not ours
+ENVIRONMENT = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+)  # the machine's fault and not ours
 
-NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)  # of what can't be such a file
+NAMES = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENXIO,
+    errno.ENODEV,
+)  # of what can't be such a file
 
 # verb → the variables that it takes
 VERBS = {
@@ -71,9 +84,13 @@ def main(arguments: Sequence[str]) -> int:
     """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
     try:
         require_numbers(STARTED)
-        started = float(os.environ.get(STARTED) or time.time())  # given where a fleet's head acts for a command
+        started = float(
+            os.environ.get(STARTED) or time.time()
+        )  # given where a fleet's head acts for a command
         if list(arguments) == ["-"]:
-            from ..nodes.remote_verb import received  # on a host of a fleet: another machine sends the verb
+            from ..nodes.remote_verb import (
+                received,
+            )  # on a host of a fleet: another machine sends the verb
 
             arguments = received(sys.stdin.fileno())
         if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):
@@ -104,7 +121,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carried_out(verb: str, variables: Variables, started: float) -> int:
-    run: Callable[[Variables, float], int] = importlib.import_module(f".{verb.replace('-', '_')}", __name__).main
+    run: Callable[[Variables, float], int] = importlib.import_module(
+        f".{verb.replace('-', '_')}", __name__
+    ).main
     try:
         with guarded():
             return run(variables, started)
@@ -115,7 +134,8 @@ def _carried_out(verb: str, variables: Variables, started: float) -> int:
 
 
 def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
-    """What `--help`, `--version` and `--completion` answer, also of one verb; nothing for other words.
+    """What `--help`, `--version` and `--completion` answer, also of one verb; nothing for other
+    words.
 
     `goals`: all that make was asked for. Of `make help train` it runs both: this is train's.
     """
@@ -123,17 +143,32 @@ def described(arguments: Sequence[str], goals: Sequence[str] = ()) -> str:
         return completion()
     if "--version" in arguments:
         return f"trainfleet {install_paths.version()}"
-    if arguments and not {"--help", "-h"} & set(arguments) and arguments[0] != "help" and "help" not in goals:
+    if (
+        arguments
+        and not {"--help", "-h"} & set(arguments)
+        and arguments[0] != "help"
+        and "help" not in goals
+    ):
         return ""
     verb = next((word for word in arguments if word in VERBS), "")
     lines = dict(
-        re.findall(r"^([a-z-]+):.*?## (.*?)(?: +\[.*)?$", (install_paths.ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        re.findall(
+            r"^([a-z-]+):.*?## (.*?)(?: +\[.*)?$",
+            (install_paths.ROOT / "Makefile").read_text(),
+            flags=re.MULTILINE,
+        )
     )
     if verb:
         takes = [f"  {name:8} {VARIABLES[name]}" for name in VERBS[verb]]
         return "\n".join([f"make {verb} [NAME=value ...]: {lines[verb]}", *takes, OPTIONS])
     table = [f"  {name:12} {lines[name]}" for name in VERBS if name not in OF_A_CHECKOUT]
-    return "\n".join(["trainfleet VERB [--name value ...]: from bare nodes to a trained model. Begin with: make train", *table])
+    return "\n".join(
+        [
+            "trainfleet VERB [--name value ...]: from bare nodes to a trained model. Begin with: "
+            "make train",
+            *table,
+        ]
+    )
 
 
 def completion() -> str:
@@ -142,7 +177,10 @@ def completion() -> str:
     cases = [f"1:{verb}) words='{words}' ;;" for verb, words in options.items()]
     words = " ".join(verb for verb in VERBS if verb not in OF_A_CHECKOUT)
     begins = "_trainfleet() {\nlocal words\ncase $((COMP_CWORD > 1)):${COMP_WORDS[1]} in"
-    ends = 'esac\nCOMPREPLY=($(compgen -W "$words" -- "$2"))\n}\ncomplete -o default -F _trainfleet trainfleet'
+    ends = (
+        'esac\nCOMPREPLY=($(compgen -W "$words" -- "$2"))\n}\ncomplete -o default -F '
+        "_trainfleet trainfleet"
+    )
     return "\n".join([begins, *cases, f"*) words='{words}' ;;", ends])
 
 
@@ -150,18 +188,29 @@ def explained(error: OSError) -> TrainfleetError | None:
     """What to tell a user of an error that is the environment's fault; None when it is ours."""
     if error.errno in NAMES and error.filename:
         where = shortened(printable(str(error.filename)), 255)
-        return RunError("can't be used as a path", where=where, why=error.strerror or "", next="ls -ld, on its way")
+        return RunError(
+            "can't be used as a path",
+            where=where,
+            why=error.strerror or "",
+            next="ls -ld, on its way",
+        )
     if error.errno not in ENVIRONMENT:
         return None
     if error.filename:
         return unwritable(Path(str(error.filename)), error)
-    return RunError("can't write all that there is to say", why=error.strerror or str(error), next="df -h, where its output goes")
+    return RunError(
+        "can't write all that there is to say",
+        why=error.strerror or str(error),
+        next="df -h, where its output goes",
+    )
 
 
 def _verb(arguments: Sequence[str]) -> str:
     verb = arguments[0] if arguments else ""
     if verb in VERBS:
         return verb
-    error = TrainfleetError(f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows them all")
+    error = TrainfleetError(
+        f"{verb!r} is not a verb{suggest(verb, VERBS)}", next="make shows them all"
+    )
     error.exit_code = ConfigError.exit_code
     raise error

@@ -1,4 +1,6 @@
-"""make check: lint, format, types, shell scripts, the Dockerfile, and versions that stand outside the locks."""
+"""make check: lint, format, types, shell scripts, the Dockerfile, and versions that stand outside
+the locks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def main(variables: Variables, started: float) -> int:
     if hadolint.exists() or "REQUIRE_ALL" in os.environ:
         commands.append([str(hadolint), "docker/Dockerfile"])
     else:
-        print("hadolint is not installed, so docker/Dockerfile is not looked at: scripts/venv.sh apply requirements-test.lock")
+        print(
+            "hadolint is not installed, so docker/Dockerfile is not looked at: scripts/venv.sh "
+            "apply requirements-test.lock"
+        )
     failed = [command for command in commands if subprocess.run(command, check=False).returncode]
     print("checks failed" if failed else f"all {len(commands)} checks passed")
     return 1 if failed else 0

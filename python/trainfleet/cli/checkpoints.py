@@ -19,11 +19,17 @@ def main(variables: Variables, started: float) -> int:
     entries = list(look(store))
     if not entries:
         raise RunError("has no checkpoint yet", where=name, next="make train")
-    print("\n".join(table(HEAD, [row(entry) for entry in entries], ("saved (UTC)", "layout", "state"))))
+    print(
+        "\n".join(
+            table(HEAD, [row(entry) for entry in entries], ("saved (UTC)", "layout", "state"))
+        )
+    )
     if any(entry.fault for entry in entries):
         print("next: make train resumes from the newest good one")
         return 1
-    print("next: make verify reads the bytes of the newest; good says that no file is missing or cut")
+    print(
+        "next: make verify reads the bytes of the newest; good says that no file is missing or cut"
+    )
     return 0
 
 
@@ -32,4 +38,11 @@ def row(entry: ListedCheckpoint) -> tuple[str, ...]:
     commit, state = entry.commit, f"broken: {entry.fault}" if entry.fault else "good"
     if commit is None:
         return (f"{entry.step:,}", "—", "—", "—", "—", state)
-    return f"{entry.step:,}", moment(commit.time), size(commit.size), decimal(commit.loss), layout(commit.layout), state
+    return (
+        f"{entry.step:,}",
+        moment(commit.time),
+        size(commit.size),
+        decimal(commit.loss),
+        layout(commit.layout),
+        state,
+    )

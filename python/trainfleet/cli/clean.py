@@ -1,4 +1,6 @@
-"""make clean: stops what runs, takes machines down, removes what can be made again; PURGE=1: all that holds data."""
+"""make clean: stops what runs, takes machines down, removes what can be made again; PURGE=1: all
+that holds data.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ def main(variables: Variables, started: float) -> int:
     config = run_location.config_known(run, variables)
     made, machines = cleaning.made_by(run, config), cleaning.machines_of(config)
     if config and is_guest(config):
-        print(f"the machines stay: make clean with the config {config.fleet_name}, whose they are, removes them")
+        print(
+            f"the machines stay: make clean with the config {config.fleet_name}, whose they are, "
+            "removes them"
+        )
     if machines and not sure and not purge:  # a purge asks by itself
         _require_consent(machines)
     try:
@@ -26,9 +31,16 @@ def main(variables: Variables, started: float) -> int:
             place.refresh()
             running = place.is_running()
             intent = None if running else intent_watch.under_way(place)
-            if (running or intent) and not sure and not is_agreed(f"{run.folder} is running; end it, with a checkpoint?"):
+            if (
+                (running or intent)
+                and not sure
+                and not is_agreed(f"{run.folder} is running; end it, with a checkpoint?")
+            ):
                 then = "make clean YES=1 ends it, with a checkpoint; make watch shows it"
-                raise ConfigError([Problem(0, str(run.folder), "", "is running, and nothing was touched")], next=then)
+                raise ConfigError(
+                    [Problem(0, str(run.folder), "", "is running, and nothing was touched")],
+                    next=then,
+                )
             if running or (intent and not intent_watch.cancel(place, run, intent)):
                 run_location.stop(place, run, variables)
             run_location.end(variables)  # also where it did not stop by itself

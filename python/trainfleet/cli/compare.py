@@ -1,4 +1,6 @@
-"""make compare: how runs differ in their configs and results, with their loss curves in one picture."""
+"""make compare: how runs differ in their configs and results, with their loss curves in one
+picture.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,16 @@ def main(variables: Variables, started: float) -> int:
 
 
 def runs_of(text: str) -> list[Run]:
-    """The runs that RUNS names; ConfigError for fewer than two, more than can be told apart, or one that is not here."""
+    """The runs that RUNS names; ConfigError for fewer than two, more than can be told apart, or one
+    that is not here.
+    """
     here = {run.name: run for run in listing.known()}
     names = list(dict.fromkeys(text.replace(",", " ").split()))
-    problems = [Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}") for name in names if name not in here]
+    problems = [
+        Problem(0, "RUNS", "", f"no run is called {name!r}{suggest(name, here)}")
+        for name in names
+        if name not in here
+    ]
     if not problems and not 2 <= len(names) <= MOST:
         problems = [Problem(0, "RUNS", "", f"must name two to {MOST} runs, not {len(names)}")]
     if problems:

@@ -1,4 +1,6 @@
-"""make compile: compiles what training will compute, on the fleet, into the cache that its nodes share."""
+"""make compile: compiles what training will compute, on the fleet, into the cache that its nodes
+share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""make config RECIPE=name: writes a recipe to config.yaml, or to CONFIG=path; a file that you changed only with YES=1."""
+"""make config RECIPE=name: writes a recipe to config.yaml, or to CONFIG=path; a file that you
+changed only with YES=1.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,15 @@ def main(variables: Variables, started: float) -> int:
     if before == text:
         print(f"{path} is the recipe {recipe.name} already")
         return 0
-    if before is not None and before not in [linked(other.text, path) for other in all_recipes()] and not flag(variables, "YES"):
+    if (
+        before is not None
+        and before not in [linked(other.text, path) for other in all_recipes()]
+        and not flag(variables, "YES")
+    ):
         then = f"make config RECIPE={recipe.name} CONFIG=other.yaml, or with YES=1 to write over it"
-        raise TrainfleetError(f"{path} is not a recipe as it came: it has changes that would be lost", next=then)
+        raise TrainfleetError(
+            f"{path} is not a recipe as it came: it has changes that would be lost", next=then
+        )
     write_atomic(path, text)
     print(f"wrote the recipe {recipe.name} to {path}: {recipe.line}")
     print(f"next: {recipe.next if path == Path('config.yaml') else f'make plan CONFIG={path}'}")
@@ -32,7 +40,9 @@ def main(variables: Variables, started: float) -> int:
 
 
 def linked(text: str, path: Path) -> str:
-    """A recipe whose editor line names the schema as seen from the folder of `path`; as it is where there is no schema here."""
+    """A recipe whose editor line names the schema as seen from the folder of `path`; as it is where
+    there is no schema here.
+    """
     schema = Path("schema/config.schema.json")
     if not schema.exists():
         schema = ROOT / schema
@@ -41,12 +51,16 @@ def linked(text: str, path: Path) -> str:
 
 
 def _content(path: Path) -> str | None:
-    """What stands at the path; None for nothing, and for what is no text the empty one, which is no recipe either."""
+    """What stands at the path; None for nothing, and for what is no text the empty one, which is no
+    recipe either.
+    """
     try:
         return untrusted_input.read_text(path, untrusted_input.MEBIBYTE)
     except FileNotFoundError:
         return None
     except InputError as error:
         if not path.is_file():
-            raise ConfigError([Problem(0, str(path), "CONFIG", error.what)], next="CONFIG=path/to/config.yaml") from error
+            raise ConfigError(
+                [Problem(0, str(path), "CONFIG", error.what)], next="CONFIG=path/to/config.yaml"
+            ) from error
         return ""

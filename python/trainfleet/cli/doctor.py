@@ -1,4 +1,6 @@
-"""make doctor: is the fleet fit to train? What is wrong, by host, and what to type; LIFT=host lets one out of quarantine."""
+"""make doctor: is the fleet fit to train? What is wrong, by host, and what to type; LIFT=host lets
+one out of quarantine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""make eval: loss, perplexity and accuracy of the newest checkpoint on the validation split; or TASKS, by lm-eval."""
+"""make eval: loss, perplexity and accuracy of the newest checkpoint on the validation split; or
+TASKS, by lm-eval.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""make explain LOG=file: names what ended a job, from its log: torchrun's, Slurm's, kubectl's or any other launcher's."""
+"""make explain LOG=file: names what ended a job, from its log: torchrun's, Slurm's, kubectl's or
+any other launcher's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..watch.lines import LogLine, read_lines
 from ..watch.verdict import last_words, of_finding
 from .variables import Variables
 
-TYPED = "make explain LOG=train.log; of several nodes, LOG=FOLDER with a log of each; of a pipe, LOG=-"
+TYPED = (
+    "make explain LOG=train.log; of several nodes, LOG=FOLDER with a log of each; of a pipe, LOG=-"
+)
 
 
 def main(variables: Variables, started: float) -> int:
@@ -21,12 +25,18 @@ def main(variables: Variables, started: float) -> int:
     if finding := diagnose(lines, nodes=nodes):
         print(of_finding(finding, lines, host=""))
         return 0
-    print("no line says why it ended. The last ones:", *(f"  | {words}" for words in last_words(lines)), sep="\n")
+    print(
+        "no line says why it ended. The last ones:",
+        *(f"  | {words}" for words in last_words(lines)),
+        sep="\n",
+    )
     return 1
 
 
 def _read(name: str) -> tuple[list[LogLine], int]:
-    """The lines of the logs, and how many nodes wrote them; one log may be of any number of nodes, which is 0."""
+    """The lines of the logs, and how many nodes wrote them; one log may be of any number of nodes,
+    which is 0.
+    """
     if not name:
         raise ConfigError.of("LOG", "names no log", next=TYPED)
     if name == "-":
@@ -35,9 +45,17 @@ def _read(name: str) -> tuple[list[LogLine], int]:
             file.flush()
             logs, lines = [Path(file.name)], read_lines(Path(file.name), None)
     else:
-        logs = sorted(filter(Path.is_file, Path(name).iterdir())) if Path(name).is_dir() else [Path(name)]
+        logs = (
+            sorted(filter(Path.is_file, Path(name).iterdir()))
+            if Path(name).is_dir()
+            else [Path(name)]
+        )
         several = len(logs) > 1
-        lines = [line for node, log in enumerate(logs) for line in read_lines(log, node if several else None, logs=len(logs))]
+        lines = [
+            line
+            for node, log in enumerate(logs)
+            for line in read_lines(log, node if several else None, logs=len(logs))
+        ]
     if not lines or any("\0" in line.text for line in lines[:100]):
         raise RunError("is not a log: no file with lines of text", where=name, next=TYPED)
     return lines, len(logs) if len(logs) > 1 else 0

@@ -14,5 +14,7 @@ def main(variables: Variables, started: float) -> int:
     try:
         export_formats.degrees(variables.get("FORMAT") or export_formats.HUGGINGFACE)
     except ValueError as error:
-        raise ConfigError.of("FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8") from error
+        raise ConfigError.of(
+            "FORMAT", str(error), next="make export OUT=my-model FORMAT=nxd-tp8"
+        ) from error
     return export(variables)

@@ -1,4 +1,6 @@
-"""make image: bakes a machine image (AMI) of a node of the ec2 backend; make build makes the container image that jobs run in."""
+"""make image: bakes a machine image (AMI) of a node of the ec2 backend; make build makes the
+container image that jobs run in.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""make inspect: a sample of the training order as text; VERIFY=1 checks every file of the dataset first."""
+"""make inspect: a sample of the training order as text; VERIFY=1 checks every file of the dataset
+first.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ def main(variables: Variables, started: float) -> int:
     config, _ = config_of(settings_of(variables))
     if (code := forwarded("inspect", variables, config)) is not None:
         return code
-    with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file:  # a look leaves nothing in the run's folder
+    with NamedTemporaryFile(
+        "w", encoding="utf-8", suffix=".yaml"
+    ) as file:  # a look leaves nothing in the run's folder
         file.write(dump_resolved(config))
         file.flush()
-        return run_module("trainfleet.data.inspect", file.name, str(sample), VERIFY="1" if flag(variables, "VERIFY") else "0")
+        return run_module(
+            "trainfleet.data.inspect",
+            file.name,
+            str(sample),
+            VERIFY="1" if flag(variables, "VERIFY") else "0",
+        )

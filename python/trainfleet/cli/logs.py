@@ -24,10 +24,17 @@ def main(variables: Variables, started: float) -> int:
         if trouble and not ends:
             raise trouble
         if not ends:
-            raise RunError("no logs yet", where=str(run.logs), why="no node of this run has started", next="make train")
+            raise RunError(
+                "no logs yet",
+                where=str(run.logs),
+                why="no node of this run has started",
+                next="make train",
+            )
         ends = {log: print_new(log, max(0, end - TAIL), LINES) for log, end in ends.items()}
         while follow:
-            alive = place.is_running()  # before the look at the logs, so that the last words are not missed
+            alive = (
+                place.is_running()
+            )  # before the look at the logs, so that the last words are not missed
             trouble = look(place, run) or trouble
             ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}
             if not alive:

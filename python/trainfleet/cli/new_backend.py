@@ -1,4 +1,6 @@
-"""make new-backend NAME=x: writes a package that adds a backend, with the bench on which its conformance is tested."""
+"""make new-backend NAME=x: writes a package that adds a backend, with the bench on which its
+conformance is tested.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,14 @@ from .variables import Variables
 
 def main(variables: Variables, started: float) -> int:
     if "NAME" not in variables:
-        raise ConfigError.of("NAME", "says what the backend is called", next="make new-backend NAME=kubernetes")
+        raise ConfigError.of(
+            "NAME", "says what the backend is called", next="make new-backend NAME=kubernetes"
+        )
     name = variables["NAME"]
     files = skeleton.write(name, Path())
     print("\n".join(["wrote", *(f"  {file}" for file in files)]))
-    print(f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}; make plan SET='fleet.backend={name}'")
+    print(
+        f"next: .venv/bin/python -m pip install --no-deps -e {files[0].parent}; make plan "
+        f"SET='fleet.backend={name}'"
+    )
     return 0

@@ -1,4 +1,6 @@
-"""make plan: what would run, with what was derived and why; OUT=folder receives every file and request."""
+"""make plan: what would run, with what was derived and why; OUT=folder receives every file and
+request.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +30,49 @@ def main(variables: Variables, started: float) -> int:
         return 0
     layouts = sizing_tables.describe_layouts(config, best(config, sizing_tables.ALTERNATIVES), bill)
     needs = estimate(config, bill, experience_of(config))
-    print("\n".join([*proposal.describe(config, derived, needs), "", provisioning.inherited(config), *layouts]))
+    print(
+        "\n".join(
+            [
+                *proposal.describe(config, derived, needs),
+                "",
+                provisioning.inherited(config),
+                *layouts,
+            ]
+        )
+    )
     preflight.require(config)
     say_unheard(config)
     prospect = provisioning.prospect(config, needs)
     prospects, changes, awaits = prospect.lines, prospect.changes, prospect.awaited
     print("\n".join(prospects), end="\n" if prospects else "")
     if prospect.unasked or is_nowhere(config) or awaits:
-        plan = make_plan(config, derived, requests := provisioning.exact(config) if prospect.exact else [], [], bill)
+        plan = make_plan(
+            config,
+            derived,
+            requests := provisioning.exact(config) if prospect.exact else [],
+            [],
+            bill,
+        )
         print("\n".join(proposal.describe_requests(requests, ())))
         makes = "make setup makes" if prospects else "fleet.hosts names"
-        print("\n${...} is what make setup makes" if awaits else f"\nhosts: none yet, so no command is exact; {makes} them")
+        print(
+            "\n${...} is what make setup makes"
+            if awaits
+            else f"\nhosts: none yet, so no command is exact; {makes} them"
+        )
     elif runs_programs(config):
         plan = make_plan(config, derived, [], [], bill)
-        print("\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of fleet.ssh.config")
+        print(
+            "\nhosts: not asked, so no command is exact: a plan does not run the ProxyCommand of "
+            "fleet.ssh.config"
+        )
     else:
         changes = changes or provisioning.planned(config)
         print("\n".join(proposal.describe_changes(changes)), end="\n" if changes else "")
         plan = plan_of(config, derived)
-        whole = flag(variables, "VERBOSE", default=bool(out) or not provisioning.shares_one_machine(config))
+        whole = flag(
+            variables, "VERBOSE", default=bool(out) or not provisioning.shares_one_machine(config)
+        )
         print("\n".join(proposal.describe_requests(plan.requests, plan.notes, whole)))
     if compiles_ahead(config):
         from ..launch import compiling  # loads all that trains
@@ -54,6 +80,8 @@ def main(variables: Variables, started: float) -> int:
         print("\n".join(compiling.outlook(config)), end="")
     if out:
         print(f"\nwritten to {out}/: {', '.join(proposal.write(plan, changes, out))}")
-    setup = "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
+    setup = (
+        "make setup" if config.fleet.hosts or prospects else "write fleet.hosts, then make setup"
+    )
     print(f"\nnext: {'make train' if plan.requests and not awaits else setup}")
     return 0

@@ -1,4 +1,6 @@
-"""make profile: trains a few steps in a run of their own, with torch's profiler on some, and says where the time went."""
+"""make profile: trains a few steps in a run of their own, with torch's profiler on some, and says
+where the time went.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def main(variables: Variables, started: float) -> int:
     steps = config.train.profile_steps or PROFILED
     name = f"{config.name}-profile-{time.strftime('%m%d-%H%M%S')}"
     last = int(steps.partition("-")[2])
-    code = train(plan_of(measured(shared(config), name, last + TIMED, steps), derived, launch=name), started, summarize=False)
+    code = train(
+        plan_of(measured(shared(config), name, last + TIMED, steps), derived, launch=name),
+        started,
+        summarize=False,
+    )
     if code == 0:
         print("\n".join(["", *describe(run_folder.run_of(name))]))
     return code

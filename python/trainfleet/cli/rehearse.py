@@ -1,4 +1,6 @@
-"""make rehearse: breaks a short run of its own on purpose, and says which promises it kept; real nodes by consent (YES=1)."""
+"""make rehearse: breaks a short run of its own on purpose, and says which promises it kept; real
+nodes by consent (YES=1).
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,14 @@ def main(variables: Variables, started: float) -> int:
         rehearsal_table.write(run, made.run("whole").folder, config.fleet.backend, outcomes)
     broken = [outcome for outcome in outcomes if outcome.broken]
     for outcome in broken:
-        print(f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}", file=sys.stderr)
-    print(f"\n{rehearsal_table.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; everything is put back")
+        print(
+            f"{outcome.name}: {FAULTS[outcome.name].what}: {'; '.join(outcome.broken)}",
+            file=sys.stderr,
+        )
+    print(
+        f"\n{rehearsal_table.Rehearsal(config.fleet.backend, tuple(outcomes)).summary}; "
+        "everything is put back"
+    )
     print(f"report  {html.write(run)}")
     return 1 if broken else 0
 
@@ -44,13 +52,21 @@ def main(variables: Variables, started: float) -> int:
 def chosen(names: str) -> list[Fault]:
     """The faults by name, all of them where none is named; ConfigError where one is no fault."""
     wanted = names.replace(",", " ").split()
-    problems = [Problem(0, "FAULTS", "", f"{name} is no fault{suggest(name, FAULTS)}") for name in wanted if name not in FAULTS]
+    problems = [
+        Problem(0, "FAULTS", "", f"{name} is no fault{suggest(name, FAULTS)}")
+        for name in wanted
+        if name not in FAULTS
+    ]
     if problems:
         raise ConfigError(problems, next=f"one or more of: {' '.join(FAULTS)}")
     return [FAULTS[name] for name in wanted] or list(FAULTS.values())
 
 
 def row(*cells: str) -> str:
-    """Cells, each as wide as its column, but for the last; of a fault that could not be played its name and the reason."""
+    """Cells, each as wide as its column, but for the last; of a fault that could not be played its
+    name and the reason.
+    """
     shown = cells if all(cells) else (cells[0], cells[-1])
-    return " ".join([*(cell.ljust(width) for cell, width in zip(shown[:-1], WIDTHS, strict=False)), shown[-1]])
+    return " ".join(
+        [*(cell.ljust(width) for cell, width in zip(shown[:-1], WIDTHS, strict=False)), shown[-1]]
+    )

@@ -1,4 +1,6 @@
-"""make release: builds the wheel and the sdist, and checks them in a clean environment (scripts/release.py)."""
+"""make release: builds the wheel and the sdist, and checks them in a clean environment
+(scripts/release.py).
+"""
 
 from __future__ import annotations
 

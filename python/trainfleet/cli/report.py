@@ -11,7 +11,12 @@ from .variables import Variables
 def main(variables: Variables, started: float) -> int:
     run = run_named(variables)
     if not run.metrics.exists():
-        raise RunError("nothing to report yet", where=str(run.folder), why="no step has been logged", next="make train")
+        raise RunError(
+            "nothing to report yet",
+            where=str(run.folder),
+            why="no step has been logged",
+            next="make train",
+        )
     drawn = plots.draw(run)
     print("\n".join(str(path) for path in (*drawn, html.write(run))))
     return 0

@@ -1,4 +1,6 @@
-"""make runs: all runs here, one line each: state, step, loss, speed, cost, age. With CONFIG: of that config alone."""
+"""make runs: all runs here, one line each: state, step, loss, speed, cost, age. With CONFIG: of
+that config alone.
+"""
 
 from __future__ import annotations
 
@@ -17,5 +19,8 @@ def main(variables: Variables, started: float) -> int:
         print(f"no runs {'of this config ' if variables else ''}here yet\nnext: make train")
         return 0
     print("\n".join(listing.describe_runs(found)))
-    print("\nnext: make status RUN=name, make logs RUN=name, make compare RUNS='one another', make clean RUN=name PURGE=1")
+    print(
+        "\nnext: make status RUN=name, make logs RUN=name, make compare RUNS='one another', make "
+        "clean RUN=name PURGE=1"
+    )
     return 0

@@ -1,4 +1,6 @@
-"""make scaling: the same job at several numbers of nodes, each a short run of its own; a table, with efficiency, and a plot."""
+"""make scaling: the same job at several numbers of nodes, each a short run of its own; a table,
+with efficiency, and a plot.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,50 @@ def main(variables: Variables, started: float) -> int:
     for config, derived in sizes:
         short = measured(shared(config), f"{base}-{config.fleet.nodes}", WARM_UP + steps)
         nodes = f"{config.fleet.nodes} node{'s' * (config.fleet.nodes > 1)}"
-        print(f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True)
+        print(
+            f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences a step", flush=True
+        )
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):
             return code
         run = run_folder.run_of(short.name)
-        done.append((config, degrees(config), run.read_results() | scaling_table.speed_of(steady(list(run.read_metrics())))))
+        done.append(
+            (
+                config,
+                degrees(config),
+                run.read_results() | scaling_table.speed_of(steady(list(run.read_metrics()))),
+            )
+        )
     run = run_folder.run_of(base)
     found = measures_of(done)
     scaling_table.write(run, found, weak)
-    print("\n".join(["", *scaling_table.describe(found, weak), *_remark(sizes[-1][0]), "", f"table  {run.folder}/scaling.md"]))
+    print(
+        "\n".join(
+            [
+                "",
+                *scaling_table.describe(found, weak),
+                *_remark(sizes[-1][0]),
+                "",
+                f"table  {run.folder}/scaling.md",
+            ]
+        )
+    )
     fastest = max(found, key=lambda measure: measure.tokens_per_second)
-    print(f"plot   {run.plots}/scaling.png\nnext   make train NODES={fastest.nodes}  the fastest of these")
+    print(
+        f"plot   {run.plots}/scaling.png\nnext   make train NODES={fastest.nodes}  the fastest "
+        "of these"
+    )
     return 0
 
 
 def _remark(config: Config) -> list[str]:
-    """What nodes that this machine plays can show: they share it, and a single one has all of it."""
+    """What nodes that this machine plays can show: they share it, and a single one has all of
+    it.
+    """
     if not shares_one_machine(config) or node_types.local_accelerators():
         return []
     cores = node_types.local_cores()
-    return ["", f"note: all sizes share this machine's {cores} cores: this is what dividing costs, not what more machines bring"]
+    return [
+        "",
+        f"note: all sizes share this machine's {cores} cores: this is what dividing costs, not "
+        "what more machines bring",
+    ]

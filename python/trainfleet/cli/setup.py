@@ -1,4 +1,6 @@
-"""make setup: what make has not done already by building .venv. On this machine: says what there is to train on."""
+"""make setup: what make has not done already by building .venv. On this machine: says what there is
+to train on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""make stop: asks the running launcher, from any terminal, for a clean stop, and waits until nothing runs."""
+"""make stop: asks the running launcher, from any terminal, for a clean stop, and waits until
+nothing runs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ def main(variables: Variables, started: float) -> int:
         if not led and (intent := intent_watch.under_way(place)):
             if intent_watch.cancel(place, run, intent):
                 run_location.end(variables)
-                print(f"the launch of {run.name} has ended, and nothing of it runs\nnext: make train begins again")
+                print(
+                    f"the launch of {run.name} has ended, and nothing of it runs\nnext: make "
+                    "train begins again"
+                )
                 return 0
             led = True
         if not led and not (alone := run_location.nodes_at_work(variables)):
@@ -26,7 +31,10 @@ def main(variables: Variables, started: float) -> int:
             print(f"its launcher is gone, and {', '.join(alone)} go on without it", flush=True)
         calmly = run_location.stop(place, run, variables)
         if not calmly:
-            print(f"nothing was heard for {run_location.PATIENCE:.0f} s; what runs is ended at once", flush=True)
+            print(
+                f"nothing was heard for {run_location.PATIENCE:.0f} s; what runs is ended at once",
+                flush=True,
+            )
             run_location.end(variables)
             place.refresh()
             run_location.require_over(run)
@@ -37,5 +45,11 @@ def main(variables: Variables, started: float) -> int:
 def _ended(run: Run, calmly: bool) -> str:
     """What became of the run, and what to type."""
     if run.read_results().get("status") == "finished":
-        return f"{run.name} had finished before it could stop; nothing runs any more\nnext: make report"
-    return f"stopped; nothing runs any more\nnext: make train {'resumes it' if calmly else 'resumes from the last checkpoint'}"
+        return (
+            f"{run.name} had finished before it could stop; nothing runs any more\nnext: make "
+            "report"
+        )
+    return (
+        "stopped; nothing runs any more\nnext: make train "
+        f"{'resumes it' if calmly else 'resumes from the last checkpoint'}"
+    )

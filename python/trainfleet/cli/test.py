@@ -7,6 +7,7 @@ from .variables import Variables
 
 
 def main(variables: Variables, started: float) -> int:
-    # Four files at once, as half of the time tests wait; each with one thread: threads of several processes wait for each other.
+    # Four files at once, as half of the time tests wait; each with one thread: threads of several
+    # processes wait for each other.
     at_once = ("--numprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "--durations=15")
     return run_module("pytest", "-q", "-m", "not thorough", *at_once, OMP_NUM_THREADS="1")

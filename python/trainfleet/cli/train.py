@@ -1,4 +1,6 @@
-"""make train: compiles ahead and tokenizes what is not yet, trains from the newest checkpoint to train.steps, reports."""
+"""make train: compiles ahead and tokenizes what is not yet, trains from the newest checkpoint to
+train.steps, reports.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The variables of a command, as text that nothing has expanded: from its words, from make, or from the environment.
+"""The variables of a command, as text that nothing has expanded: from its words, from make, or from
+the environment.
 
-make passes what stood on its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks escaped by a backslash and `$`
-doubled. Reading it there, and nowhere in recipe text, is what keeps `make train 'NODES=4; touch x'` from touching x.
+make passes what stood on its command line to its recipes in MAKEFLAGS, after ` -- `, with blanks
+escaped by a backslash and `$` doubled. Reading it there, and nowhere in recipe text, is what keeps
+`make train 'NODES=4; touch x'` from touching x.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ VARIABLES = {
     "PROMPT": "the text to continue",
     "SAMPLE": "which sample of the training order, from 0",
     "VERIFY": "1: check every file of the dataset",
-    "LOG": "the log of a job that failed, a folder with a log of each node, or - for what is piped in",
+    "LOG": "the log of a job that failed, a folder with a log of each node, or - for what is "
+    "piped in",
     "FOLLOW": "1: stay and show what comes",
     "WEAK": "1: the batch grows with the nodes, so the work per rank is constant",
     "STEPS": "how many steps are timed at each number of nodes",
@@ -32,7 +35,8 @@ VARIABLES = {
     "YES": "1: do not ask",
     "TASKS": "lm-eval's tasks, with commas between: TASKS=hellaswag,arc_easy",
     "OUT": "a folder for the plan's files, or for the exported model",
-    "FORMAT": "what to export: huggingface (the default), or nxd, nxd-tp8, nxd-tp8-pp2: NxD Core's, by its degrees",
+    "FORMAT": "what to export: huggingface (the default), or nxd, nxd-tp8, nxd-tp8-pp2: NxD "
+    "Core's, by its degrees",
     "LIFT": "a host to let out of quarantine",
     "FAULTS": "which faults: FAULTS='rank-killed disk-full' (all of them)",
     "DAYS": "days that the training may take",
@@ -52,49 +56,121 @@ VARIABLES = {
     "CHANGED": "1: the groups of drills that guard what differs from the origin",
     "NAME": "what a new backend is called: small letters, digits and _",
 }
-SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE")  # an option that needs no value: `--yes`
+SWITCHES = (
+    "VERIFY",
+    "FOLLOW",
+    "WEAK",
+    "YES",
+    "VERBOSE",
+    "CHANGED",
+    "PURGE",
+    "OFFLINE",
+)  # an option that needs no value: `--yes`
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
 LEAST, MOST = 1e-9, 1e18  # of an amount
 LARGEST = 10**18 - 1  # of a number
-LONGEST = 4096  # characters of a value, as of a path; what is longer is another file's content, or a slip
-MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")  # these say themselves what they lack
+LONGEST = (
+    4096  # characters of a value, as of a path; what is longer is another file's content, or a slip
+)
+MAY_BE_EMPTY = (
+    "PROMPT",
+    "SET",
+    "VERIFY",
+    "FOLLOW",
+    "WEAK",
+    "PURGE",
+    "YES",
+    "RUN",
+    "RUNS",
+)  # these say themselves what they lack
 
 
 def read_variables(
-    verb: str, allowed: Sequence[str], words: Sequence[str], environment: Mapping[str, str] = os.environ
+    verb: str,
+    allowed: Sequence[str],
+    words: Sequence[str],
+    environment: Mapping[str, str] = os.environ,
 ) -> Variables:
-    """What the command was given. The verb's own words win over make's command line, and that over the environment.
+    """What the command was given. The verb's own words win over make's command line, and that over
+    the environment.
 
     Raises:
-        ConfigError: a variable that nobody knows, that this verb does not take, or that is given two values.
+        ConfigError: a variable that nobody knows, that this verb does not take, or that is given
+            two values.
     """
     given, told = _from_make(environment.get("MAKEFLAGS", "")), dict[str, str]()
     problems, words = [], list(_without_options(words, allowed))
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):  # else it is the 5 of `--steps 5`
-            meant = _as_set(word, allowed, following if following and "=" not in following else "...")
+        if not equals and (
+            "=" in before or word[:1] == "-" or before[:2] != "--"
+        ):  # else it is the 5 of `--steps 5`
+            meant = _as_set(
+                word, allowed, following if following and "=" not in following else "..."
+            )
             variable = _variable_of(word)
-            fault = f"has no value; it is {VARIABLES[variable]}" if variable in allowed else _stranger(word, allowed, meant)
+            fault = (
+                f"has no value; it is {VARIABLES[variable]}"
+                if variable in allowed
+                else _stranger(word, allowed, meant)
+            )
             problems.append(Problem(0, f"make {verb}", "", f"{show(word)} {fault}"))
         elif equals and name in told and name != "SET" and told[name] != value:
-            problems.append(Problem(0, name, "", f"has two values, {show(told[name])} and {show(value)}; give one"))
+            problems.append(
+                Problem(
+                    0, name, "", f"has two values, {show(told[name])} and {show(value)}; give one"
+                )
+            )
         elif equals:
             told[name] = f"{told[name]} {value}" if name == "SET" and name in told else value
     given |= told
-    problems += [_refusal(verb, name, value, allowed) for name, value in given.items() if name not in allowed]
-    empty = [name for name, value in given.items() if not value.strip() and name in allowed and name not in MAY_BE_EMPTY]
-    problems += [Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty]
-    problems += [Problem(0, name, "", f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine")
-                 for name in PATHS if name in allowed and ADDRESS.match(given.get(name, ""))]  # fmt: skip
-    problems += [Problem(0, name, "", fault) for name in PATHS if name in allowed and (fault := _no_path(given.get(name, "")))]
-    long = [name for name, value in given.items() if len(value) > LONGEST and name in VARIABLES and name not in TEXTS]
-    problems += [Problem(0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are taken") for name in long]
-    problems += [Problem(0, name, "", "is not UTF-8 text") for name, value in given.items() if not _is_text(value)]
+    problems += [
+        _refusal(verb, name, value, allowed) for name, value in given.items() if name not in allowed
+    ]
+    empty = [
+        name
+        for name, value in given.items()
+        if not value.strip() and name in allowed and name not in MAY_BE_EMPTY
+    ]
+    problems += [
+        Problem(0, name, "", f"is empty; it is {VARIABLES[name]}, or is left out") for name in empty
+    ]
+    problems += [
+        Problem(
+            0,
+            name,
+            "",
+            f"{show(given[name])} is an address, and {name} is {VARIABLES[name]} on this machine",
+        )
+        for name in PATHS
+        if name in allowed and ADDRESS.match(given.get(name, ""))
+    ]
+    problems += [
+        Problem(0, name, "", fault)
+        for name in PATHS
+        if name in allowed and (fault := _no_path(given.get(name, "")))
+    ]
+    long = [
+        name
+        for name, value in given.items()
+        if len(value) > LONGEST and name in VARIABLES and name not in TEXTS
+    ]
+    problems += [
+        Problem(0, name, "", f"has {len(given[name]):,} characters; at most {LONGEST:,} are taken")
+        for name in long
+    ]
+    problems += [
+        Problem(0, name, "", "is not UTF-8 text")
+        for name, value in given.items()
+        if not _is_text(value)
+    ]
     if problems:
-        raise ConfigError(problems, next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs")
+        raise ConfigError(
+            problems,
+            next=f"{verb} takes: {', '.join(allowed) or 'no variables'}; make shows all verbs",
+        )
     found = {name: environment[name] for name in allowed if environment.get(name)} | given
     return {name: _at_home(value) if name in PATHS else value for name, value in found.items()}
 
@@ -116,7 +192,9 @@ def _without_options(words: Sequence[str], allowed: Sequence[str]) -> Iterator[s
 
 
 def _stranger(word: str, allowed: Sequence[str], meant: str) -> str:
-    """What is wrong with a word that is no variable and no option of the verb; `meant`: the key of the config that it names."""
+    """What is wrong with a word that is no variable and no option of the verb; `meant`: the key of
+    the config that it names.
+    """
     if not word.startswith("--"):
         return f"is not VARIABLE=value{meant or suggest(word, allowed)}"
     return f"is not an option{meant or suggest(word.partition('=')[0], map(option_of, allowed))}"
@@ -137,7 +215,10 @@ def _no_path(value: str) -> str:
     if value.startswith("-"):
         return f"{show(value)} begins as an option does: write ./{printable(value[:20])}"
     if value.startswith("$") or (value.startswith("~") and _at_home(value) == value):
-        return f"{show(value)} begins with a shell's word, and no shell has read it: write the path out"
+        return (
+            f"{show(value)} begins with a shell's word, and no shell has read it: write the "
+            "path out"
+        )
     return ""
 
 
@@ -147,7 +228,9 @@ def _at_home(path: str) -> str:
 
 
 def typed(variables: Variables) -> str:
-    """The words of a command, as a shell takes them, without which the next one would be about another config or run."""
+    """The words of a command, as a shell takes them, without which the next one would be about
+    another config or run.
+    """
     words = {name: variables[name] for name in ("CONFIG", "SET") if name in variables}
     if "RUN" in variables:
         words["CONFIG"] = str(run_of(variables["RUN"]).document)  # which every verb takes
@@ -163,11 +246,17 @@ def _from_make(flags: str) -> Variables:
         return {}
     words = re.findall(r"(?:\\.|[^ \\])+", overrides, flags=re.DOTALL)
     plain = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in words]
-    return {name.rstrip(":+?"): value for name, equals, value in (word.partition("=") for word in plain) if equals}
+    return {
+        name.rstrip(":+?"): value
+        for name, equals, value in (word.partition("=") for word in plain)
+        if equals
+    }
 
 
 def _is_text(value: str) -> bool:
-    """Whether a value is text: what the system hands over as other bytes comes as halves of surrogate pairs."""
+    """Whether a value is text: what the system hands over as other bytes comes as halves of
+    surrogate pairs.
+    """
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -175,11 +264,18 @@ def _refusal(verb: str, name: str, value: str, allowed: Sequence[str]) -> Proble
     meant = _as_set(name, allowed, value)
     if name in VARIABLES:
         return Problem(0, name, "", f"make {verb} does not take {name} ({VARIABLES[name]}){meant}")
-    return Problem(0, printable(name) or f"make {verb}", "", f"unknown variable{meant or suggest(name, allowed)}")
+    return Problem(
+        0,
+        printable(name) or f"make {verb}",
+        "",
+        f"unknown variable{meant or suggest(name, allowed)}",
+    )
 
 
 def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
-    """How SET names the key of the config that a word such as STEPS, --steps or train.steps means; "" where it means none."""
+    """How SET names the key of the config that a word such as STEPS, --steps or train.steps means;
+    "" where it means none.
+    """
     from ..config.schema import key_named  # loads YAML
 
     key = key_named(word.lstrip("-").lower().replace("-", "_")) if "SET" in allowed else ""
@@ -188,23 +284,37 @@ def _as_set(word: str, allowed: Sequence[str], value: str) -> str:
 
 
 def flag(variables: Variables, name: str, other: str = "", default: bool = False) -> bool:
-    """Whether a yes/no variable is on: 1, true, yes or `other`; 0, false or no is off. ConfigError for all else."""
+    """Whether a yes/no variable is on: 1, true, yes or `other`; 0, false or no is off. ConfigError
+    for all else.
+    """
     value = variables.get(name, "").lower()
     if value in ("", "0", "false", "no"):
         return default if not value else False
     if value not in ("1", "true", "yes", other):
         either = f"1, 0 or {other}" if other else "1 or 0"
-        raise ConfigError.of(name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or leave it out")
+        raise ConfigError.of(
+            name, f"must be {either}, not {variables[name]!r}", next=f"{name}=1, or leave it out"
+        )
     return True
 
 
-def amount(variables: Variables, name: str, least: float = LEAST, most: float = MOST) -> float | None:
-    """A number such as 7, 0.5 or 1e12, None where it is not given; ConfigError for anything else."""
+def amount(
+    variables: Variables, name: str, least: float = LEAST, most: float = MOST
+) -> float | None:
+    """A number such as 7, 0.5 or 1e12, None where it is not given; ConfigError for anything
+    else.
+    """
     text = variables.get(name)
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text) or not least <= float(text) <= most:
-        message = f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up to {most:g}, not {show(text)}"
+    if (
+        not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?([eE]\+?[0-9]{1,2})?", text)
+        or not least <= float(text) <= most
+    ):
+        message = (
+            f"must be a number {'above 0' if least == LEAST else f'from {least:g} on'}, up "
+            f"to {most:g}, not {show(text)}"
+        )
         raise ConfigError.of(name, message, next=f"{name}=1, or leave it out")
     return float(text)
 
@@ -222,11 +332,15 @@ def amounts(variables: Variables, *names: str) -> list[float | None]:
     return found
 
 
-def number(variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST) -> int:
+def number(
+    variables: Variables, name: str, default: int, least: int = 0, most: int = LARGEST
+) -> int:
     """A whole number from `least` to `most`; ConfigError for anything else."""
     text = variables.get(name, str(default))
     if not re.fullmatch("[0-9]{1,18}", text) or not least <= int(text) <= most:
-        bounds = f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"
+        bounds = (
+            f"from {least} to {most}" if most < LARGEST else f"from {least} on, of up to 18 digits"
+        )
         message = f"must be a whole number {bounds}, not {show(text)}"
         raise ConfigError.of(name, message, next=f"{name}={default}, or leave it out")
     return int(text)

@@ -1,4 +1,6 @@
-"""make verify: reads one checkpoint through: every byte against its checksum, then every number in it."""
+"""make verify: reads one checkpoint through: every byte against its checksum, then every number in
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,20 @@ def main(variables: Variables, started: float) -> int:
     name, store = store_named(variables)
     step = chosen(variables, store, name)
     commit = read(store, step)
-    print(f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by {layout(commit.layout)}", flush=True)
+    print(
+        f"{store.address(step)}: {len(commit.files)} files, {size(commit.size)}, saved by "
+        f"{layout(commit.layout)}",
+        flush=True,
+    )
     faults = [fault for fault in read_through(store, step, commit) if fault]
     if faults:
         then = "make train sets it aside and goes on from the one before it"
-        raise Broken("is not as it was committed", where=store.address(step), why="; ".join(faults), then=then)
+        raise Broken(
+            "is not as it was committed",
+            where=store.address(step),
+            why="; ".join(faults),
+            then=then,
+        )
     print(f"every byte is as it was written ({len(commit.files)} checksums)", flush=True)
     return run_module("trainfleet.engine.checkpoint.verify", store.address(step))
 
@@ -44,14 +55,18 @@ def chosen(variables: Variables, store: CheckpointStore, name: str) -> int:
     if not steps:
         raise RunError("has no checkpoint yet", where=name, next="make train")
     if text and (not re.fullmatch("[0-9]{1,18}", text) or int(text) not in steps):
-        message = f"there is no checkpoint of step {text!r}; there are: {', '.join(map(str, steps))}"
+        message = (
+            f"there is no checkpoint of step {text!r}; there are: {', '.join(map(str, steps))}"
+        )
         raise ConfigError.of("STEP", message, next="make checkpoints")
     return int(text) if text else steps[-1]
 
 
 def read_through(store: CheckpointStore, step: int, commit: Commit) -> Iterator[str]:
     """What is wrong with each file, as they come; a bar shows how far it is when somebody looks."""
-    show = Progress(console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty())
+    show = Progress(
+        console=Console(file=unguarded(sys.stdout)), transient=True, disable=not sys.stdout.isatty()
+    )
     with ThreadPoolExecutor(node_types.local_cores()) as pool, show as bar:
         task = bar.add_task("reading", total=commit.size)
         faults = pool.map(lambda item: damage(store, step, *item), commit.files.items())

@@ -1,4 +1,6 @@
-"""make watch: serves the run's report on this machine, drawn anew while the run goes on; Ctrl-C ends it, and not the run."""
+"""make watch: serves the run's report on this machine, drawn anew while the run goes on; Ctrl-C
+ends it, and not the run.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,24 @@ def main(variables: Variables, started: float) -> int:
 
 
 def served(run: Run, port: int) -> Server:
-    """The page's server, on `port` where one was asked for. ConfigError where another program has it."""
+    """The page's server, on `port` where one was asked for. ConfigError where another program has
+    it.
+    """
     try:
-        return Server(lambda: untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD), port or None)
+        return Server(
+            lambda: untrusted_input.read_bytes(run.report, 4 * untrusted_input.RECORD), port or None
+        )
     except OSError as error:
         message = f"{port} can't be had: {error.strerror}"
-        raise ConfigError.of("PORT", message, next="PORT=another, or leave it out: then any that is free is taken") from error
+        raise ConfigError.of(
+            "PORT", message, next="PORT=another, or leave it out: then any that is free is taken"
+        ) from error
 
 
 def _draw(run: Run, place: Place) -> None:
-    """Brings the run folder up to date and draws; a fleet that does not answer leaves the page as it was seen last."""
+    """Brings the run folder up to date and draws; a fleet that does not answer leaves the page as
+    it was seen last.
+    """
     try:
         place.refresh()
     except BackendError as error:

@@ -1,4 +1,6 @@
-"""What AWS's refusals mean: each becomes a CloudError that says what was asked, why it failed and what to type next."""
+"""What AWS's refusals mean: each becomes a CloudError that says what was asked, why it failed and
+what to type next.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,83 @@ from ..host.install_paths import page
 from ..trust.errors import CloudError, NotAsked
 from ..trust.safe_output import visible
 
-DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "NotAuthorized",
-          "AuthorizationErrorException", "UnauthorizedException", "Forbidden", "403"}  # fmt: skip
-EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "CredentialsExpired"}
-UNKNOWN_KEY = {"InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "AuthFailure",
-               "SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature", "MissingAuthenticationToken",
-               "MissingAuthenticationTokenException"}  # fmt: skip
-THROTTLED = {"Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequestsException",
-             "RequestThrottled", "RequestThrottledException", "SlowDown", "BandwidthLimitExceeded",
-             "ProvisionedThroughputExceededException", "PriorRequestNotComplete", "EC2ThrottledException"}  # fmt: skip
-NO_REGION = {"OptInRequired", "SubscriptionRequiredException", "RegionDisabledException", "InvalidRegion"}
-CAPACITY = {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
-            "InsufficientCapacity", "Unsupported", "SpotMaxPriceTooLow", "ReservationCapacityExceeded",
-            "InsufficientCapacityOnOutpost"}  # fmt: skip
-PREFIXES = {"resourcegroupstaggingapi": "tag", "service-quotas": "servicequotas", "efs": "elasticfilesystem"}  # of IAM's actions
-ACTIONS = {"s3:ListBuckets": "s3:ListAllMyBuckets", "s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
-CREDENTIALS = "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or aws sso login; aws sts get-caller-identity tells whom AWS sees"
-RENEW = "aws sso login, or new keys in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; then the same again"
+DENIED = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "UnauthorizedOperation",
+    "AuthorizationError",
+    "NotAuthorized",
+    "AuthorizationErrorException",
+    "UnauthorizedException",
+    "Forbidden",
+    "403",
+}
+EXPIRED = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "TokenRefreshRequired",
+    "CredentialsExpired",
+}
+UNKNOWN_KEY = {
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "InvalidAccessKeyId",
+    "AuthFailure",
+    "SignatureDoesNotMatch",
+    "InvalidSignatureException",
+    "IncompleteSignature",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+}
+THROTTLED = {
+    "Throttling",
+    "ThrottlingException",
+    "ThrottledException",
+    "RequestLimitExceeded",
+    "TooManyRequestsException",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "SlowDown",
+    "BandwidthLimitExceeded",
+    "ProvisionedThroughputExceededException",
+    "PriorRequestNotComplete",
+    "EC2ThrottledException",
+}
+NO_REGION = {
+    "OptInRequired",
+    "SubscriptionRequiredException",
+    "RegionDisabledException",
+    "InvalidRegion",
+}
+CAPACITY = {
+    "InsufficientInstanceCapacity",
+    "InsufficientHostCapacity",
+    "InsufficientReservedInstanceCapacity",
+    "InsufficientCapacity",
+    "Unsupported",
+    "SpotMaxPriceTooLow",
+    "ReservationCapacityExceeded",
+    "InsufficientCapacityOnOutpost",
+}
+PREFIXES = {
+    "resourcegroupstaggingapi": "tag",
+    "service-quotas": "servicequotas",
+    "efs": "elasticfilesystem",
+}  # of IAM's actions
+ACTIONS = {
+    "s3:ListBuckets": "s3:ListAllMyBuckets",
+    "s3:HeadBucket": "s3:ListBucket",
+    "s3:ListObjectsV2": "s3:ListBucket",
+}
+CREDENTIALS = (
+    "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or aws sso login; aws sts "
+    "get-caller-identity tells whom AWS sees"
+)
+RENEW = (
+    "aws sso login, or new keys in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+    "AWS_SESSION_TOKEN; then the same again"
+)
 MOST = 600  # letters of AWS's message
 
 
@@ -54,11 +116,15 @@ def explained(region: str, service: str, operation: str) -> Iterator[None]:
 
         if _is_unreadable(error):
             raise _strange(f"{service} {operation} in {region}", error) from error
-        if not isinstance(error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)):
+        if not isinstance(
+            error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+        ):
             raise
         where = f"{service} {operation} in {region}"
         answer = getattr(error, "response", None)
-        raise (_refused(where, service, operation, answer) if answer else _unanswered(where, error)) from error
+        raise (
+            _refused(where, service, operation, answer) if answer else _unanswered(where, error)
+        ) from error
 
 
 @contextmanager
@@ -73,11 +139,18 @@ def passing(*codes: str) -> Iterator[None]:
 
 def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -> CloudError:
     code, said = _words(answer, "Code"), _words(answer, "Message")
-    what, why, then = f"AWS refuses {operation}", f"{code}: {said}", "mend what AWS names, then the same again"
+    what, why, then = (
+        f"AWS refuses {operation}",
+        f"{code}: {said}",
+        "mend what AWS names, then the same again",
+    )
     if code in DENIED:
         named = re.search(r"not authorized to perform:? ([a-z0-9-]+:[A-Za-z*]+)", said)
         missing = named[1] if named else action(service, operation)
-        what, why = f"your credentials may not do {missing}", re.sub(r"Encoded authorization failure message:.*", "", why).strip()
+        what, why = (
+            f"your credentials may not do {missing}",
+            re.sub(r"Encoded authorization failure message:.*", "", why).strip(),
+        )
         then = f"have {missing} allowed, or use other credentials (AWS_PROFILE)"
     elif code in EXPIRED:
         what, then = "your credentials have expired", RENEW
@@ -86,7 +159,10 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
     elif code in THROTTLED:
         what, then = "AWS is throttling your account's requests", "the same again, in a minute"
     elif code in NO_REGION:
-        what, then = "your account can't use this service in this region", "fleet.aws.region: one that your account has enabled"
+        what, then = (
+            "your account can't use this service in this region",
+            "fleet.aws.region: one that your account has enabled",
+        )
     elif code in CAPACITY:
         what = "AWS has no such machines there now"
         then = "fleet.aws.zones: other zones; or fleet.aws.capacity: block or reservation"
@@ -94,13 +170,20 @@ def _refused(where: str, service: str, operation: str, answer: dict[str, Any]) -
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Whether botocore could not read an answer: on a page of HTML its parsers raise what they happen to."""
+    """Whether botocore could not read an answer: on a page of HTML its parsers raise what they
+    happen to.
+    """
     frames = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, NotAws) or any(frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames)
+    return isinstance(error, NotAws) or any(
+        frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames
+    )
 
 
 def _strange(where: str, error: Exception) -> CloudError:
-    what, why = "the answer is not one of AWS's", f"a proxy or a login page may have given it; {_one_line(str(error))}"
+    what, why = (
+        "the answer is not one of AWS's",
+        f"a proxy or a login page may have given it; {_one_line(str(error))}",
+    )
     then = "look at HTTPS_PROXY, NO_PROXY and AWS_ENDPOINT_URL, then the same again"
     return CloudError(what, where=where, why=why, next=then, code=type(error).__name__)
 
@@ -111,12 +194,29 @@ def _unanswered(where: str, error: Exception) -> CloudError:
 
     kind, why = type(error).__name__, _one_line(str(error))
     if isinstance(error, known.ParamValidationError):
-        then = f"the value in config.yaml that it comes from; {page('schema/README.md')} lists all keys"
-        return CloudError("the request is none that AWS takes", where=where, why=why, next=then, code=kind)
-    if kind.startswith(("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")):
-        return NotAsked("your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken")
-    if "Credential" in kind or isinstance(error, (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)):
-        return NotAsked("AWS can't be asked without credentials", where=where, why=why, next=CREDENTIALS, code=kind)
+        then = (
+            f"the value in config.yaml that it comes from; {page('schema/README.md')} lists "
+            "all keys"
+        )
+        return CloudError(
+            "the request is none that AWS takes", where=where, why=why, next=then, code=kind
+        )
+    if kind.startswith(
+        ("UnauthorizedSSO", "SSOToken", "TokenRetrieval", "LoginRefresh", "LoginToken")
+    ):
+        return NotAsked(
+            "your credentials have expired", where=where, why=why, next=RENEW, code="ExpiredToken"
+        )
+    if "Credential" in kind or isinstance(
+        error, (known.ProfileNotFound, known.SSOError, known.ConfigNotFound)
+    ):
+        return NotAsked(
+            "AWS can't be asked without credentials",
+            where=where,
+            why=why,
+            next=CREDENTIALS,
+            code=kind,
+        )
     then = "look at this machine's network and at fleet.aws.region, then the same again"
     return NotAsked("AWS gives no answer", where=where, why=why, next=then, code=kind)
 

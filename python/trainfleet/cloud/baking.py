@@ -1,6 +1,8 @@
-"""Machine images that are baked of a fleet's node: found by tag, made once for each lock of versions, used by the next stack.
+"""Machine images that are baked of a fleet's node: found by tag, made once for each lock of
+versions, used by the next stack.
 
-An image has the tag LOCK only once its snapshot began while the node was sealed (oven.py); one without it is of no use.
+An image has the tag LOCK only once its snapshot began while the node was sealed (oven.py); one
+without it is of no use.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from .resource_types import LOCK, amis
 
 @dataclass(frozen=True)
 class Baked:
-    """An image of ours: its state, the versions in it ("": unfinished), its root disk in GiB, when and how it was made."""
+    """An image of ours: its state, the versions in it ("": unfinished), its root disk in GiB, when
+    and how it was made.
+    """
 
     id: str
     state: str
@@ -42,9 +46,14 @@ class Baked:
 
 
 def versions(config: Config) -> str:
-    """What names all that setup brings to a node, and what it begins from: the stack's versions and its image."""
+    """What names all that setup brings to a node, and what it begins from: the stack's versions and
+    its image.
+    """
     stack = load_stack(config.fleet.stack)
-    return f"{stack.name} {content_hash({'lock': lock_hash(stack).encode(), 'ami': stack.ami.encode()})[:12]}"
+    return (
+        f"{stack.name} "
+        f"{content_hash({'lock': lock_hash(stack).encode(), 'ami': stack.ami.encode()})[:12]}"
+    )
 
 
 def baked(config: Config, calls: Calls) -> list[Baked]:
@@ -54,31 +63,50 @@ def baked(config: Config, calls: Calls) -> list[Baked]:
 
 
 def _baked(id_: str, tags: Mapping[str, str], row: Mapping[str, Any]) -> Baked:
-    disks = {str(disk.get("DeviceName")): disk.get("Ebs", {}) for disk in row.get("BlockDeviceMappings", ())}
+    disks = {
+        str(disk.get("DeviceName")): disk.get("Ebs", {})
+        for disk in row.get("BlockDeviceMappings", ())
+    }
     size = disks.get(str(row.get("RootDeviceName")), {}).get("VolumeSize", 0)
     why = str((row.get("StateReason") or {}).get("Message", ""))
-    return Baked(id_, str(row.get("State")), tags.get(LOCK, ""), int(size), tags.get(CREATED, ""), why)
+    return Baked(
+        id_, str(row.get("State")), tags.get(LOCK, ""), int(size), tags.get(CREATED, ""), why
+    )
 
 
 def fitting(config: Config, calls: Calls) -> Baked | None:
-    """The image that the fleet's next machines are made from, where one was baked and fleet.aws.image names none."""
+    """The image that the fleet's next machines are made from, where one was baked and
+    fleet.aws.image names none.
+    """
     if config.fleet.aws.image:
         return None
     return next((one for one in baked(config, calls) if not one.lack(config)), None)
 
 
 def describe(config: Config, calls: Calls, image: str) -> Iterator[str]:
-    """For `make plan`: which image nodes are made from, and why; and which that were baked are not used."""
+    """For `make plan`: which image nodes are made from, and why; and which that were baked are not
+    used.
+    """
     if config.fleet.aws.image:
         yield f"image {image}: fleet.aws.image names it"
     found = baked(config, calls)
     chosen = next((one for one in found if one.id == image), None)
     if chosen:
-        yield f"image {chosen.id}: baked of this fleet on {chosen.made[:10]} (make image), with the versions {chosen.lock}"
+        yield (
+            f"image {chosen.id}: baked of this fleet on {chosen.made[:10]} (make image), with "
+            f"the versions {chosen.lock}"
+        )
     elif not config.fleet.aws.image:
         yield f"image {image}: that of stack {config.fleet.stack} in docker/stack.lock.yaml"
     for one in found:
         if one != chosen:
-            used = "the machines that are there are of another one, which the stack keeps until make clean"
-            why = "fleet.aws.image names another" if config.fleet.aws.image else one.lack(config) or used
+            used = (
+                "the machines that are there are of another one, which the stack keeps until "
+                "make clean"
+            )
+            why = (
+                "fleet.aws.image names another"
+                if config.fleet.aws.image
+                else one.lack(config) or used
+            )
             yield f"  baked image {one.id} is not used: {why}"

@@ -1,7 +1,9 @@
-"""The one way to send AWS control requests: each is checked against botocore's model, sent, and explained when it is refused.
+"""The one way to send AWS control requests: each is checked against botocore's model, sent, and
+explained when it is refused.
 
-`send` is the hook: the fakes of the tests and the crash matrix put their own function there. Objects in S3 have their own module
-(storage/s3.py), as nodes use it too. The first request loads boto3.
+`send` is the hook: the fakes of the tests and the crash matrix put their own function there.
+Objects in S3 have their own module (storage/s3.py), as nodes use it too. The first request loads
+boto3.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ from typing import Any
 from ..trust.errors import CloudError
 from . import api_errors
 
-TRIES = 8  # of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS throttles
+# of a request, in boto3's standard mode: it waits up to 20 s between two of them while AWS
+# throttles
+TRIES = 8
 SECONDS = 30  # for an answer
-ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")  # what must not be sent again by itself: it is paid for each time
+ONCE = (
+    "PurchaseCapacityBlock",
+    "CreateTrainingPlan",
+)  # what must not be sent again by itself: it is paid for each time
 PAGES = 10_000  # of one listing: a server may go on for ever
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]
@@ -52,14 +59,17 @@ class Calls:
         """The answer.
 
         Raises:
-            CloudError: the request is none that the service takes, it was refused, or no answer came; `code` is AWS's.
+            CloudError: the request is none that the service takes, it was refused, or no answer
+                came; `code` is AWS's.
         """
         with api_errors.explained(self.region, service, operation):
             require_valid(service, operation, request)
             return send(self.region, service, operation, request)
 
     def pages(self, service: str, operation: str, key: str, **request: Any) -> Iterator[Any]:
-        """What stands under `key` in the answer and in all that follow it. Raises as a call does, on any page."""
+        """What stands under `key` in the answer and in all that follow it. Raises as a call does,
+        on any page.
+        """
         pairs = _tokens(service, operation)
         seen: set[str] = set()
         for _ in range(PAGES):
@@ -70,11 +80,17 @@ class Calls:
                 return
             seen.add(str(following))
             request |= following
-        raise CloudError(f"{operation} goes on after {PAGES:,} pages", where=f"{service} in {self.region}", next="the same again")
+        raise CloudError(
+            f"{operation} goes on after {PAGES:,} pages",
+            where=f"{service} in {self.region}",
+            next="the same again",
+        )
 
 
 def require_valid(service: str, operation: str, request: dict[str, Any]) -> None:
-    """Validates a request against the service's model. Raises botocore's ParamValidationError with all that is wrong."""
+    """Validates a request against the service's model. Raises botocore's ParamValidationError with
+    all that is wrong.
+    """
     from botocore.exceptions import ParamValidationError
     from botocore.validate import ParamValidator
 
@@ -111,13 +127,17 @@ def _client(region: str, service: str, tries: int) -> Any:
 
 @functools.cache
 def _tokens(service: str, operation: str) -> tuple[tuple[str, str], ...]:
-    """What goes into the next request, and where the answer has it; none for an operation that has one page."""
+    """What goes into the next request, and where the answer has it; none for an operation that has
+    one page.
+    """
     from botocore.exceptions import UnknownServiceError
     from botocore.paginate import PaginatorModel
 
     loader = _session().get_component("data_loader")
     try:
-        pagination = PaginatorModel(loader.load_service_model(service, "paginators-1")).get_paginator(operation)
+        pagination = PaginatorModel(
+            loader.load_service_model(service, "paginators-1")
+        ).get_paginator(operation)
     except (UnknownServiceError, ValueError):
         return ()
     into, out = pagination["input_token"], pagination["output_token"]

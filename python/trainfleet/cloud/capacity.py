@@ -1,15 +1,18 @@
-"""Capacity that is bought ahead: EC2's capacity blocks and SageMaker's training plans, found, priced and bought once.
+"""Capacity that is bought ahead: EC2's capacity blocks and SageMaker's training plans, found,
+priced and bought once.
 
-A block is found again by its tags. EC2's purchase has no client token, so it is sent once and never repeated by itself (calls.py,
-ONCE): where its answer is lost, what was bought is looked for until it is seen, or nothing more is done.
+A block is found again by its tags. EC2's purchase has no client token, so it is sent once and never
+repeated by itself (calls.py, ONCE): where its answer is lost, what was bought is looked for until
+it is seen, or nothing more is done.
 
-A training plan is found again by its name's beginning and its tags. Its name says when it begins: SageMaker takes a name once, so
-that one offer is not bought twice. Only offers in one piece are taken, as a run would stand between two.
+A training plan is found again by its name's beginning and its tags. Its name says when it begins:
+SageMaker takes a name once, so that one offer is not bought twice. Only offers in one piece are
+taken, as a run would stand between two.
 
-Sources: EC2 user guide, "Capacity Blocks for ML" (whole days up to 14, then weeks up to 182 days; instances are ended from 30
-minutes before the end on); SageMaker developer guide, "Reserve training plans for your training jobs"; botocore's models of EC2
-and SageMaker, whose list has the types; the actions that a plan's purchase needs, AWS's policy
-AmazonSageMakerTrainingPlanCreateAccess.
+Sources: EC2 user guide, "Capacity Blocks for ML" (whole days up to 14, then weeks up to 182 days;
+instances are ended from 30 minutes before the end on); SageMaker developer guide, "Reserve training
+plans for your training jobs"; botocore's models of EC2 and SageMaker, whose list has the types; the
+actions that a plan's purchase needs, AWS's policy AmazonSageMakerTrainingPlanCreateAccess.
 """
 
 from __future__ import annotations
@@ -34,19 +37,39 @@ DAY, DAYS, WEEKS = 24, 14, 26  # hours; whole days up to here, and then whole we
 AHEAD = timedelta(weeks=8)  # how far ahead blocks are sold
 SEEN_IN, AGAIN = 60.0, 5.0  # seconds until what was bought is seen
 ENDS_EARLY = 0.5  # hours before a block's end from which on its instances are ended
-USD = "trainfleet:usd"  # the tag of a block with its price, which EC2 tells only before it is bought
-GONE = ("expired", "cancelled", "failed", "payment-failed", "unsupported", "unavailable", "cancelling")
+USD = (
+    "trainfleet:usd"  # the tag of a block with its price, which EC2 tells only before it is bought
+)
+GONE = (
+    "expired",
+    "cancelled",
+    "failed",
+    "payment-failed",
+    "unsupported",
+    "unavailable",
+    "cancelling",
+)
 TO_BE_BOUGHT = "to be bought"  # the id of what is not held yet, where it is priced
 PLAN_TYPES = (
-    "p4d.24xlarge", "p4de.24xlarge", "p5.4xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge",
-    "p6-b300.48xlarge", "trn1.32xlarge", "trn2.48xlarge",
-)  # fmt: skip
+    "p4d.24xlarge",
+    "p4de.24xlarge",
+    "p5.4xlarge",
+    "p5.48xlarge",
+    "p5e.48xlarge",
+    "p5en.48xlarge",
+    "p6-b200.48xlarge",
+    "p6-b300.48xlarge",
+    "trn1.32xlarge",
+    "trn2.48xlarge",
+)
 MOST_NAME = 40  # characters of a config's name in a plan's, which has 64
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What could be bought: its id, when it begins and ends (unix time), US dollars for all of it, and its zone."""
+    """What could be bought: its id, when it begins and ends (unix time), US dollars for all of it,
+    and its zone.
+    """
 
     id: str
     starts: float
@@ -61,7 +84,9 @@ class Offer:
 
 @dataclass(frozen=True)
 class HeldCapacity:
-    """What was bought: its id (cr-...), state in lower-case letters, when it begins and ends, and US dollars."""
+    """What was bought: its id (cr-...), state in lower-case letters, when it begins and ends, and
+    US dollars.
+    """
 
     id: str
     state: str
@@ -83,17 +108,23 @@ class Paid:
 
     def on(self, bill: Bill | None) -> Bill | None:
         """The bill with it; None where one of the two is unknown."""
-        return None if bill is None or self.usd is None else replace(bill, paid=self.usd, paid_for=self.what)
+        return (
+            None
+            if bill is None or self.usd is None
+            else replace(bill, paid=self.usd, paid_for=self.what)
+        )
 
 
 NOTHING = Paid(0.0, "")
 
 
 class PrepaidCapacity:
-    """Capacity for a config and so many hours: what of it is held, what it costs, and its purchase within the budget.
+    """Capacity for a config and so many hours: what of it is held, what it costs, and its purchase
+    within the budget.
 
-    A kind of it says how it is asked for: `using` is the config whose jobs use what has that id; `by_list`, US dollars an hour of
-    one machine by the list, on demand; `offered` and `owned`, what could be bought and what was; `buy` sends the purchase, once.
+    A kind of it says how it is asked for: `using` is the config whose jobs use what has that id;
+    `by_list`, US dollars an hour of one machine by the list, on demand; `offered` and `owned`, what
+    could be bought and what was; `buy` sends the purchase, once.
     """
 
     name: str
@@ -129,11 +160,15 @@ class PrepaidCapacity:
         return self.using(self.held.id if self.held else None)
 
     def paid_config(self) -> Config:
-        """The config as it is priced: its machines by the hour are in what is paid ahead, also where that is not bought yet."""
+        """The config as it is priced: its machines by the hour are in what is paid ahead, also
+        where that is not bought yet.
+        """
         return self.using(self.held.id if self.held else TO_BE_BOUGHT)
 
     def paid(self) -> Paid:
-        """The price: of what is held, or else of the cheapest offer; where nothing is known of offers, on-demand by the list."""
+        """The price: of what is held, or else of the cheapest offer; where nothing is known of
+        offers, on-demand by the list.
+        """
         nodes = self.config.fleet.nodes
         if self.held and self.held.usd is not None:
             return Paid(self.held.usd / nodes, f"the {self.name} {self.held.id}")
@@ -143,12 +178,19 @@ class PrepaidCapacity:
         except CloudError:
             offers = []  # a plan is made without an account too, and the purchase asks again
         if offers:
-            return Paid(offers[0].usd / nodes, f"the cheapest {self.name} of {hours} h on offer; make setup buys it with YES=1")
+            return Paid(
+                offers[0].usd / nodes,
+                f"the cheapest {self.name} of {hours} h on offer; make setup buys it with YES=1",
+            )
         each = self.by_list()
-        return Paid(each and each * hours, f"a {self.name} of {hours} h at the on-demand list price; make setup shows the offers")
+        return Paid(
+            each and each * hours,
+            f"a {self.name} of {hours} h at the on-demand list price; make setup shows the offers",
+        )
 
     def obtain(self, may_buy: bool, rest: Bill | None) -> tuple[list[str], bool]:
-        """What there is, bought now if that may be, in lines for people; and whether it can be used now. `rest`: all other costs.
+        """What there is, bought now if that may be, in lines for people; and whether it can be used
+        now. `rest`: all other costs.
 
         Raises:
             ConfigError, BackendError: as `find_or_buy`.
@@ -158,33 +200,56 @@ class PrepaidCapacity:
             return lines, False
         if self.held.state == "active":
             return lines, True
-        return [*lines, f"its machines are there from {_moment(self.held.starts)} on\nnext: make setup then"], False
+        return [
+            *lines,
+            f"its machines are there from {_moment(self.held.starts)} on\nnext: make setup then",
+        ], False
 
-    def find_or_buy(self, limit: float | None, may_buy: bool) -> tuple[HeldCapacity | None, list[str]]:
-        """What is held, bought now if that may be, and None where nothing is; with lines for people.
+    def find_or_buy(
+        self, limit: float | None, may_buy: bool
+    ) -> tuple[HeldCapacity | None, list[str]]:
+        """What is held, bought now if that may be, and None where nothing is; with lines for
+        people.
 
         `limit`: US dollars that budget.max_usd leaves for it; without one nothing is bought.
 
         Raises:
             ConfigError: it may be bought, and there is no limit or nothing within it.
-            BackendError: nothing is offered; or the purchase was not answered, and nothing that was bought can be seen.
+            BackendError: nothing is offered; or the purchase was not answered, and nothing that was
+                bought can be seen.
         """
         if held := self._newest():
             return held, [f"{self.name} {held}"]
         hours = whole_hours(self.hours)
         offers = self._offers(hours)
         if not offers:
-            raise BackendError(f"no {self.name} is offered", why=f"for {hours} h", next="fewer nodes, or later again")
+            raise BackendError(
+                f"no {self.name} is offered",
+                why=f"for {hours} h",
+                next="fewer nodes, or later again",
+            )
         lines = [f"{self.name}s that are offered, the cheapest first"]
         for offer in offers:
-            lines.append(f"  {offer}{'' if limit is None or offer.usd <= limit else '  over what budget.max_usd leaves'}")
+            fits = limit is None or offer.usd <= limit
+            lines.append(f"  {offer}" + ("" if fits else "  over what budget.max_usd leaves"))
         if not may_buy:
-            return None, [*lines, "next: make setup YES=1 buys the first that budget.max_usd allows; nothing is refunded"]
+            return None, [
+                *lines,
+                "next: make setup YES=1 buys the first that budget.max_usd allows; nothing is "
+                "refunded",
+            ]
         if limit is None:
-            raise ConfigError.of("budget.max_usd", f"null: a {self.name} is bought within a limit only", next="write one")
+            raise ConfigError.of(
+                "budget.max_usd",
+                f"null: a {self.name} is bought within a limit only",
+                next="write one",
+            )
         cheapest = offers[0]
         if cheapest.usd > limit:
-            what = f"${limit:,.2f} are left for a {self.name}, and the cheapest costs ${cheapest.usd:,.2f}"
+            what = (
+                f"${limit:,.2f} are left for a {self.name}, and the cheapest costs "
+                f"${cheapest.usd:,.2f}"
+            )
             raise ConfigError.of("budget.max_usd", what, next="raise it, or fewer nodes")
         return self._bought(cheapest), [*lines, f"bought for ${cheapest.usd:,.2f}: {cheapest}"]
 
@@ -192,19 +257,28 @@ class PrepaidCapacity:
         """Says that what is held can't be given back."""
         if self.held:
             say(f"kept {self.name} {self.held}")
-            say(f"  AWS cancels and refunds no {self.name}: it is paid, and make setup uses it again until it ends")
+            say(
+                f"  AWS cancels and refunds no {self.name}: it is paid, and make setup uses it "
+                "again until it ends"
+            )
 
     def _newest(self) -> HeldCapacity | None:
         """What is held and of use yet: the one that ends last."""
         over = clock.now() + ENDS_EARLY * 3600
-        return max((held for held in self.owned() if held.ends > over), key=lambda held: held.ends, default=None)
+        return max(
+            (held for held in self.owned() if held.ends > over),
+            key=lambda held: held.ends,
+            default=None,
+        )
 
     def _offers(self, hours: int) -> list[Offer]:
         """The cheapest first, of equals the one that begins first."""
         return sorted(self.offered(hours), key=lambda offer: (offer.usd, offer.starts))
 
     def _left(self, rest: Bill | None) -> float | None:
-        """What budget.max_usd leaves beside all else that is paid for in those hours; None without a limit."""
+        """What budget.max_usd leaves beside all else that is paid for in those hours; None without
+        a limit.
+        """
         limit = self.config.budget.max_usd
         if limit is None:
             return None
@@ -214,7 +288,9 @@ class PrepaidCapacity:
         return max(0.0, limit - rest.whole(self.config.fleet.nodes, self.hours))
 
     def _bought(self, offer: Offer) -> HeldCapacity:
-        """The purchase, sent once, and then looked for; an answer that was lost is no reason to send it again."""
+        """The purchase, sent once, and then looked for; an answer that was lost is no reason to
+        send it again.
+        """
         trouble: CloudError | None = None
         try:
             self.buy(offer)
@@ -226,7 +302,11 @@ class PrepaidCapacity:
                 if trouble:
                     raise trouble
                 why = f"{self.name} {offer.id} is not seen {SEEN_IN:.0f} s after it was bought"
-                raise BackendError("what was bought is not there yet", why=why, next="make setup looks again before it buys")
+                raise BackendError(
+                    "what was bought is not there yet",
+                    why=why,
+                    next="make setup looks again before it buys",
+                )
             clock.sleep(AGAIN)
         return held
 
@@ -245,7 +325,10 @@ class Blocks(PrepaidCapacity):
         return by_table().instance(self.config.fleet.instance_type or "").usd
 
     def offered(self, hours: int) -> Iterator[Offer]:
-        wanted = {"InstanceType": self.config.fleet.instance_type, "InstanceCount": self.config.fleet.nodes}
+        wanted = {
+            "InstanceType": self.config.fleet.instance_type,
+            "InstanceCount": self.config.fleet.nodes,
+        }
         until = _now() + AHEAD + timedelta(hours=hours)
         rows = self.calls.pages(
             "ec2",
@@ -296,7 +379,9 @@ class TrainingPlans(PrepaidCapacity):
     def using(self, id_: str | None) -> Config:
         """With the plan as that of its jobs."""
         fleet = self.config.fleet
-        return replace(self.config, fleet=replace(fleet, sagemaker=replace(fleet.sagemaker, training_plan=id_)))
+        return replace(
+            self.config, fleet=replace(fleet, sagemaker=replace(fleet.sagemaker, training_plan=id_))
+        )
 
     def by_list(self) -> float | None:
         return by_table().training(self.config.fleet.instance_type or "", False).usd
@@ -315,17 +400,34 @@ class TrainingPlans(PrepaidCapacity):
         )
         for row in answer["TrainingPlanOfferings"]:
             pieces, usd = row.get("ReservedCapacityOfferings", ()), fee(row)
-            if len(pieces) == 1 and usd is not None and pieces[0]["InstanceCount"] >= fleet.nodes and "StartTime" in pieces[0]:
+            if (
+                len(pieces) == 1
+                and usd is not None
+                and pieces[0]["InstanceCount"] >= fleet.nodes
+                and "StartTime" in pieces[0]
+            ):
                 (piece,) = pieces
                 starts, ends = piece["StartTime"].timestamp(), piece["EndTime"].timestamp()
-                yield Offer(row["TrainingPlanOfferingId"], starts, ends, usd, str(piece.get("AvailabilityZone", "")))
+                yield Offer(
+                    row["TrainingPlanOfferingId"],
+                    starts,
+                    ends,
+                    usd,
+                    str(piece.get("AvailabilityZone", "")),
+                )
 
     def owned(self) -> Iterator[HeldCapacity]:
         for row in self.calls.pages("sagemaker", "ListTrainingPlans", "TrainingPlanSummaries"):
             arn, state = row["TrainingPlanArn"], row["Status"].lower()
-            is_named = row["TrainingPlanName"].startswith(self.named) and state not in GONE and "StartTime" in row
+            is_named = (
+                row["TrainingPlanName"].startswith(self.named)
+                and state not in GONE
+                and "StartTime" in row
+            )
             if is_named and is_ours(self._tags(arn), self.config.fleet_name):
-                yield HeldCapacity(arn, state, row["StartTime"].timestamp(), row["EndTime"].timestamp(), fee(row))
+                yield HeldCapacity(
+                    arn, state, row["StartTime"].timestamp(), row["EndTime"].timestamp(), fee(row)
+                )
 
     def _tags(self, arn: str) -> dict[str, str]:
         return tags_of(self.calls("sagemaker", "ListTags", ResourceArn=arn).get("Tags"))
@@ -333,7 +435,13 @@ class TrainingPlans(PrepaidCapacity):
     def buy(self, offer: Offer) -> None:
         name = f"{self.named}{datetime.fromtimestamp(offer.starts, UTC):%Y%m%d%H%M}"
         own = pairs(own_tags(self.config.fleet_name))
-        self.calls("sagemaker", "CreateTrainingPlan", TrainingPlanName=name, TrainingPlanOfferingId=offer.id, Tags=own)
+        self.calls(
+            "sagemaker",
+            "CreateTrainingPlan",
+            TrainingPlanName=name,
+            TrainingPlanOfferingId=offer.id,
+            Tags=own,
+        )
 
 
 def fee(row: dict[str, Any]) -> float | None:
@@ -346,7 +454,8 @@ def fee(row: dict[str, Any]) -> float | None:
 
 
 def whole_hours(hours: float) -> int:
-    """The shortest block that lasts so many hours until its instances are ended: days up to 14, then weeks.
+    """The shortest block that lasts so many hours until its instances are ended: days up to 14,
+    then weeks.
 
     Raises:
         ConfigError: there is none so long.
@@ -356,7 +465,9 @@ def whole_hours(hours: float) -> int:
         days = 7 * math.ceil(days / 7)
     if days > 7 * WEEKS:
         raise ConfigError.of(
-            "fleet.aws.capacity", f"block: the longest has {7 * WEEKS} days, this run needs {days}", next="more nodes"
+            "fleet.aws.capacity",
+            f"block: the longest has {7 * WEEKS} days, this run needs {days}",
+            next="more nodes",
         )
     return max(1, days) * DAY
 

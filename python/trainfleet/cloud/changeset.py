@@ -1,4 +1,6 @@
-"""What an update would do to a stack's resources: made, removed, changed, replaced; by the templates alone."""
+"""What an update would do to a stack's resources: made, removed, changed, replaced; by the
+templates alone.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +13,61 @@ from typing import Any
 Resources = Mapping[str, Mapping[str, Any]]
 WIDTH = 100  # columns
 SIGNS = {"made": "+", "removed": "-", "changed": "~", "replaced": "±"}
-# Properties of ours that CloudFormation can only change by making the resource anew (its resource reference).
+# Properties of ours that CloudFormation can only change by making the resource anew (its resource
+# reference).
 FIXED = {
-    "AWS::EC2::VPC": {"CidrBlock"}, "AWS::EC2::Subnet": {"CidrBlock", "AvailabilityZone", "VpcId"},
-    "AWS::EC2::Instance": {"LaunchTemplate"}, "AWS::EC2::KeyPair": {"KeyName", "PublicKeyMaterial"},
-    "AWS::EC2::PlacementGroup": {"Strategy"}, "AWS::S3::Bucket": {"BucketName"},
-    "AWS::Logs::LogGroup": {"LogGroupName"}, "AWS::FSx::FileSystem": {"SubnetIds", "SecurityGroupIds", "FileSystemTypeVersion"},
+    "AWS::EC2::VPC": {"CidrBlock"},
+    "AWS::EC2::Subnet": {"CidrBlock", "AvailabilityZone", "VpcId"},
+    "AWS::EC2::Instance": {"LaunchTemplate"},
+    "AWS::EC2::KeyPair": {"KeyName", "PublicKeyMaterial"},
+    "AWS::EC2::PlacementGroup": {"Strategy"},
+    "AWS::S3::Bucket": {"BucketName"},
+    "AWS::Logs::LogGroup": {"LogGroupName"},
+    "AWS::FSx::FileSystem": {"SubnetIds", "SecurityGroupIds", "FileSystemTypeVersion"},
     "AWS::FSx::DataRepositoryAssociation": {"FileSystemId", "FileSystemPath", "DataRepositoryPath"},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to one resource: its logical id, its kind, and made, removed, changed or replaced."""
+    """What happens to one resource: its logical id, its kind, and made, removed, changed or
+    replaced.
+    """
 
     name: str
     kind: str
     what: str
 
     def __str__(self) -> str:
-        return f"{SIGNS[self.what]} {self.name}  {self.kind.removeprefix('AWS::').replace('::', ' ')}"
+        return (
+            f"{SIGNS[self.what]} {self.name}  {self.kind.removeprefix('AWS::').replace('::', ' ')}"
+        )
 
 
 def compare(before: Resources, after: Resources) -> list[Change]:
-    """Every change, in the order of the templates. A resource that names a changed launch template's version is made anew."""
+    """Every change, in the order of the templates. A resource that names a changed launch
+    template's version is made anew.
+    """
     changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
     stale = {name for name in changed if after[name]["Type"] == "AWS::EC2::LaunchTemplate"}
-    return [change for name in (*after, *(name for name in before if name not in after))
-            if (change := _of(name, before, after, changed, stale))]  # fmt: skip
+    return [
+        change
+        for name in (*after, *(name for name in before if name not in after))
+        if (change := _of(name, before, after, changed, stale))
+    ]
 
 
-def _of(name: str, before: Resources, after: Resources, changed: set[str], stale: set[str]) -> Change | None:
+def _of(
+    name: str, before: Resources, after: Resources, changed: set[str], stale: set[str]
+) -> Change | None:
     kind = str((after.get(name) or before[name])["Type"])
     if name not in before:
         return Change(name, kind, "made")
     if name not in after:
         return Change(name, kind, "removed")
-    if kind == "AWS::EC2::Instance" and any(f'"{template}"' in str(after[name]).replace("'", '"') for template in stale):
+    if kind == "AWS::EC2::Instance" and any(
+        f'"{template}"' in str(after[name]).replace("'", '"') for template in stale
+    ):
         return Change(name, kind, "replaced")
     if name not in changed:
         return None
@@ -57,15 +77,28 @@ def _of(name: str, before: Resources, after: Resources, changed: set[str], stale
 
 
 def describe(changes: list[Change], is_new: bool) -> Iterator[str]:
-    """The change set for people: of a new stack how many of each kind, of one that is there each resource."""
+    """The change set for people: of a new stack how many of each kind, of one that is there each
+    resource.
+    """
     if is_new:
         counts = Counter(change.kind.removeprefix("AWS::").replace("::", " ") for change in changes)
-        line = f"a new stack of {len(changes)} resources: " + ", ".join(f"{n} {kind}" for kind, n in counts.items())
-        yield textwrap.fill(line, WIDTH, initial_indent="  + ", subsequent_indent="    ", break_on_hyphens=False)
+        line = f"a new stack of {len(changes)} resources: " + ", ".join(
+            f"{n} {kind}" for kind, n in counts.items()
+        )
+        yield textwrap.fill(
+            line, WIDTH, initial_indent="  + ", subsequent_indent="    ", break_on_hyphens=False
+        )
         return
     if not changes:
         yield "  nothing: the stack is as it should be"
     yield from (f"  {change}" for change in changes)
-    nodes = [change.name for change in changes if change.what == "replaced" and change.kind == "AWS::EC2::Instance"]
+    nodes = [
+        change.name
+        for change in changes
+        if change.what == "replaced" and change.kind == "AWS::EC2::Instance"
+    ]
     if nodes:
-        yield f"  warning: {len(nodes)} nodes are made anew, as what they are launched from has changed"
+        yield (
+            f"  warning: {len(nodes)} nodes are made anew, as what they are launched from has "
+            "changed"
+        )

@@ -1,4 +1,6 @@
-"""Checks before anything is made: this machine's key and programs; permissions, quotas, reservation, network, keys, buckets."""
+"""Checks before anything is made: this machine's key and programs; permissions, quotas,
+reservation, network, keys, buckets.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from .template_storage import makes_file_system
 PROGRAMS = ("aws", "session-manager-plugin")
 LUSTRE = 988  # FSx's port for its clients
 AWS_S = "alias/aws/ebs"  # the key of EBS that needs nobody's leave
-SERVER = 1200  # GiB: FSx takes about one address of the subnet for each so much of a file system, and one for its metadata
+# GiB: FSx takes about one address of the subnet for each so much of a file system, and one for its
+# metadata
+SERVER = 1200
 Check = Callable[[Config, Calls, Inputs], Iterator[Obstacle]]
 
 
@@ -35,25 +39,41 @@ def require(config: Config, calls: Calls, inputs: Inputs) -> None:
     found = [finding for finding in findings(config, calls, inputs) if finding.blocks]
     if found:
         listed = "\n".join(f"  - {finding}" for finding in found)
-        raise CloudError(f"the fleet can't be made as it is\n{listed}", where=calls.region, code="Preflight")
+        raise CloudError(
+            f"the fleet can't be made as it is\n{listed}", where=calls.region, code="Preflight"
+        )
 
 
 def findings(config: Config, calls: Calls, inputs: Inputs) -> list[Obstacle]:
     """All findings. What can't be checked is reported, and blocks nothing."""
     chosen = [check for check, engines in CHECKS.items() if inputs.engine in engines]
-    return [*here(config, inputs), *(finding for check in chosen for finding in _tried(check, config, calls, inputs))]
+    return [
+        *here(config, inputs),
+        *(finding for check in chosen for finding in _tried(check, config, calls, inputs)),
+    ]
 
 
 def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether this machine has what reaching the nodes needs: a key, and the programs of SSH through SSM."""
+    """Whether this machine has what reaching the nodes needs: a key, and the programs of SSH
+    through SSM.
+    """
     aws, own = config.fleet.aws, config.fleet.ssh.key
     if inputs.engine in permissions.ENGINES:
         return
     if not (aws.key_pair or inputs.public_key):
-        what = f"{own}, and {own}.pub can't be read" if own else "null, and ~/.ssh has no public key"
+        what = (
+            f"{own}, and {own}.pub can't be read" if own else "null, and ~/.ssh has no public key"
+        )
         is_there = own and Path(own).expanduser().exists()
-        then = f"ssh-keygen -y -f {own} > {own}.pub" if is_there else f"ssh-keygen -t ed25519 -f {own or '~/.ssh/id_ed25519'}"
-        yield Obstacle(f"fleet.ssh.key: {what}: nobody could log in to the machines", f"{then}; or fleet.aws.key_pair")
+        then = (
+            f"ssh-keygen -y -f {own} > {own}.pub"
+            if is_there
+            else f"ssh-keygen -t ed25519 -f {own or '~/.ssh/id_ed25519'}"
+        )
+        yield Obstacle(
+            f"fleet.ssh.key: {what}: nobody could log in to the machines",
+            f"{then}; or fleet.aws.key_pair",
+        )
     if aws.ssm_only:
         yield from programs()
 
@@ -62,7 +82,10 @@ def programs() -> Iterator[Obstacle]:
     """Whether this machine has what SSH through SSM needs."""
     for program in PROGRAMS:
         if not shutil.which(program):
-            then = "install the AWS CLI and its Session Manager plugin; or open SSH with fleet.aws.ssh_from"
+            then = (
+                "install the AWS CLI and its Session Manager plugin; or open SSH with "
+                "fleet.aws.ssh_from"
+            )
             yield Obstacle(f"SSH through SSM needs {program}, which is not here", then)
 
 
@@ -71,7 +94,11 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterat
         yield from check(config, calls, inputs)
     except CloudError as error:
         if error.code in DENIED:
-            yield Obstacle(f"not looked at, as {error.what}: {(check.__doc__ or '').partition(':')[0].rstrip('.')}", blocks=False)
+            yield Obstacle(
+                f"not looked at, as {error.what}: "
+                f"{(check.__doc__ or '').partition(':')[0].rstrip('.')}",
+                blocks=False,
+            )
         else:
             raise
 
@@ -93,7 +120,10 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether the reservation has room for the nodes now, of their type and in their zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
-        yield Obstacle("no capacity block is held for the nodes", "make setup shows what is offered, and buys it with YES=1")
+        yield Obstacle(
+            "no capacity block is held for the nodes",
+            "make setup shows what is offered, and buys it with YES=1",
+        )
     elif row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
     elif row is not None:
@@ -101,7 +131,9 @@ def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstac
         yield Obstacle(what, "fleet.aws.reservation, or fleet.aws.region")
 
 
-def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def _against(
+    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
+) -> Iterator[Obstacle]:
     """All that a reservation has against this fleet."""
     name, wanted, aws = config.fleet.aws.reservation, config.fleet.instance_type, config.fleet.aws
     is_block = row.get("ReservationType") == "capacity-block"
@@ -109,24 +141,41 @@ def _against(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Input
         what = f"{name} is {'a' if is_block else 'no'} capacity block"
         yield Obstacle(what, f"fleet.aws.capacity: {'block' if is_block else 'reservation'}")
     if row.get("InstanceType") != wanted:
-        yield Obstacle(f"{name} is of {row.get('InstanceType')}, not {wanted}", f"fleet.instance_type: {row.get('InstanceType')}")
+        yield Obstacle(
+            f"{name} is of {row.get('InstanceType')}, not {wanted}",
+            f"fleet.instance_type: {row.get('InstanceType')}",
+        )
     if row.get("AvailabilityZone") != inputs.zone:
-        where = f"fleet.aws.zones: [{row.get('AvailabilityZone')}]" + (", and a subnet of yours there" if aws.vpc else "")
-        yield Obstacle(f"{name} is in {row.get('AvailabilityZone')}, and the nodes would be in {inputs.zone}", where)
+        where = f"fleet.aws.zones: [{row.get('AvailabilityZone')}]" + (
+            ", and a subnet of yours there" if aws.vpc else ""
+        )
+        yield Obstacle(
+            f"{name} is in {row.get('AvailabilityZone')}, and the nodes would be in {inputs.zone}",
+            where,
+        )
     if row.get("State") != "active":
-        begins = f"; it begins {row.get('StartDate')}" if row.get("State") in ("scheduled", "pending", "payment-pending") else ""
+        begins = (
+            f"; it begins {row.get('StartDate')}"
+            if row.get("State") in ("scheduled", "pending", "payment-pending")
+            else ""
+        )
         yield Obstacle(f"{name} is {row.get('State')}{begins}", "make setup when it is active")
         return
     there = _mine(config, calls)
     free = int(row.get("AvailableInstanceCount", 0)) + there
     if free < len(inputs.slots):
-        yield Obstacle(f"{name} has room for {free} nodes, {len(inputs.slots)} are wanted", f"NODES={free}" if free else "")
+        yield Obstacle(
+            f"{name} has room for {free} nodes, {len(inputs.slots)} are wanted",
+            f"NODES={free}" if free else "",
+        )
 
 
 def _mine(config: Config, calls: Calls) -> int:
     """How many nodes of this fleet run already."""
     states = [
-        row["State"]["Name"] for row in instances(calls, config.fleet_name) if row["InstanceType"] == config.fleet.instance_type
+        row["State"]["Name"]
+        for row in instances(calls, config.fleet_name)
+        if row["InstanceType"] == config.fleet.instance_type
     ]
     return sum(state in ("pending", "running") for state in states)
 
@@ -137,7 +186,10 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
     for name in own:
         if name not in rows:
-            yield Obstacle(f"there is no subnet {name} in {calls.region}", "another one, or another fleet.aws.region")
+            yield Obstacle(
+                f"there is no subnet {name} in {calls.region}",
+                "another one, or another fleet.aws.region",
+            )
             continue
         yield from _placed(rows[name], config, inputs)
         yield from _roomy(rows[name], config, calls, inputs)
@@ -146,19 +198,27 @@ def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 def _described(calls: Calls, ids: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     if wanted := list(ids):
-        yield from calls.pages("ec2", "DescribeSubnets", "Subnets", Filters=[{"Name": "subnet-id", "Values": wanted}])
+        yield from calls.pages(
+            "ec2", "DescribeSubnets", "Subnets", Filters=[{"Name": "subnet-id", "Values": wanted}]
+        )
 
 
 def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[Obstacle]:
     """Of engines that make no instances themselves: nothing, as nodes are where their subnet is."""
     name, network, zone = row["SubnetId"], row.get("VpcId"), row.get("AvailabilityZone")
     if inputs.engine in permissions.ON_EC2 and network != config.fleet.aws.vpc:
-        yield Obstacle(f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc")
+        yield Obstacle(
+            f"{name} is in {network}, not in fleet.aws.vpc {config.fleet.aws.vpc}", "fleet.aws.vpc"
+        )
     if inputs.engine in permissions.ON_EC2 and zone != inputs.zone:
-        yield Obstacle(f"{name} is in {zone}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone")
+        yield Obstacle(
+            f"{name} is in {zone}, not in {inputs.zone}", "fleet.aws.subnets: one in that zone"
+        )
 
 
-def _roomy(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+def _roomy(
+    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
+) -> Iterator[Obstacle]:
     """Whether a subnet has addresses enough: each EFA interface that has one counts."""
     each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - _mine(config, calls)
@@ -166,20 +226,35 @@ def _roomy(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs)
     servers = 1 + -(-config.fleet.fsx.size_gib // SERVER) if makes else 0
     free = int(row.get("AvailableIpAddressCount", 0))
     if new * each + servers > free:
-        needed = f"{new} nodes with {each} addresses each" + (f" and {servers} for the file system" if servers else "")
-        yield Obstacle(f"{row['SubnetId']} has {free} free addresses: too few for {needed}", "a larger subnet")
+        needed = f"{new} nodes with {each} addresses each" + (
+            f" and {servers} for the file system" if servers else ""
+        )
+        yield Obstacle(
+            f"{row['SubnetId']} has {free} free addresses: too few for {needed}", "a larger subnet"
+        )
 
 
-def _open(row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether a subnet has a route to the Internet, from which nodes load drivers and packages, and that nodes can take."""
+def _open(
+    row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
+) -> Iterator[Obstacle]:
+    """Whether a subnet has a route to the Internet, from which nodes load drivers and packages, and
+    that nodes can take.
+    """
     what, routes = "", _routes(calls, row)
     leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
     if routes and not any(route.get("State") != "blackhole" for route in leads):
         what = "has no route to the Internet: set-up loads drivers and packages from there"
-    elif leads and all(str(route.get("GatewayId")).startswith("igw-") for route in leads) and not _public(config, row, inputs):
+    elif (
+        leads
+        and all(str(route.get("GatewayId")).startswith("igw-") for route in leads)
+        and not _public(config, row, inputs)
+    ):
         what = "leads to the Internet by a gateway, and nodes have no public address there"
     if what:
-        then = "a route to a NAT gateway, or another subnet, if nodes have no mirror and no endpoints of theirs"
+        then = (
+            "a route to a NAT gateway, or another subnet, if nodes have no mirror and no "
+            "endpoints of theirs"
+        )
         yield Obstacle(f"{row['SubnetId']} {what}", then, blocks=False)
 
 
@@ -197,7 +272,11 @@ def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
     """Whether a node gets a public address: EC2 gives none to one of several network interfaces."""
     is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
-    return bool(subnet.get("MapPublicIpOnLaunch")) and is_alone and inputs.engine not in permissions.ENGINES
+    return (
+        bool(subnet.get("MapPublicIpOnLaunch"))
+        and is_alone
+        and inputs.engine not in permissions.ENGINES
+    )
 
 
 def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -206,9 +285,18 @@ def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     for row in _groups(calls, groups):
         for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
             rules = [rule for rule in row.get(key, ()) if rule.get("IpProtocol") == "-1"]
-            if not any(pair.get("GroupId") in groups for rule in rules for pair in rule.get("UserIdGroupPairs", ())):
-                what = f"{row['GroupId']} does not let all traffic {way} itself, which EFA and the ranks need"
-                yield Obstacle(what, "a rule of the group for all traffic, with the group itself", blocks=False)
+            if not any(
+                pair.get("GroupId") in groups
+                for rule in rules
+                for pair in rule.get("UserIdGroupPairs", ())
+            ):
+                what = (
+                    f"{row['GroupId']} does not let all traffic {way} itself, which EFA and "
+                    "the ranks need"
+                )
+                yield Obstacle(
+                    what, "a rule of the group for all traffic, with the group itself", blocks=False
+                )
     system = (config.fleet.fsx.dns_name or "").partition(".")[0]
     if inputs.subnet and re.fullmatch("fs-[0-9a-f]{8,}", system):
         with passing("FileSystemNotFound"):  # it may be another account's
@@ -216,22 +304,37 @@ def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle]:
-    """Whether a file system lets the subnet in: the group of nodes is new, so that only a rule by address can."""
+    """Whether a file system lets the subnet in: the group of nodes is new, so that only a rule by
+    address can.
+    """
     (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
     card = row["NetworkInterfaceIds"][:1]
-    cards = calls.pages("ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", NetworkInterfaceIds=card)
+    cards = calls.pages(
+        "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", NetworkInterfaceIds=card
+    )
     groups = {one["GroupId"] for card in cards for one in card.get("Groups", ())}
     cidr = next(iter(_described(calls, [subnet])), {"CidrBlock": vpc.ANYWHERE})["CidrBlock"]
     rules = [rule for group in _groups(calls, groups) for rule in group.get("IpPermissions", ())]
     if not any(_lets_in(rule, cidr) for rule in rules):
-        what = f"no security group of {system} lets nodes of {subnet} in, {cidr}: Lustre needs TCP 988 and 1018-1023"
-        then = f"aws ec2 authorize-security-group-ingress --group-id {min(groups)} --protocol tcp --port 988-1023 --cidr {cidr}"
+        what = (
+            f"no security group of {system} lets nodes of {subnet} in, {cidr}: Lustre needs "
+            "TCP 988 and 1018-1023"
+        )
+        then = (
+            f"aws ec2 authorize-security-group-ingress --group-id {min(groups)} --protocol "
+            f"tcp --port 988-1023 --cidr {cidr}"
+        )
         yield Obstacle(what, f"{then} --region {calls.region}", blocks=False)
 
 
 def _lets_in(rule: Mapping[str, Any], cidr: str) -> bool:
-    is_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 1) <= LUSTRE <= rule.get("ToPort", 0)
-    nodes, ranges = ip_network(cidr), [ip_network(one["CidrIp"]) for one in rule.get("IpRanges", ())]
+    is_port = rule.get("IpProtocol") == "-1" or rule.get("FromPort", 1) <= LUSTRE <= rule.get(
+        "ToPort", 0
+    )
+    nodes, ranges = (
+        ip_network(cidr),
+        [ip_network(one["CidrIp"]) for one in rule.get("IpRanges", ())],
+    )
     return is_port and any(nodes.subnet_of(one) for one in ranges)  # type: ignore[arg-type]
 
 
@@ -246,10 +349,21 @@ def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
     if not key.endswith(AWS_S):
-        who = "AWSServiceRoleForAutoScaling" if inputs.engine in permissions.ENGINES else "your credentials"
-        what = f"the account encrypts disks with {key}; instances end at once unless its policy lets {who} use and grant it"
+        who = (
+            "AWSServiceRoleForAutoScaling"
+            if inputs.engine in permissions.ENGINES
+            else "your credentials"
+        )
+        what = (
+            f"the account encrypts disks with {key}; instances end at once unless its policy "
+            f"lets {who} use and grant it"
+        )
         yield from key_of("the account's default key of EBS", key, calls)
-        yield Obstacle(what, f"aws kms get-key-policy --key-id {key} --policy-name default --region {calls.region}", blocks=False)
+        yield Obstacle(
+            what,
+            f"aws kms get-key-policy --key-id {key} --policy-name default --region {calls.region}",
+            blocks=False,
+        )
 
 
 def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -257,8 +371,15 @@ def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     if key := config.fleet.sagemaker.kms_key:
         yield from key_of(f"fleet.sagemaker.kms_key {key}", key, calls)
         if key.startswith("arn:") and key.split(":")[4] != inputs.account:
-            what = f"fleet.sagemaker.kms_key {key}: it is another account's, whose policy must let the job's role use it"
-            yield Obstacle(what, "ask who has the key; kms:GenerateDataKey, Decrypt, Encrypt and CreateGrant", blocks=False)
+            what = (
+                f"fleet.sagemaker.kms_key {key}: it is another account's, whose policy must "
+                "let the job's role use it"
+            )
+            yield Obstacle(
+                what,
+                "ask who has the key; kms:GenerateDataKey, Decrypt, Encrypt and CreateGrant",
+                blocks=False,
+            )
 
 
 def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
@@ -269,14 +390,19 @@ def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
     except CloudError as error:
         if error.code == "NotFoundException":
             yield Obstacle(f"{where}: there is no such key", f"a key of {calls.region}, or null")
-        elif error.code in DENIED and theirs not in ("", calls("sts", "GetCallerIdentity").get("Account")):
+        elif error.code in DENIED and theirs not in (
+            "",
+            calls("sts", "GetCallerIdentity").get("Account"),
+        ):
             what = f"{where}: the key of account {theirs} is shut to yours"
             yield Obstacle(what, "have its policy allow your account, or use a key of yours")
         elif error.code not in DENIED:
             raise
         return
     if state != "Enabled":
-        yield Obstacle(f"{where}: the key is {state}", f"aws kms enable-key --key-id {key}; or another key")
+        yield Obstacle(
+            f"{where}: the key is {state}", f"aws kms enable-key --key-id {key}; or another key"
+        )
 
 
 def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -288,7 +414,10 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
     except CloudError as error:
         if "NotFound" not in error.code:
             raise
-        then = f"fleet.aws.key_pair: null, which makes one of fleet.ssh.key; or aws ec2 import-key-pair --region {calls.region}"
+        then = (
+            "fleet.aws.key_pair: null, which makes one of fleet.ssh.key; or aws ec2 "
+            f"import-key-pair --region {calls.region}"
+        )
         yield Obstacle(f"fleet.aws.key_pair: {calls.region} has no key pair {name}", then)
 
 
@@ -298,7 +427,9 @@ def _has_file_system(config: Config, calls: Calls) -> bool:
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether buckets of yours are there and in the region: FSx is linked to no other, and what leaves a region costs money."""
+    """Whether buckets of yours are there and in the region: FSx is linked to no other, and what
+    leaves a region costs money.
+    """
     named = {
         "fleet.aws.bucket": config.fleet.aws.bucket,
         "fleet.fsx.link": config.fleet.fsx.link and s3.split(config.fleet.fsx.link)[0],
@@ -311,10 +442,16 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         except CloudError as error:
             if error.code not in ("404", "NoSuchBucket", "NotFound"):
                 raise
-            yield Obstacle(f"{key}: there is no bucket {name}", f"aws s3 mb s3://{name} --region {calls.region}")
+            yield Obstacle(
+                f"{key}: there is no bucket {name}",
+                f"aws s3 mb s3://{name} --region {calls.region}",
+            )
             continue
         if region and region != calls.region:
-            yield Obstacle(f"{key}: {name} is in {region}, the fleet would be in {calls.region}", f"a bucket in {calls.region}")
+            yield Obstacle(
+                f"{key}: {name} is in {region}, the fleet would be in {calls.region}",
+                f"a bucket in {calls.region}",
+            )
 
 
 MADE, SAGEMAKER = (*permissions.ON_EC2, permissions.CLUSTER), ("sagemaker",)

@@ -1,7 +1,7 @@
 """One CloudFormation stack: creates, updates and deletes it, and follows its events.
 
-CloudFormation goes on whether or not the process that asked it lives. So each step first looks at the stack, joins what another
-command has begun, and keeps no state between two commands.
+CloudFormation goes on whether or not the process that asked it lives. So each step first looks at
+the stack, joins what another command has begun, and keeps no state between two commands.
 """
 
 from __future__ import annotations
@@ -18,14 +18,28 @@ from .calls import Calls
 from .template_inputs import pairs
 
 POLL = 5.0  # seconds between two polls of a stack that is being changed
-PATIENCE = 3 * 3600.0  # seconds without any event until it gives up: CloudFormation itself gives up before that
+PATIENCE = (
+    3 * 3600.0
+)  # seconds without any event until it gives up: CloudFormation itself gives up before that
 MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 PROJECT, CONFIG, CREATED = (f"trainfleet:{name}" for name in ("project", "config", "created"))
 OURS = "trainfleet"  # the value of PROJECT
-PASSING = {"RequestLimitExceeded", "Throttling", "ThrottlingException", "EndpointConnectionError", "ReadTimeoutError",
-           "ConnectTimeoutError", "ConnectionClosedError", "InternalFailure", "ServiceUnavailable", "InternalError"}  # fmt: skip
-Show = Callable[[str, str, str], None]  # a resource's logical id, its state, and what is to be said of it
+PASSING = {
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "EndpointConnectionError",
+    "ReadTimeoutError",
+    "ConnectTimeoutError",
+    "ConnectionClosedError",
+    "InternalFailure",
+    "ServiceUnavailable",
+    "InternalError",
+}
+Show = Callable[
+    [str, str, str], None
+]  # a resource's logical id, its state, and what is to be said of it
 
 
 @dataclass(frozen=True)
@@ -69,12 +83,18 @@ class StackEvent:
     @property
     def failed(self) -> bool:
         """Whether something went wrong here first: what was only cancelled with it is no cause."""
-        return self.status.endswith("_FAILED") and not self.own and not re.search("cancelled|not been attempted", self.reason)
+        return (
+            self.status.endswith("_FAILED")
+            and not self.own
+            and not re.search("cancelled|not been attempted", self.reason)
+        )
 
 
 @dataclass
 class CloudFormationStack:
-    """The stack of this name, as far as it is ours. `followed`: the event up to which it has been looked at."""
+    """The stack of this name, as far as it is ours. `followed`: the event up to which it has been
+    looked at.
+    """
 
     calls: Calls
     name: str
@@ -88,7 +108,9 @@ class CloudFormationStack:
             CloudError: a stack of that name was not made by this config.
         """
         try:
-            rows = self.calls("cloudformation", "DescribeStacks", StackName=id_ or self.name)["Stacks"]
+            rows = self.calls("cloudformation", "DescribeStacks", StackName=id_ or self.name)[
+                "Stacks"
+            ]
         except CloudError as error:
             if error.code == "ValidationError" and "does not exist" in error.why:
                 return None
@@ -97,24 +119,38 @@ class CloudFormationStack:
         if state.tags.get(PROJECT) != OURS or state.tags.get(CONFIG) != self.config:
             what = f"there is a stack {self.name} already, and this config has not made it"
             then = "another name in config.yaml, or delete that stack yourself"
-            raise CloudError(what, where=f"cloudformation in {self.calls.region}", next=then, code="Foreign")
+            raise CloudError(
+                what, where=f"cloudformation in {self.calls.region}", next=then, code="Foreign"
+            )
         return state
 
     def create(self, template: str, tags: Mapping[str, str], token: str) -> StackState:
-        """Begins it. Asked twice with a token it is begun once. What fails takes all with it: nothing half made is left."""
+        """Begins it. Asked twice with a token it is begun once. What fails takes all with it:
+        nothing half made is left.
+        """
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
-        return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")  # just made, and not seen yet
+        return self.look(answer["StackId"]) or StackState(
+            answer["StackId"], "CREATE_IN_PROGRESS"
+        )  # just made, and not seen yet
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
         """What CreateStack is asked."""
-        return self.change(template) | {"OnFailure": "DELETE", "ClientRequestToken": token, "Tags": pairs(tags)}
+        return self.change(template) | {
+            "OnFailure": "DELETE",
+            "ClientRequestToken": token,
+            "Tags": pairs(tags),
+        }
 
     def change(self, template: str) -> dict[str, Any]:
-        """What UpdateStack is asked. What its parameters are stands in the template, as their defaults."""
+        """What UpdateStack is asked. What its parameters are stands in the template, as their
+        defaults.
+        """
         return {"StackName": self.name, "TemplateBody": template, "Capabilities": CAPABILITIES}
 
     def update(self, template: str) -> bool:
-        """Whether an update has begun; False where the stack is as the template says already. Its tags stay."""
+        """Whether an update has begun; False where the stack is as the template says already. Its
+        tags stay.
+        """
         self._catch_up()
         try:
             self.calls("cloudformation", "UpdateStack", **self.change(template))
@@ -135,9 +171,15 @@ class CloudFormationStack:
 
     def resources(self) -> dict[str, str]:
         """Logical id → physical id, of what the stack has now."""
-        rows = self.calls.pages("cloudformation", "ListStackResources", "StackResourceSummaries", StackName=self.name)
-        return {row["LogicalResourceId"]: row["PhysicalResourceId"] for row in rows
-                if row.get("PhysicalResourceId") and not row["ResourceStatus"].startswith("DELETE_COMPLETE")}  # fmt: skip
+        rows = self.calls.pages(
+            "cloudformation", "ListStackResources", "StackResourceSummaries", StackName=self.name
+        )
+        return {
+            row["LogicalResourceId"]: row["PhysicalResourceId"]
+            for row in rows
+            if row.get("PhysicalResourceId")
+            and not row["ResourceStatus"].startswith("DELETE_COMPLETE")
+        }
 
     def template(self) -> Mapping[str, Any]:
         """The template that the stack has now."""
@@ -146,7 +188,8 @@ class CloudFormationStack:
         return found if isinstance(found, dict) else {}
 
     def follow(self, state: StackState, show: Show) -> tuple[StackState, StackEvent | None]:
-        """The stack once CloudFormation has left it alone, and what failed first on the way, if something did.
+        """The stack once CloudFormation has left it alone, and what failed first on the way, if
+        something did.
 
         Raises:
             CloudError: AWS gives no answer for long, or CloudFormation does not go on.
@@ -167,14 +210,22 @@ class CloudFormationStack:
             if not state.busy and not misses:
                 return state, first
             if clock.now() - heard > PATIENCE:
-                what = f"nothing has happened to the stack {self.name} for hours; it is {state.status}"
-                raise CloudError(what, where=f"cloudformation in {self.calls.region}", next="make setup again, or make clean")
+                what = (
+                    f"nothing has happened to the stack {self.name} for hours; it is {state.status}"
+                )
+                raise CloudError(
+                    what,
+                    where=f"cloudformation in {self.calls.region}",
+                    next="make setup again, or make clean",
+                )
             clock.sleep(POLL)
 
     def _news(self, id_: str) -> Iterator[StackEvent]:
         """What has happened since the last look, the oldest first."""
         news = []
-        for row in self.calls.pages("cloudformation", "DescribeStackEvents", "StackEvents", StackName=id_):
+        for row in self.calls.pages(
+            "cloudformation", "DescribeStackEvents", "StackEvents", StackName=id_
+        ):
             if row["EventId"] == self.followed:
                 break
             news.append(_event(row))
@@ -190,29 +241,52 @@ class CloudFormationStack:
 
 def _state(row: Mapping[str, Any]) -> StackState:
     return StackState(
-        row["StackId"], row["StackStatus"], row.get("StackStatusReason", ""),
+        row["StackId"],
+        row["StackStatus"],
+        row.get("StackStatusReason", ""),
         {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())},
         {out["OutputKey"]: out["OutputValue"] for out in row.get("Outputs", ())},
         {one["ParameterKey"]: one["ParameterValue"] for one in row.get("Parameters", ())},
-    )  # fmt: skip
+    )
 
 
 def _event(row: Mapping[str, Any]) -> StackEvent:
-    own = row["ResourceType"] == "AWS::CloudFormation::Stack" and row.get("PhysicalResourceId") == row["StackId"]
-    return StackEvent(row["EventId"], row["LogicalResourceId"], row.get("PhysicalResourceId", ""), row["ResourceType"],
-                 row["ResourceStatus"], row.get("ResourceStatusReason", ""), own)  # fmt: skip
+    own = (
+        row["ResourceType"] == "AWS::CloudFormation::Stack"
+        and row.get("PhysicalResourceId") == row["StackId"]
+    )
+    return StackEvent(
+        row["EventId"],
+        row["LogicalResourceId"],
+        row.get("PhysicalResourceId", ""),
+        row["ResourceType"],
+        row["ResourceStatus"],
+        row.get("ResourceStatusReason", ""),
+        own,
+    )
 
 
 def _tell(event: StackEvent, show: Show) -> None:
-    """A resource's line: its kind while it is worked on, its id when it is done, the reason when it failed."""
+    """A resource's line: its kind while it is worked on, its id when it is done, the reason when it
+    failed.
+    """
     if event.own:
         return
     kind = event.type.removeprefix("AWS::").replace("::", " ")
     if event.status.endswith("_FAILED"):
         cancelled = not event.failed
-        show(event.logical, "cancelled" if cancelled else "FAILED", kind if cancelled else f"{kind}: {event.reason}")
+        show(
+            event.logical,
+            "cancelled" if cancelled else "FAILED",
+            kind if cancelled else f"{kind}: {event.reason}",
+        )
     elif event.status.endswith("_IN_PROGRESS"):
         show(event.logical, "deleting" if event.status.startswith("DELETE") else "working", kind)
     else:
-        words = {"CREATE_COMPLETE": "made", "UPDATE_COMPLETE": "changed", "DELETE_COMPLETE": "deleted", "DELETE_SKIPPED": "kept"}
+        words = {
+            "CREATE_COMPLETE": "made",
+            "UPDATE_COMPLETE": "changed",
+            "DELETE_COMPLETE": "deleted",
+            "DELETE_SKIPPED": "kept",
+        }
         show(event.logical, words.get(event.status, "done"), f"{kind} {event.physical}")

@@ -1,8 +1,10 @@
-"""How nodes read their tokens: from FSx, streamed from S3, or copied to each node's own disks first; and what each takes.
+"""How nodes read their tokens: from FSx, streamed from S3, or copied to each node's own disks
+first; and what each takes.
 
-Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide, "Best practices design
-patterns"); a reader has eight of them under way (data/cache.py). FSx: template_storage.py. What is read is small beside that:
-a token is two bytes, or four. So the time to the first batch decides, and how often the data crosses the network again.
+Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide,
+"Best practices design patterns"); a reader has eight of them under way (data/cache.py). FSx:
+template_storage.py. What is read is small beside that: a token is two bytes, or four. So the time
+to the first batch decides, and how often the data crosses the network again.
 """
 
 from __future__ import annotations
@@ -14,9 +16,15 @@ from ..config import Config
 from ..hardware import node_types
 from .template_storage import makes_file_system, throughput
 
-REQUEST, AT_ONCE, PREFIX = 87e6, 8, 5500  # bytes/s of one GET; those of a node; GETs a second of a prefix
+REQUEST, AT_ONCE, PREFIX = (
+    87e6,
+    8,
+    5500,
+)  # bytes/s of one GET; those of a node; GETs a second of a prefix
 PIECE = 16e6  # bytes of one GET
-WINDOW = 1024  # MiB that are shuffled among each other where a dataset is in S3 (data.shuffle_window)
+WINDOW = (
+    1024  # MiB that are shuffled among each other where a dataset is in S3 (data.shuffle_window)
+)
 SMALL_VOCABULARY = 65_536  # tokens that two bytes can tell apart
 COPY_PAYS = 60.0  # seconds that a copy before the first batch may take
 COPY = "NVMe copy"
@@ -24,7 +32,9 @@ COPY = "NVMe copy"
 
 @dataclass(frozen=True)
 class DataAccess:
-    """A way to read: the seconds to its first batch, what it can move in bytes/s (of all nodes), and what it takes to have it."""
+    """A way to read: the seconds to its first batch, what it can move in bytes/s (of all nodes),
+    and what it takes to have it.
+    """
 
     name: str
     seconds: float
@@ -52,11 +62,20 @@ def ways(config: Config) -> Iterator[DataAccess]:
     """Every way that this fleet has."""
     fleet, row, size = config.fleet, node_types.instance(config.fleet.instance_type), volume(config)
     if makes_file_system(config):
-        yield DataAccess("FSx", 1.0, throughput(fleet.fsx), "nothing: make tokenize leaves the tokens there")
+        yield DataAccess(
+            "FSx", 1.0, throughput(fleet.fsx), "nothing: make tokenize leaves the tokens there"
+        )
     elif fleet.shared_folder and fleet.shared_folder.startswith("/"):
-        yield DataAccess("shared folder", 1.0, 0.0, "nothing: make tokenize leaves the tokens there")
+        yield DataAccess(
+            "shared folder", 1.0, 0.0, "nothing: make tokenize leaves the tokens there"
+        )
     window = min(size, (config.data.shuffle_window or WINDOW) * 2.0**20)
-    yield DataAccess("S3 stream", window / node_rate(config), node_rate(config) * fleet.nodes, "data.store: s3://bucket/prefix")
+    yield DataAccess(
+        "S3 stream",
+        window / node_rate(config),
+        node_rate(config) * fleet.nodes,
+        "data.store: s3://bucket/prefix",
+    )
     if row and row.nvme_gb * 1e9 > size:
         yield DataAccess(COPY, size / node_rate(config), 0.0, "data.store: s3://bucket/prefix")
 
@@ -66,14 +85,22 @@ def choose(config: Config) -> tuple[DataAccess, str]:
     found = {way.name: way for way in ways(config)}
     stream, copy = found["S3 stream"], found.get(COPY)
     if not config.data.store and (own := found.get("FSx") or found.get("shared folder")):
-        return own, "data.store is null: the tokens lie beside the run, and every node has them at once"
+        return (
+            own,
+            "data.store is null: the tokens lie beside the run, and every node has them at once",
+        )
     if copy and copy.seconds <= COPY_PAYS and copy.seconds <= 2 * stream.seconds:
         return copy, "the whole dataset is on each node within a minute, and is read once from S3"
-    return stream, "the first batch needs one shuffle window, and the rest comes while the ranks compute"
+    return (
+        stream,
+        "the first batch needs one shuffle window, and the rest comes while the ranks compute",
+    )
 
 
 def copies(config: Config) -> bool:
-    """Whether each node brings the dataset to its own disks before its ranks read it (data/local_copy.py)."""
+    """Whether each node brings the dataset to its own disks before its ranks read it
+    (data/local_copy.py).
+    """
     return bool(config.data.store) and choose(config)[0].name == COPY
 
 
@@ -93,4 +120,7 @@ def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
         line = f"  read: {wanted / 1e6:,.1f} MB/s by all nodes"
         yield line + (f" of {chosen.rate / 1e6:,.0f} MB/s that it moves" if chosen.rate else "")
         if chosen.name != "FSx" and config.data.store:
-            yield f"  S3: {wanted / PIECE:,.1f} GET a second of {PREFIX:,} that one prefix takes: one prefix is enough"
+            yield (
+                f"  S3: {wanted / PIECE:,.1f} GET a second of {PREFIX:,} that one prefix "
+                "takes: one prefix is enough"
+            )

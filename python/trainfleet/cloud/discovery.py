@@ -1,4 +1,6 @@
-"""Looks up in an account what a fleet's template needs: its identity, the zones that offer the type, the image."""
+"""Looks up in an account what a fleet's template needs: its identity, the zones that offer the
+type, the image.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 
 
 def zones(config: Config, calls: Calls) -> list[str]:
-    """The zones to try, in their order: those that the config names, or its reservation or subnets are in, or all with the type.
+    """The zones to try, in their order: those that the config names, or its reservation or subnets
+    are in, or all with the type.
 
     Raises:
         ConfigError: the region has the type nowhere, or a named zone does not.
@@ -39,7 +42,9 @@ def zones(config: Config, calls: Calls) -> list[str]:
         beside = set(_offering(cheap, "data.instance_type", calls))
         if not (offered := [zone for zone in offered if zone in beside]):
             message = f"{calls.region} has no zone with both {type_} and {cheap}"
-            raise ConfigError.of("data.instance_type", message, next="another data.instance_type, or null")
+            raise ConfigError.of(
+                "data.instance_type", message, next="another data.instance_type, or null"
+            )
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
         message = f"{', '.join(strange)}: {type_} is offered in {', '.join(offered)}"
@@ -51,13 +56,18 @@ def zones(config: Config, calls: Calls) -> list[str]:
 def _offering(type_: str, key: str, calls: Calls) -> list[str]:
     """The zones that have a type, which `key` names; ConfigError where the region has none."""
     rows = calls.pages(
-        "ec2", "DescribeInstanceTypeOfferings", "InstanceTypeOfferings", LocationType="availability-zone",
+        "ec2",
+        "DescribeInstanceTypeOfferings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": [type_]}],
-    )  # fmt: skip
+    )
     if found := sorted(row["Location"] for row in rows):
         return found
     message = f"{calls.region} does not have {type_}"
-    raise ConfigError.of("fleet.aws.region", message, next=f"another fleet.aws.region, or another {key}")
+    raise ConfigError.of(
+        "fleet.aws.region", message, next=f"another fleet.aws.region, or another {key}"
+    )
 
 
 def _bound(config: Config, calls: Calls) -> list[str]:
@@ -70,16 +80,22 @@ def _bound(config: Config, calls: Calls) -> list[str]:
 
 
 def _subnets(config: Config, calls: Calls) -> list[Mapping[str, Any]]:
-    return list(calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets)))
+    return list(
+        calls.pages("ec2", "DescribeSubnets", "Subnets", SubnetIds=list(config.fleet.aws.subnets))
+    )
 
 
 def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
-    """The reservation that the nodes are taken from, as EC2 has it; None without one, {} where it is not there (checks.py)."""
+    """The reservation that the nodes are taken from, as EC2 has it; None without one, {} where it
+    is not there (checks.py).
+    """
     name = config.fleet.aws.reservation
     if not name or capacity_of(config) not in ("reservation", "block"):
         return None
     try:
-        found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get("CapacityReservations", [])
+        found = calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[name]).get(
+            "CapacityReservations", []
+        )
     except CloudError as error:
         if "NotFound" in error.code or "Malformed" in error.code:
             return {}
@@ -87,24 +103,48 @@ def reservation_of(config: Config, calls: Calls) -> Mapping[str, Any] | None:
     return found[0] if found else {}
 
 
-def discover(config: Config, calls: Calls, zone: str, slots: tuple[int, ...], is_made: bool = False, engine: str = "") -> Inputs:
-    """What a template for this zone needs to know. `is_made`: there is a stack already, and a bucket of ours is its own."""
+def discover(
+    config: Config,
+    calls: Calls,
+    zone: str,
+    slots: tuple[int, ...],
+    is_made: bool = False,
+    engine: str = "",
+) -> Inputs:
+    """What a template for this zone needs to know. `is_made`: there is a stack already, and a
+    bucket of ours is its own.
+    """
     who = calls("sts", "GetCallerIdentity")
-    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
+    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
+        timespec="seconds"
+    )
     pinned = image_of(config, calls, engine)
     own = None if engine else fitting(config, calls)
     image = own.id if own else pinned
     inputs = Inputs(
-        calls.region, zone, who["Account"], who["Arn"].rpartition("/")[2], image, created, slots, root=root_of(image, calls),
+        calls.region,
+        zone,
+        who["Account"],
+        who["Arn"].rpartition("/")[2],
+        image,
+        created,
+        slots,
+        root=root_of(image, calls),
         head_image=pinned,
-        public_key=public_key(config), subnet=subnet_in(config, calls, zone), group=group_of(config, calls),
-        partition=who["Arn"].split(":")[1], engine=engine, tokenizing=_for_tokenizing(config, calls, engine),
-    )  # fmt: skip
+        public_key=public_key(config),
+        subnet=subnet_in(config, calls, zone),
+        group=group_of(config, calls),
+        partition=who["Arn"].split(":")[1],
+        engine=engine,
+        tokenizing=_for_tokenizing(config, calls, engine),
+    )
     return replace(inputs, has_bucket=not is_made and bucket_is_there(config, calls, inputs))
 
 
 def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
-    """The machine image for data.instance_type, which is that of the cpu stack whatever trains; "" where there is no such key."""
+    """The machine image for data.instance_type, which is that of the cpu stack whatever trains; ""
+    where there is no such key.
+    """
     if config.data.instance_type is None:
         return ""
     cheap = tokenizing(config)
@@ -112,20 +152,33 @@ def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """What a template needs to know where no account can be asked: what the config says, and zeros for the rest."""
+    """What a template needs to know where no account can be asked: what the config says, and zeros
+    for the rest.
+    """
     aws = config.fleet.aws
-    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
+    created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
+        timespec="seconds"
+    )
     return Inputs(
-        region, (*aws.zones, f"{region}a")[0], "0" * 12, "you", aws.image or f"ami-{'0' * 17}", created,
-        tuple(range(config.fleet.nodes)), public_key=public_key(config), subnet=(*aws.subnets, None)[0],
+        region,
+        (*aws.zones, f"{region}a")[0],
+        "0" * 12,
+        "you",
+        aws.image or f"ami-{'0' * 17}",
+        created,
+        tuple(range(config.fleet.nodes)),
+        public_key=public_key(config),
+        subnet=(*aws.subnets, None)[0],
         partition=partition_of(region),
-        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "", head_image=aws.image or f"ami-{'0' * 17}",
-    )  # fmt: skip
+        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "",
+        head_image=aws.image or f"ami-{'0' * 17}",
+    )
 
 
 def image_of(config: Config, calls: Calls, engine: str = "") -> str:
-    """The machine image: the config's, or that of its stack in the version that docker/stack.lock.yaml pins, for nodes or for AWS
-    Batch; "" for an engine whose machines are not seen.
+    """The machine image: the config's, or that of its stack in the version that
+    docker/stack.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are not
+    seen.
 
     Raises:
         ConfigError: the region does not have it.
@@ -134,11 +187,21 @@ def image_of(config: Config, calls: Calls, engine: str = "") -> str:
         return config.fleet.aws.image
     stack = load_stack(config.fleet.stack)
     name = {"": stack.ami, "batch": stack.ecs}.get(engine, "")
-    found = _by_parameter(name, calls) if name.startswith("/") else _by_name(name, stack.neuron_sdk, calls) if name else ""
+    found = (
+        _by_parameter(name, calls)
+        if name.startswith("/")
+        else _by_name(name, stack.neuron_sdk, calls)
+        if name
+        else ""
+    )
     if found or not name:
         return found
     message = f"null: {calls.region} does not have the image of stack {stack.name}, {name}"
-    raise ConfigError.of("fleet.aws.image", message, next="an image of that region, as ami-0123456789abcdef0, or another region")
+    raise ConfigError.of(
+        "fleet.aws.image",
+        message,
+        next="an image of that region, as ami-0123456789abcdef0, or another region",
+    )
 
 
 def _by_parameter(name: str, calls: Calls) -> str:
@@ -149,14 +212,17 @@ def _by_parameter(name: str, calls: Calls) -> str:
 
 
 def _by_name(name: str, sdk: str, calls: Calls) -> str:
-    """An image of Amazon's own by its name; by a name with a *, the newest whose description names that Neuron SDK.
+    """An image of Amazon's own by its name; by a name with a *, the newest whose description names
+    that Neuron SDK.
 
     Source: Neuron DLAMI user guide, "Find a DLAMI by SDK version".
     """
     filters = [{"Name": "name", "Values": [name]}, {"Name": "state", "Values": ["available"]}]
     if "*" in name:
         filters.append({"Name": "description", "Values": [f"*Neuron SDK {sdk}*"]})
-    rows = calls("ec2", "DescribeImages", Owners=["amazon"], Filters=filters, IncludeDeprecated=True).get("Images", [])
+    rows = calls(
+        "ec2", "DescribeImages", Owners=["amazon"], Filters=filters, IncludeDeprecated=True
+    ).get("Images", [])
     return str(max(rows, key=lambda row: str(row.get("CreationDate")))["ImageId"]) if rows else ""
 
 
@@ -170,11 +236,16 @@ def group_of(config: Config, calls: Calls) -> str | None:
     """The placement group that a reservation was made in: only nodes in that very group fill it."""
     if capacity_of(config) != "reservation":
         return None
-    return str((reservation_of(config, calls) or {}).get("PlacementGroupArn") or "").rpartition("/")[2] or None
+    return (
+        str((reservation_of(config, calls) or {}).get("PlacementGroupArn") or "").rpartition("/")[2]
+        or None
+    )
 
 
 def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
-    """The user's own subnet in a zone, None where a network is made; ConfigError where none that is named lies there."""
+    """The user's own subnet in a zone, None where a network is made; ConfigError where none that is
+    named lies there.
+    """
     if not config.fleet.aws.subnets:
         return None
     rows = _subnets(config, calls)
@@ -187,7 +258,9 @@ def subnet_in(config: Config, calls: Calls, zone: str) -> str | None:
 
 
 def public_key(config: Config) -> str:
-    """The public half of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without one, or where the config names a pair."""
+    """The public half of fleet.ssh.key, or of the first usual key in ~/.ssh; "" without one, or
+    where the config names a pair.
+    """
     if config.fleet.aws.key_pair:
         return ""
     for name in [config.fleet.ssh.key] if config.fleet.ssh.key else USUAL_KEYS:

@@ -1,4 +1,6 @@
-"""The stack of AWS Batch, SageMaker or ParallelCluster: as a fleet's, but without nodes, which the engine makes."""
+"""The stack of AWS Batch, SageMaker or ParallelCluster: as a fleet's, but without nodes, which the
+engine makes.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,21 @@ class EngineFleet(FleetStack):
     def render(self, inputs: Inputs) -> str:
         return engine_template.render(self.config, inputs, self.engine)
 
-    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
+    def _wanted(
+        self, bad: Collection[str]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
         return (), (), []
 
     def outputs(self) -> dict[str, str]:
         """What the stack has made, by name; CloudError where it is not there."""
         state = self.stack.look()
         if state is None or not state.whole:
-            why = f"the stack {self.stack.name} is {state.status}" if state else f"there is no stack {self.stack.name}"
-            raise CloudError("nothing is set up for this config", where=self.where, why=why, next="make setup")
+            why = (
+                f"the stack {self.stack.name} is {state.status}"
+                if state
+                else f"there is no stack {self.stack.name}"
+            )
+            raise CloudError(
+                "nothing is set up for this config", where=self.where, why=why, next="make setup"
+            )
         return dict(state.outputs)

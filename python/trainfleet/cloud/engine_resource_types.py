@@ -1,6 +1,8 @@
-"""The resources of AWS Batch and SageMaker, found by tag and removed, as resource_types.py does for a fleet.
+"""The resources of AWS Batch and SageMaker, found by tag and removed, as resource_types.py does for
+a fleet.
 
-Jobs of Batch that have ended are no things: Batch forgets them after a week, and takes no request to do so sooner.
+Jobs of Batch that have ended are no things: Batch forgets them after a week, and takes no request
+to do so sooner.
 """
 
 from __future__ import annotations
@@ -19,28 +21,39 @@ PARAMETERS = "/trainfleet/"
 LOGS = "/aws/sagemaker/TrainingJobs"  # SageMaker's group, of all training jobs of an account
 JOB = r"[a-z0-9-]+-[0-9a-f]{16}"  # the name of a training job of ours
 ENDED = ("Completed", "Failed", "Stopped")
-BUSY = re.compile(r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE)
+BUSY = re.compile(
+    r"being modified|in use|[Cc]annot delete|still|relationship|DISABLED", re.IGNORECASE
+)
 
 
 def _of_batch(operation: str, under: str, id_: str, **more: str) -> Find:
     def find(calls: Calls, config: str | None) -> Things:
         for row in calls.pages("batch", operation, under, **more):
-            if is_ours(tags := tags_of(row.get("tags")), config) and row.get("status") not in ("DELETING", "DELETED"):
+            if is_ours(tags := tags_of(row.get("tags")), config) and row.get("status") not in (
+                "DELETING",
+                "DELETED",
+            ):
                 yield row[id_], tags, row
 
     return find
 
 
 def _remove_queue(calls: Calls, which: str, row: Row) -> object:
-    """Ends its jobs, closes it and takes it away; each step when the one before is done, so this is asked again."""
+    """Ends its jobs, closes it and takes it away; each step when the one before is done, so this is
+    asked again.
+    """
     for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
-        for job in calls.pages("batch", "ListJobs", "jobSummaryList", jobQueue=which, jobStatus=status):
+        for job in calls.pages(
+            "batch", "ListJobs", "jobSummaryList", jobQueue=which, jobStatus=status
+        ):
             calls("batch", "TerminateJob", jobId=job["jobId"], reason="make clean")
     return _take_away(calls, "JobQueue", which, row)
 
 
 def _take_away(calls: Calls, kind: str, which: str, row: Row) -> object:
-    """Disables and deletes. Batch's refusal while it changes something passes: the sweep asks again."""
+    """Disables and deletes. Batch's refusal while it changes something passes: the sweep asks
+    again.
+    """
     named = {kind[0].lower() + kind[1:]: which}
     try:
         if row.get("state") == "ENABLED":
@@ -48,7 +61,13 @@ def _take_away(calls: Calls, kind: str, which: str, row: Row) -> object:
         return calls("batch", f"Delete{kind}", **named)
     except CloudError as error:
         if error.code == "ClientException" and BUSY.search(error.why):
-            raise CloudError(error.what, where=error.where, why=error.why, next=error.next, code="DependencyViolation") from error
+            raise CloudError(
+                error.what,
+                where=error.where,
+                why=error.why,
+                next=error.next,
+                code="DependencyViolation",
+            ) from error
         raise
 
 
@@ -56,9 +75,15 @@ def _jobs(calls: Calls, config: str | None) -> Things:
     named = {"NameContains": slug(config, 46)} if config else {}
     for row in calls.pages("sagemaker", "ListTrainingJobs", "TrainingJobSummaries", **named):
         if re.fullmatch(JOB, row["TrainingJobName"]):
-            tags = tags_of(calls("sagemaker", "ListTags", ResourceArn=row["TrainingJobArn"]).get("Tags"))
+            tags = tags_of(
+                calls("sagemaker", "ListTags", ResourceArn=row["TrainingJobArn"]).get("Tags")
+            )
             if is_ours(tags, config):
-                yield row["TrainingJobName"], tags, row | (_machines(calls, row) if costs(row) else {})
+                yield (
+                    row["TrainingJobName"],
+                    tags,
+                    row | (_machines(calls, row) if costs(row) else {}),
+                )
 
 
 def costs(row: Row) -> bool:
@@ -76,7 +101,9 @@ def _machines(calls: Calls, row: Row) -> dict[str, Any]:
 
 
 def _remove_job(calls: Calls, which: str, row: Row) -> object:
-    """Stops it, ends its warm pool, takes its log and itself away; each when the one before is done, so this is asked again."""
+    """Stops it, ends its warm pool, takes its log and itself away; each when the one before is
+    done, so this is asked again.
+    """
     if not costs(row):
         _remove_log(calls, which)
         return calls("sagemaker", "DeleteTrainingJob", TrainingJobName=which)
@@ -84,12 +111,24 @@ def _remove_job(calls: Calls, which: str, row: Row) -> object:
         if row["TrainingJobStatus"] == "InProgress":
             calls("sagemaker", "StopTrainingJob", TrainingJobName=which)
         elif _is_warm(row):
-            calls("sagemaker", "UpdateTrainingJob", TrainingJobName=which, ResourceConfig={"KeepAlivePeriodInSeconds": 0})
-    raise CloudError("the job is ending", where=which, why="it is removed when it has", code="DependencyViolation")
+            calls(
+                "sagemaker",
+                "UpdateTrainingJob",
+                TrainingJobName=which,
+                ResourceConfig={"KeepAlivePeriodInSeconds": 0},
+            )
+    raise CloudError(
+        "the job is ending",
+        where=which,
+        why="it is removed when it has",
+        code="DependencyViolation",
+    )
 
 
 def _remove_log(calls: Calls, job: str) -> None:
-    """Deletes a job's streams in SageMaker's own group; where the caller may not, they stay and the job is deleted."""
+    """Deletes a job's streams in SageMaker's own group; where the caller may not, they stay and the
+    job is deleted.
+    """
     with passing(*DENIED):
         for stream in streams(calls, LOGS, f"{job}/"):
             calls("logs", "DeleteLogStream", logGroupName=LOGS, logStreamName=stream)
@@ -97,16 +136,30 @@ def _remove_log(calls: Calls, job: str) -> None:
 
 def _parameters(calls: Calls, config: str | None) -> Things:
     path = f"{PARAMETERS}{config}" if config else PARAMETERS.rstrip("/")
-    for row in calls.pages("ssm", "GetParametersByPath", "Parameters", Path=path, Recursive=True, WithDecryption=False):
+    for row in calls.pages(
+        "ssm", "GetParametersByPath", "Parameters", Path=path, Recursive=True, WithDecryption=False
+    ):
         yield row["Name"], own_tags(row["Name"].split("/")[2]), {"Name": row["Name"]}
 
 
 ENGINES: tuple[ResourceKind, ...] = (
     ResourceKind("training job", _jobs, _remove_job),
-    ResourceKind("job queue", _of_batch("DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue),
-    ResourceKind("environment", _of_batch("DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
-         lambda calls, which, row: _take_away(calls, "ComputeEnvironment", which, row)),
-    ResourceKind("job definition", _of_batch("DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
-         lambda calls, which, row: calls("batch", "DeregisterJobDefinition", jobDefinition=which)),
-    ResourceKind("parameter", _parameters, lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which)),
-)  # fmt: skip
+    ResourceKind(
+        "job queue", _of_batch("DescribeJobQueues", "jobQueues", "jobQueueName"), _remove_queue
+    ),
+    ResourceKind(
+        "environment",
+        _of_batch("DescribeComputeEnvironments", "computeEnvironments", "computeEnvironmentName"),
+        lambda calls, which, row: _take_away(calls, "ComputeEnvironment", which, row),
+    ),
+    ResourceKind(
+        "job definition",
+        _of_batch("DescribeJobDefinitions", "jobDefinitions", "jobDefinitionArn", status="ACTIVE"),
+        lambda calls, which, row: calls("batch", "DeregisterJobDefinition", jobDefinition=which),
+    ),
+    ResourceKind(
+        "parameter",
+        _parameters,
+        lambda calls, which, row: calls("ssm", "DeleteParameter", Name=which),
+    ),
+)

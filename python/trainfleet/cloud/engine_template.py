@@ -1,10 +1,13 @@
-"""The CloudFormation template behind AWS Batch, SageMaker and ParallelCluster: what all of their jobs share. Pure.
+"""The CloudFormation template behind AWS Batch, SageMaker and ParallelCluster: what all of their
+jobs share. Pure.
 
-Batch: a network, an environment whose launch template has every EFA interface, in one placement group, and its queue. SageMaker
-makes machines itself and needs a role. Both: the roles of containers, a log group. ParallelCluster: a
-network. The definition of a job is none of these: it holds the image, and is registered with the job (backends/batch_request.py).
+Batch: a network, an environment whose launch template has every EFA interface, in one placement
+group, and its queue. SageMaker makes machines itself and needs a role. Both: the roles of
+containers, a log group. ParallelCluster: a network. The definition of a job is none of these: it
+holds the image, and is registered with the job (backends/batch_request.py).
 
-What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it has been made in an account.
+What is covered: every instance type passes cfn-lint and our own rules. What is not: no stack of it
+has been made in an account.
 """
 
 from __future__ import annotations
@@ -28,9 +31,13 @@ from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
-ROOT, DISK = "/dev/xvda", 300  # GiB at least: images of training are large, and ECS pulls them to the root volume
+ROOT, DISK = (
+    "/dev/xvda",
+    300,
+)  # GiB at least: images of training are large, and ECS pulls them to the root volume
 BOUNDARY = "==TRAINFLEET=="
-# The ECS agent starts when user data has ended, whatever came of it. The console keeps what was said when the instance is gone.
+# The ECS agent starts when user data has ended, whatever came of it. The console keeps what was
+# said when the instance is gone.
 REFUSE = """refuse() {
   set +e
   trap - ERR
@@ -40,7 +47,10 @@ REFUSE = """refuse() {
   exit 1
 }
 trap 'refuse "user data, line $LINENO: $BASH_COMMAND"' ERR"""
-INSTANCES, TASKS = "service-role/AmazonEC2ContainerServiceforEC2Role", "service-role/AmazonECSTaskExecutionRolePolicy"
+INSTANCES, TASKS = (
+    "service-role/AmazonEC2ContainerServiceforEC2Role",
+    "service-role/AmazonECSTaskExecutionRolePolicy",
+)
 
 
 def render(config: Config, inputs: Inputs, engine: str) -> str:
@@ -52,12 +62,18 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
     """The template as data."""
     made = MAKERS[engine](config, inputs)
     values: dict[str, Any] = {"In": ref("Zone"), "Made": ref("Created"), "By": ref("Owner")}
-    values |= {name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made}
+    values |= {
+        name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made
+    }
     values |= {"LogGroup": ref("Log")} if "Log" in made else {}
     if engine == NETWORK:
-        values |= {name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made}
+        values |= {
+            name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made
+        }
     about = f"trainfleet {config.fleet_name}: {engine} on {config.fleet.instance_type}"
-    return assemble(config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about)
+    return assemble(
+        config, inputs, made, {name: {"Value": value} for name, value in values.items()}, about
+    )
 
 
 def batch(config: Config, inputs: Inputs) -> Resources:
@@ -75,58 +91,102 @@ def batch(config: Config, inputs: Inputs) -> Resources:
 
 
 def _tokenizing(config: Config, inputs: Inputs) -> Resources:
-    """The same again for the machines that tokenize: a launch template, an environment and a queue of their own."""
+    """The same again for the machines that tokenize: a launch template, an environment and a queue
+    of their own.
+    """
     name = tokenizing_queue(config)
-    return _queue(tokenizing(config), replace(inputs, image=inputs.tokenizing), (f"{name}-nodes", name), None, "Tokenizing")
+    return _queue(
+        tokenizing(config),
+        replace(inputs, image=inputs.tokenizing),
+        (f"{name}-nodes", name),
+        None,
+        "Tokenizing",
+    )
 
 
-def _queue(config: Config, inputs: Inputs, names: tuple[str, str], group: Any, prefix: str = "") -> Resources:
-    """A launch template, the environment of these names that makes machines by it, and its queue."""
+def _queue(
+    config: Config, inputs: Inputs, names: tuple[str, str], group: Any, prefix: str = ""
+) -> Resources:
+    """A launch template, the environment of these names that makes machines by it, and its
+    queue.
+    """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
     environment = resource(
-        "AWS::Batch::ComputeEnvironment", ComputeEnvironmentName=names[0], Type="MANAGED", State="ENABLED",
-        ReplaceComputeEnvironment=False, Tags=tags,
+        "AWS::Batch::ComputeEnvironment",
+        ComputeEnvironmentName=names[0],
+        Type="MANAGED",
+        State="ENABLED",
+        ReplaceComputeEnvironment=False,
+        Tags=tags,
         ComputeResources={
-            "Type": "EC2", "AllocationStrategy": "BEST_FIT_PROGRESSIVE", "MinvCpus": 0,
+            "Type": "EC2",
+            "AllocationStrategy": "BEST_FIT_PROGRESSIVE",
+            "MinvCpus": 0,
             "MaxvCpus": row.vcpus * config.fleet.nodes,
-            "InstanceTypes": [row.name], "Subnets": [subnet(inputs)], **({"PlacementGroup": group} if group else {}),
-            "SecurityGroupIds": [attribute("Wall", "GroupId")],  # of tasks' interfaces: else the VPC's default group
-            "InstanceRole": attribute("NodeProfile", "Arn"), "Ec2Configuration": [_image(inputs, row)], "Tags": tags,
+            "InstanceTypes": [row.name],
+            "Subnets": [subnet(inputs)],
+            **({"PlacementGroup": group} if group else {}),
+            "SecurityGroupIds": [
+                attribute("Wall", "GroupId")
+            ],  # of tasks' interfaces: else the VPC's default group
+            "InstanceRole": attribute("NodeProfile", "Arn"),
+            "Ec2Configuration": [_image(inputs, row)],
+            "Tags": tags,
             "LaunchTemplate": newest(f"{prefix}Template"),
         },
-    )  # fmt: skip
+    )
     queue = resource(
-        "AWS::Batch::JobQueue", JobQueueName=names[1], Priority=1, State="ENABLED", Tags=tags,
+        "AWS::Batch::JobQueue",
+        JobQueueName=names[1],
+        Priority=1,
+        State="ENABLED",
+        Tags=tags,
         ComputeEnvironmentOrder=[{"Order": 1, "ComputeEnvironment": ref(f"{prefix}Environment")}],
-    )  # fmt: skip
+    )
     return {
-        f"{prefix}Template": resource("AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)),
+        f"{prefix}Template": resource(
+            "AWS::EC2::LaunchTemplate", LaunchTemplateData=_data(config, inputs, tags)
+        ),
         f"{prefix}Environment": environment,
         f"{prefix}Queue": queue,
     }
 
 
 def sagemaker(config: Config, inputs: Inputs) -> Resources:
-    """What SageMaker's training jobs need: their role, which also pulls the image, writes the log and reads secrets."""
-    return {**logs(config), "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs))}
+    """What SageMaker's training jobs need: their role, which also pulls the image, writes the log
+    and reads secrets.
+    """
+    return {
+        **logs(config),
+        "JobRole": role(inputs, "sagemaker.amazonaws.com", of_a_training_job(config, inputs)),
+    }
 
 
 def of_a_training_job(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """What the role of a training job is allowed, whether the stack makes it or it is the user's."""
+    """What the role of a training job is allowed, whether the stack makes it or it is the
+    user's.
+    """
     return [
-        *statements(config, inputs), *pulls(config, inputs), *_reads(config, inputs), *_of_sagemaker(config, inputs),
+        *statements(config, inputs),
+        *pulls(config, inputs),
+        *_reads(config, inputs),
+        *_of_sagemaker(config, inputs),
         *keys(config, inputs),
-    ]  # fmt: skip
+    ]
 
 
 def of_a_start(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
-    """What a role of the user's is allowed by which ECS starts containers; a stack's role has a policy of AWS's beside it."""
+    """What a role of the user's is allowed by which ECS starts containers; a stack's role has a
+    policy of AWS's beside it.
+    """
     *_, log = statements(config, inputs)
     return [*_reads(config, inputs), *pulls(config, inputs), log]
 
 
 def parallelcluster(config: Config, inputs: Inputs) -> Resources:
-    """The network of a cluster. The head gets a public address from its subnet: ParallelCluster gives it none itself."""
+    """The network of a cluster. The head gets a public address from its subnet: ParallelCluster
+    gives it none itself.
+    """
     made = network(config, inputs)
     if "PublicSubnet" in made:
         made["PublicSubnet"]["Properties"]["MapPublicIpOnLaunch"] = True
@@ -143,8 +203,11 @@ def _reads(config: Config, inputs: Inputs) -> list[dict[str, Any]]:
 
 
 def _parameters(config: Config, inputs: Inputs) -> dict[str, Any]:
-    """Reading the parameters in which the secrets of this config are kept (backends/secret_refs.py)."""
-    where = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}:parameter/trainfleet/{config.fleet_name}/*"
+    """Reading the parameters in which the secrets of this config are kept
+    (backends/secret_refs.py).
+    """
+    store = f"arn:{inputs.partition}:ssm:{inputs.region}:{inputs.account}"
+    where = f"{store}:parameter/trainfleet/{config.fleet_name}/*"
     return allow(["ssm:GetParameter", "ssm:GetParameters"], [where])
 
 
@@ -157,16 +220,38 @@ def _secrets(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def _of_sagemaker(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    group = f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group:/aws/sagemaker/*"
-    actions = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
+    group = (
+        f"arn:{inputs.partition}:logs:{inputs.region}:{inputs.account}:log-group:/aws/sagemaker/*"
+    )
+    actions = [
+        "logs:CreateLogGroup",
+        "logs:CreateLogStream",
+        "logs:PutLogEvents",
+        "logs:DescribeLogStreams",
+    ]
     yield allow(actions, [group])
     yield allow(["cloudwatch:PutMetricData"], ["*"])  # which knows no narrower resource
     if config.fleet.sagemaker.remote_debug:
-        yield allow([f"ssmmessages:{step}{kind}Channel" for step in ("Create", "Open") for kind in ("Control", "Data")], ["*"])
+        yield allow(
+            [
+                f"ssmmessages:{step}{kind}Channel"
+                for step in ("Create", "Open")
+                for kind in ("Control", "Data")
+            ],
+            ["*"],
+        )
     if config.fleet.sagemaker.subnets:
-        faces = ["CreateNetworkInterface", "CreateNetworkInterfacePermission", "DeleteNetworkInterface",
-                 "DeleteNetworkInterfacePermission", "DescribeNetworkInterfaces", "DescribeVpcs", "DescribeDhcpOptions",
-                 "DescribeSubnets", "DescribeSecurityGroups"]  # fmt: skip
+        faces = [
+            "CreateNetworkInterface",
+            "CreateNetworkInterfacePermission",
+            "DeleteNetworkInterface",
+            "DeleteNetworkInterfacePermission",
+            "DescribeNetworkInterfaces",
+            "DescribeVpcs",
+            "DescribeDhcpOptions",
+            "DescribeSubnets",
+            "DescribeSecurityGroups",
+        ]
         yield allow([f"ec2:{action}" for action in faces], ["*"])
 
 
@@ -175,42 +260,75 @@ def _image(inputs: Inputs, row: node_types.NodeType) -> dict[str, str]:
 
     Source: docs.aws.amazon.com/batch/latest/userguide/batch-ami-type.html
     """
-    return {"ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023", "ImageIdOverride": inputs.image}
+    return {
+        "ImageType": "ECS_AL2023_NVIDIA" if row.kind == "cuda" else "ECS_AL2023",
+        "ImageIdOverride": inputs.image,
+    }
 
 
 def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any]:
-    """The launch template: every EFA interface, and a subnet in none, as the environment says it."""
+    """The launch template: every EFA interface, and a subnet in none, as the environment says
+    it.
+    """
     return {
-        **hardened(inputs.root if config.fleet.aws.image else ROOT, config.fleet.aws.volume_gib, tags),
+        **hardened(
+            inputs.root if config.fleet.aws.image else ROOT, config.fleet.aws.volume_gib, tags
+        ),
         **reserved(config),
         "NetworkInterfaces": [
-            {"NetworkCardIndex": one.card, "DeviceIndex": one.device, "InterfaceType": one.kind,
-             "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
+            {
+                "NetworkCardIndex": one.card,
+                "DeviceIndex": one.device,
+                "InterfaceType": one.kind,
+                "Groups": [attribute("Wall", "GroupId")],
+                "DeleteOnTermination": True,
+            }
             for one in interfaces(config.fleet.instance_type or "", TASKS_OWN)
         ],
         "UserData": base64.b64encode(user_data(config).encode()).decode(),
-    }  # fmt: skip
+    }
 
 
 def user_data(config: Config) -> str:
-    """What an instance does before it takes jobs. Batch adds its own part, so it is a message of several (MIME)."""
-    lines = ["#!/bin/bash", "set -eu", REFUSE, f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE}s >> /etc/ecs/ecs.config"]
+    """What an instance does before it takes jobs. Batch adds its own part, so it is a message of
+    several (MIME).
+    """
+    lines = [
+        "#!/bin/bash",
+        "set -eu",
+        REFUSE,
+        f"echo ECS_CONTAINER_STOP_TIMEOUT={GRACE}s >> /etc/ecs/ecs.config",
+    ]
     if node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].efa:
         lines.append("modprobe efa")
     lines += _mounting(config)
-    head = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', "", f"--{BOUNDARY}",
-            'Content-Type: text/x-shellscript; charset="us-ascii"', ""]  # fmt: skip
+    head = [
+        "MIME-Version: 1.0",
+        f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"',
+        "",
+        f"--{BOUNDARY}",
+        'Content-Type: text/x-shellscript; charset="us-ascii"',
+        "",
+    ]
     return "\n".join([*head, *lines, "", f"--{BOUNDARY}--", ""])
 
 
 def _mounting(config: Config) -> list[str]:
-    """Mounts the file system. While it is not mounted nobody can write into its folder, which is the instance's own disk then."""
+    """Mounts the file system. While it is not mounted nobody can write into its folder, which is
+    the instance's own disk then.
+    """
     fsx, folder = config.fleet.fsx, config.fleet.fsx.folder
     if not fsx.dns_name:
         return []
     source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
     return [
-        "dnf install -y lustre-client", f"mkdir -p {folder}", f"chattr +i {folder}",
-        f"for wait in 5 10 20 40 0; do mount -t lustre -o relatime,flock {source} {folder} && break; sleep $wait; done",
+        "dnf install -y lustre-client",
+        f"mkdir -p {folder}",
+        f"chattr +i {folder}",
+        "for wait in 5 10 20 40 0; do mount -t lustre -o relatime,flock "
+        f"{source} "
+        f"{folder} "
+        "&& "
+        "break; sleep $wait; done",
         f"mountpoint -q {folder} || refuse '{source} can not be mounted at {folder}'",
-    ]  # fmt: skip
+    ]

@@ -1,7 +1,8 @@
-"""The network interfaces that a launch template gives a node, and the quotas that nodes count against.
+"""The network interfaces that a launch template gives a node, and the quotas that nodes count
+against.
 
-The figures of each type: instance_types.json. Quota codes: Service Quotas' own list for EC2, as public listings of it have them
-(read 2026-11-22).
+The figures of each type: instance_types.json. Quota codes: Service Quotas' own list for EC2, as
+public listings of it have them (read 2026-11-22).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from ..hardware import node_types
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface as a launch template numbers it; `kind`: interface (plain), efa (with an address), efa-only."""
+    """A network interface as a launch template numbers it; `kind`: interface (plain), efa (with an
+    address), efa-only.
+    """
 
     card: int
     device: int
@@ -26,16 +29,28 @@ PLAIN = (Interface(0, 0, "interface"),)  # of a node that meets no other
 def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
     """The interfaces that give a node all its EFA devices, the primary first.
 
-    `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. Where the card can't hold them beside two
-    others, one has both the address and EFA, as in AWS's own template for P5 on Batch.
+    `tasks`: interfaces that are attached to card 0 later, as ECS does for a container. Where the
+    card can't hold them beside two others, one has both the address and EFA, as in AWS's own
+    template for P5 on Batch.
     """
     row = node_types.INSTANCE_TYPES[name]
     if row.efa_only and row.first_efa == 0 and 2 + tasks > row.slots:
-        return (Interface(0, 0, "efa"), *(Interface(card, 0, "efa-only") for card in range(1, row.efa)))
+        return (
+            Interface(0, 0, "efa"),
+            *(Interface(card, 0, "efa-only") for card in range(1, row.efa)),
+        )
     if not row.efa_only:
-        return (Interface(0, 0, "efa" if row.efa else "interface"), *(Interface(card, 1, "efa") for card in range(1, row.efa)))
-    cards = range(row.first_efa, row.first_efa + row.efa)  # after the primary on card 0, the first device of any other
-    return (Interface(0, 0, "interface"), *(Interface(card, 0 if card else 1, "efa-only") for card in cards))
+        return (
+            Interface(0, 0, "efa" if row.efa else "interface"),
+            *(Interface(card, 1, "efa") for card in range(1, row.efa)),
+        )
+    cards = range(
+        row.first_efa, row.first_efa + row.efa
+    )  # after the primary on card 0, the first device of any other
+    return (
+        Interface(0, 0, "interface"),
+        *(Interface(card, 0 if card else 1, "efa-only") for card in cards),
+    )
 
 
 def addresses(name: str) -> int:
@@ -69,7 +84,8 @@ SPOT = {
 def quota_of(name: str, capacity: str) -> Quota | None:
     """The quota that running such nodes counts against.
 
-    None in a capacity block, which has one of its own when it is bought, and where AWS has not published the quota's code.
+    None in a capacity block, which has one of its own when it is bought, and where AWS has not
+    published the quota's code.
     """
     row = node_types.INSTANCE_TYPES[name]
     if capacity == "block":

@@ -1,8 +1,10 @@
-"""The machines: a launch template with every EFA interface, an instance a node made from it, the placement group, the head node.
+"""The machines: a launch template with every EFA interface, an instance a node made from it, the
+placement group, the head node.
 
-A node is an AWS::EC2::Instance of its own, `Node<slot>`: a stack update with other slots makes and removes single nodes, and
-leaves those whose slots stay as they are. CreateFleet could take what is free of several types, and an Auto Scaling group would
-replace nodes by itself; but a job needs one type, all its nodes or none, and replaces a node only when the watch has judged it.
+A node is an AWS::EC2::Instance of its own, `Node<slot>`: a stack update with other slots makes and
+removes single nodes, and leaves those whose slots stay as they are. CreateFleet could take what is
+free of several types, and an Auto Scaling group would replace nodes by itself; but a job needs one
+type, all its nodes or none, and replaces a node only when the watch has judged it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     if not config.fleet.aws.key_pair and inputs.public_key:
         # Its time keeps it from meeting one that an earlier stack left.
         name = f"trainfleet-{config.fleet_name}-{inputs.created}"[:255]
-        found[PAIR] = resource("AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey"))
+        found[PAIR] = resource(
+            "AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey")
+        )
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
@@ -60,13 +64,22 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
     fleet, capacity = config.fleet, capacity_of(config)
     data = _common(config, inputs, tags, fleet.instance_type or "", fleet.aws.volume_gib, "Node")
     data["NetworkInterfaces"] = [
-        {"NetworkCardIndex": interface.card, "DeviceIndex": interface.device, "InterfaceType": interface.kind,
-         "SubnetId": subnet(inputs), "Groups": [attribute("Wall", "GroupId")], "DeleteOnTermination": True}
+        {
+            "NetworkCardIndex": interface.card,
+            "DeviceIndex": interface.device,
+            "InterfaceType": interface.kind,
+            "SubnetId": subnet(inputs),
+            "Groups": [attribute("Wall", "GroupId")],
+            "DeleteOnTermination": True,
+        }
         for interface in (PLAIN if inputs.plain == "yes" else interfaces(fleet.instance_type or ""))
-    ]  # fmt: skip
+    ]
     data["UserData"] = base64.b64encode(user_data(config).encode()).decode()
-    # A spot instance and one in a capacity block can't be stopped by themselves: shutting down ends them.
-    data["InstanceInitiatedShutdownBehavior"] = "stop" if capacity in ("on-demand", "reservation") else "terminate"
+    # A spot instance and one in a capacity block can't be stopped by themselves: shutting down ends
+    # them.
+    data["InstanceInitiatedShutdownBehavior"] = (
+        "stop" if capacity in ("on-demand", "reservation") else "terminate"
+    )
     if group := placement(config, inputs):
         data["Placement"] = {"GroupName": group}
     if capacity == "spot":
@@ -76,7 +89,9 @@ def _node_data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str
 
 
 def reserved(config: Config) -> dict[str, Any]:
-    """Of a launch template: the reservation, or the capacity block, from which its instances are taken; empty without one."""
+    """Of a launch template: the reservation, or the capacity block, from which its instances are
+    taken; empty without one.
+    """
     capacity, data = capacity_of(config), dict[str, Any]()
     if capacity == "block":
         data["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
@@ -86,7 +101,9 @@ def reserved(config: Config) -> dict[str, Any]:
     return data
 
 
-def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str) -> dict[str, Any]:
+def _common(
+    config: Config, inputs: Inputs, tags: dict[str, str], kind: str, volume: int, part: str
+) -> dict[str, Any]:
     """What nodes and head have in common; `part`: Node or Head."""
     data = {
         "ImageId": ref("HeadImage" if part == "Head" else "Image"),
@@ -100,20 +117,35 @@ def _common(config: Config, inputs: Inputs, tags: dict[str, str], kind: str, vol
 
 
 def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
-    """Of any launch template: tokens for the metadata service, an encrypted volume, tags on all that an instance brings."""
-    disk = {"VolumeSize": volume, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    """Of any launch template: tokens for the metadata service, an encrypted volume, tags on all
+    that an instance brings.
+    """
+    disk = {
+        "VolumeSize": volume,
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
     return {
-        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 2},  # 2: containers
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpEndpoint": "enabled",
+            "HttpPutResponseHopLimit": 2,
+        },  # 2: containers
         "BlockDeviceMappings": [{"DeviceName": root, "Ebs": disk}],
         "TagSpecifications": [
-            {"ResourceType": kind, "Tags": pairs(tags)} for kind in ("instance", "volume", "network-interface")
+            {"ResourceType": kind, "Tags": pairs(tags)}
+            for kind in ("instance", "volume", "network-interface")
         ],
     }
 
 
 def newest(template: str) -> dict[str, Any]:
     """A launch template of the stack, in its newest version."""
-    return {"LaunchTemplateId": ref(template), "Version": attribute(template, "LatestVersionNumber")}
+    return {
+        "LaunchTemplateId": ref(template),
+        "Version": attribute(template, "LatestVersionNumber"),
+    }
 
 
 def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
@@ -122,30 +154,47 @@ def _template(data: dict[str, Any], tags: dict[str, str]) -> Resource:
 
 
 def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
-    """A small machine in the public subnet, with an address of its own, through which SSH reaches the nodes."""
+    """A small machine in the public subnet, with an address of its own, through which SSH reaches
+    the nodes.
+    """
     data = _common(config, inputs, tags, config.fleet.aws.head or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
-        {"DeviceIndex": 0, "SubnetId": ref("PublicSubnet"), "Groups": [attribute("HeadWall", "GroupId")],
-         "DeleteOnTermination": True}
-    ]  # fmt: skip
+        {
+            "DeviceIndex": 0,
+            "SubnetId": ref("PublicSubnet"),
+            "Groups": [attribute("HeadWall", "GroupId")],
+            "DeleteOnTermination": True,
+        }
+    ]
     head = resource(
-        "AWS::EC2::Instance", LaunchTemplate=newest("HeadTemplate"), Tags=pairs({"Name": f"{config.fleet_name}-head"})
+        "AWS::EC2::Instance",
+        LaunchTemplate=newest("HeadTemplate"),
+        Tags=pairs({"Name": f"{config.fleet_name}-head"}),
     )
     return {
         "HeadTemplate": _template(data, tags),
         "Head": after("PublicWay", head),
-        "HeadAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))),
+        "HeadAddress": after(
+            "GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc", InstanceId=ref("Head"))
+        ),
     }
 
 
 def user_data(config: Config) -> str:
-    """What a node does at its first boot: it sets its dead man's timer. All else is `make setup`'s, which can look and try
-    again."""
+    """What a node does at its first boot: it sets its dead man's timer. All else is `make setup`'s,
+    which can look and try again.
+    """
     fleet = config.fleet
     hours = "-" if fleet.expires_hours is None else f"{fleet.expires_hours:g}"
     minutes = "-" if fleet.idle_minutes is None else f"{fleet.idle_minutes}"
     script = (SCRIPTS / "deadman.sh").read_text(encoding="utf-8").rstrip("\n")
     return "\n".join(
-        ["#!/bin/bash", "cat > /root/deadman.sh << 'TRAINFLEET'", script, "TRAINFLEET",
-         f"bash /root/deadman.sh apply {hours} {minutes}", ""]
-    )  # fmt: skip
+        [
+            "#!/bin/bash",
+            "cat > /root/deadman.sh << 'TRAINFLEET'",
+            script,
+            "TRAINFLEET",
+            f"bash /root/deadman.sh apply {hours} {minutes}",
+            "",
+        ]
+    )

@@ -1,4 +1,6 @@
-"""Finds what is ours in a region by tag, over every service that is used, with its cost; nothing is read from this machine."""
+"""Finds what is ours in a region by tag, over every service that is used, with its cost; nothing is
+read from this machine.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ CENT = 0.01  # dollars an hour; a stored image costs less, and so does an addres
 
 @dataclass(frozen=True)
 class OwnedResource:
-    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour, None if unknown.
+    """One thing of ours. `since`: seconds since 1970, where it is known; `usd`: dollars an hour,
+    None if unknown.
 
-    Without an id it stands for all of its kind, which these credentials may not look at: `what` says why.
+    Without an id it stands for all of its kind, which these credentials may not look at: `what`
+    says why.
     """
 
     kind: str
@@ -46,23 +50,39 @@ class OwnedResource:
         """For people: kind, id, what it is, since when, dollars a day."""
         if not self.id:
             return f"{self.kind:18} was not looked at: {self.what}"
-        cost = "price unknown" if self.usd is None else f"${self.usd * DAY:,.2f} a day" if self.usd else "free"
-        since = "" if self.since is None else f"since {datetime.datetime.fromtimestamp(self.since).strftime('%Y-%m-%d %H:%M')}"
-        return "  ".join(filter(None, (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what)))
+        cost = (
+            "price unknown"
+            if self.usd is None
+            else f"${self.usd * DAY:,.2f} a day"
+            if self.usd
+            else "free"
+        )
+        since = (
+            ""
+            if self.since is None
+            else f"since {datetime.datetime.fromtimestamp(self.since).strftime('%Y-%m-%d %H:%M')}"
+        )
+        return "  ".join(
+            filter(None, (f"{self.kind:18} {self.id:40}", f"{cost:16}", since, self.what))
+        )
 
 
 Look = Callable[[Calls, str | None], Iterable[OwnedResource]]
 
 
 def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
-    """All that is ours, or all of one config, in the order in which it can be removed; the stacks first.
+    """All that is ours, or all of one config, in the order in which it can be removed; the stacks
+    first.
 
     What these credentials may not look at is one of them, without an id.
 
     Raises:
         CloudError: a service can't be asked; then it is not known what is there.
     """
-    looks: list[tuple[str, Look]] = [("stack", _stacks), *((kind.name, _finder(kind)) for kind in (*ENGINES, *KINDS))]
+    looks: list[tuple[str, Look]] = [
+        ("stack", _stacks),
+        *((kind.name, _finder(kind)) for kind in (*ENGINES, *KINDS)),
+    ]
     found: list[OwnedResource] = []
     for name, look in (*looks, ("any other", _others)):
         try:
@@ -77,7 +97,9 @@ def find(calls: Calls, config: str | None = None) -> list[OwnedResource]:
 def surely(calls: Calls, config: str | None) -> list[OwnedResource]:
     """As `find`, repeated until two listings in a row agree."""
     before, now = None, find(calls, config)
-    while before is None or {(one.kind, one.id) for one in before} != {(one.kind, one.id) for one in now}:
+    while before is None or {(one.kind, one.id) for one in before} != {
+        (one.kind, one.id) for one in now
+    }:
         clock.sleep(AGAIN)
         before, now = now, find(calls, config)
     return now
@@ -92,11 +114,15 @@ def require_seen(found: Iterable[OwnedResource], region: str, verb: str) -> None
 
 
 def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResource]:
-    """The same things, those that are paid by what is in them with size and price: for people, as it takes more requests."""
+    """The same things, those that are paid by what is in them with size and price: for people, as
+    it takes more requests.
+    """
     for one in found:
         try:
             size = _size(calls, one) if one.kind == "bucket" else None
-        except CloudError:  # who may not ask for it, or came too late, has it listed without a price
+        except (
+            CloudError
+        ):  # who may not ask for it, or came too late, has it listed without a price
             size = None
         what, usd = (one.what, one.usd) if size is None else resource_cost.stored(one.kind, size)
         yield replace(one, what=what, usd=usd)
@@ -106,13 +132,24 @@ def _size(calls: Calls, one: OwnedResource) -> float | None:
     """Bytes in a bucket, which CloudWatch reports a day later."""
     if not one.holds_data:
         return 0.0
-    now, days = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC), datetime.timedelta(days=3)
+    now, days = (
+        datetime.datetime.fromtimestamp(clock.now(), datetime.UTC),
+        datetime.timedelta(days=3),
+    )
     answer = calls(
-        "cloudwatch", "GetMetricStatistics", Namespace="AWS/S3", MetricName="BucketSizeBytes", Period=86400,
+        "cloudwatch",
+        "GetMetricStatistics",
+        Namespace="AWS/S3",
+        MetricName="BucketSizeBytes",
+        Period=86400,
         Statistics=["Average"],
-        Dimensions=[{"Name": "BucketName", "Value": one.id}, {"Name": "StorageType", "Value": "StandardStorage"}],
-        StartTime=now - days, EndTime=now,
-    )  # fmt: skip
+        Dimensions=[
+            {"Name": "BucketName", "Value": one.id},
+            {"Name": "StorageType", "Value": "StandardStorage"},
+        ],
+        StartTime=now - days,
+        EndTime=now,
+    )
     newest = max(answer.get("Datapoints", ()), key=lambda point: point["Timestamp"], default=None)
     return newest and float(newest["Average"])
 
@@ -127,7 +164,10 @@ def table(found: Iterable[OwnedResource]) -> Iterator[str]:
         yield f"{config}: {total(ours)}"
         yield from (f"  {one.line()}" for one in dear)
         if free:
-            yield f"  free: {', '.join(f'{count} {kind}' if count > 1 else kind for kind, count in sorted(free.items()))}"
+            kinds = (
+                f"{count} {kind}" if count > 1 else kind for kind, count in sorted(free.items())
+            )
+            yield f"  free: {', '.join(kinds)}"
 
 
 def total(found: Iterable[OwnedResource]) -> str:
@@ -139,7 +179,9 @@ def total(found: Iterable[OwnedResource]) -> str:
 
 
 def costing(found: Iterable[OwnedResource]) -> list[str]:
-    """A line each for what costs a cent an hour or an unknown price and holds no data, then dollars an hour; or none."""
+    """A line each for what costs a cent an hour or an unknown price and holds no data, then dollars
+    an hour; or none.
+    """
     priced = [one for one in found if (one.usd is None or one.usd >= CENT) and not one.holds_data]
     hourly = sum(one.usd or 0.0 for one in priced)
     return [*(one.line() for one in priced), f"${hourly:,.2f} an hour"] if priced else []
@@ -149,31 +191,51 @@ def _stacks(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
     for row in calls.pages("cloudformation", "DescribeStacks", "Stacks"):
         if is_ours(tags := tags_of(row.get("Tags")), config):
             yield OwnedResource(
-                "stack", row["StackName"], tags.get(CONFIG, ""), row["StackStatus"], _seconds(row["CreationTime"]), 0.0, row=row
+                "stack",
+                row["StackName"],
+                tags.get(CONFIG, ""),
+                row["StackStatus"],
+                _seconds(row["CreationTime"]),
+                0.0,
+                row=row,
             )
 
 
 def _finder(kind: ResourceKind) -> Look:
     def look(calls: Calls, config: str | None) -> Iterator[OwnedResource]:
         for id_, tags, row in kind.find(calls, config):
-            (what, usd), stays = resource_cost.of(kind.name, row), _stays(calls, kind.name, id_, tags, row)
-            yield OwnedResource(kind.name, id_, tags.get(CONFIG, ""), what, _since(row, tags), usd, stays, row, kind)
+            (what, usd), stays = (
+                resource_cost.of(kind.name, row),
+                _stays(calls, kind.name, id_, tags, row),
+            )
+            yield OwnedResource(
+                kind.name, id_, tags.get(CONFIG, ""), what, _since(row, tags), usd, stays, row, kind
+            )
 
     return look
 
 
 def _others(calls: Calls, config: str | None) -> Iterable[OwnedResource]:
     """What has our tags in services that no kind knows: named, and not touched."""
-    wanted = [{"Key": PROJECT, "Values": [OURS]}, *([{"Key": CONFIG, "Values": [config]}] if config else [])]
-    for row in calls.pages("resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted):
+    wanted = [
+        {"Key": PROJECT, "Values": [OURS]},
+        *([{"Key": CONFIG, "Values": [config]}] if config else []),
+    ]
+    for row in calls.pages(
+        "resourcegroupstaggingapi", "GetResources", "ResourceTagMappingList", TagFilters=wanted
+    ):
         service = row["ResourceARN"].split(":")[2]
         if service not in KNOWN:
             tags = tags_of(row.get("Tags"))
-            yield OwnedResource(service, row["ResourceARN"], tags.get(CONFIG, ""), "", _since({}, tags), None)
+            yield OwnedResource(
+                service, row["ResourceARN"], tags.get(CONFIG, ""), "", _since({}, tags), None
+            )
 
 
 def _stays(calls: Calls, kind: str, id_: str, tags: Mapping[str, str], row: Row) -> bool:
-    """Whether only a purge removes it: it holds data, or is a machine image that a later setup uses, or that image's snapshot."""
+    """Whether only a purge removes it: it holds data, or is a machine image that a later setup
+    uses, or that image's snapshot.
+    """
     return (kind in BESIDE and LOCK in tags) or _holds_data(calls, kind, id_, row)
 
 
@@ -184,28 +246,48 @@ def _holds_data(calls: Calls, kind: str, id_: str, row: Row) -> bool:
             versions = calls("s3", "ListObjectVersions", Bucket=id_, MaxKeys=1)
             return bool(versions.get("Versions") or versions.get("DeleteMarkers"))
         if kind == "file system":
-            return row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING") and _written(calls, id_, row) != 0
+            return (
+                row["Lifecycle"] not in ("CREATING", "FAILED", "DELETING")
+                and _written(calls, id_, row) != 0
+            )
     except CloudError as error:
         return error.code not in ("NoSuchBucket", "FileSystemNotFound")
     return kind == "backup"
 
 
 def _written(calls: Calls, id_: str, row: Row) -> float | None:
-    """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes); None if unknown."""
+    """Bytes that clients have ever written to a file system (CloudWatch, AWS/FSx DataWriteBytes);
+    None if unknown.
+    """
     day = datetime.timedelta(days=1)
     made = row["CreationTime"]
     end = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC) + day
     answer = calls(
-        "cloudwatch", "GetMetricStatistics", Namespace="AWS/FSx", MetricName="DataWriteBytes", Period=86400, Statistics=["Sum"],
-        Dimensions=[{"Name": "FileSystemId", "Value": id_}], StartTime=made - day, EndTime=end,
-    )  # fmt: skip
+        "cloudwatch",
+        "GetMetricStatistics",
+        Namespace="AWS/FSx",
+        MetricName="DataWriteBytes",
+        Period=86400,
+        Statistics=["Sum"],
+        Dimensions=[{"Name": "FileSystemId", "Value": id_}],
+        StartTime=made - day,
+        EndTime=end,
+    )
     sums = [point["Sum"] for point in answer.get("Datapoints", ())]
     return sum(sums) if sums else None
 
 
 def _since(row: Row, tags: Mapping[str, str]) -> float | None:
     """When it was made: as its service says, or else as its tag does."""
-    for key in ("LaunchTime", "CreationTime", "CreateTime", "StartTime", "CreateDate", "CreationDate", "createdAt"):
+    for key in (
+        "LaunchTime",
+        "CreationTime",
+        "CreateTime",
+        "StartTime",
+        "CreateDate",
+        "CreationDate",
+        "createdAt",
+    ):
         if key in row:
             return _seconds(row[key])
     try:

@@ -1,7 +1,8 @@
 """Reads the lines that CloudWatch Logs keeps of a container, from the end of the last read on.
 
-https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html: a page may be empty and not the last;
-it is the last when it gives back the token that was sent. A group or a stream that is not there yet has no lines yet.
+https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html: a page
+may be empty and not the last; it is the last when it gives back the token that was sent. A group or
+a stream that is not there yet has no lines yet.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from .api_errors import passing
 from .calls import Calls
 
 ABSENT = "ResourceNotFoundException"
-OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")  # what the entrypoint has printed says who and when by itself
+OURS = re.compile(
+    r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|"
+)  # what the entrypoint has printed says who and when by itself
 PAGES = 64  # of one stream in one look: up to 10,000 lines or 1 MB each; the next look goes on
 
 
@@ -24,17 +27,31 @@ def streams(calls: Calls, group: str, prefix: str) -> list[str]:
     """The names of a group's streams that begin so, by name; none while there is no such group."""
     found: list[dict[str, Any]] = []
     with passing(ABSENT):
-        found += calls.pages("logs", "DescribeLogStreams", "logStreams", logGroupName=group, logStreamNamePrefix=prefix)
+        found += calls.pages(
+            "logs",
+            "DescribeLogStreams",
+            "logStreams",
+            logGroupName=group,
+            logStreamNamePrefix=prefix,
+        )
     return sorted(str(stream["logStreamName"]) for stream in found)
 
 
 def read(calls: Calls, group: str, stream: str, token: str = "") -> tuple[list[str], str]:
-    """The lines behind `token`, each with its time of day, and the token behind them; CloudError where AWS refuses."""
+    """The lines behind `token`, each with its time of day, and the token behind them; CloudError
+    where AWS refuses.
+    """
     lines: list[str] = []
     for _ in range(PAGES):
-        where: dict[str, Any] = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
+        where: dict[str, Any] = {
+            "logGroupName": group,
+            "logStreamName": stream,
+            "startFromHead": True,
+        }
         try:
-            answer = calls("logs", "GetLogEvents", **where, **({"nextToken": token} if token else {}))
+            answer = calls(
+                "logs", "GetLogEvents", **where, **({"nextToken": token} if token else {})
+            )
         except CloudError as error:
             if error.code == ABSENT:
                 break

@@ -1,12 +1,14 @@
-"""Bakes a machine image of one node: asks EC2 for it, sees its snapshot begin, and follows it until it is available.
+"""Bakes a machine image of one node: asks EC2 for it, sees its snapshot begin, and follows it until
+it is available.
 
 CreateImage is asked not to boot the node (NoReboot). A boot would flush its disk, which seal.sh
 does too; but it would empty the memory in which the node's keys wait, and nobody could log in to it
 any more. So the image's disk is as after a power failure right behind a `sync`, which ext4 and XFS
 are made for.
 
-Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot has what was on the volume when it began), and
-"Deregister your AMI" (its snapshots stay, and cost); botocore's model of EC2.
+Sources: EC2 user guide, "Create an Amazon EBS-backed AMI" (NoReboot; a snapshot has what was on the
+volume when it began), and "Deregister your AMI" (its snapshots stay, and cost); botocore's model of
+EC2.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from .prices import MONTH
 from .resource_types import LOCK
 from .template_inputs import own_tags, pairs, slug
 
-SEEN_IN, AGAIN = 300.0, 5.0  # seconds until a snapshot is seen to have begun: less than the node stays sealed
+SEEN_IN, AGAIN = (
+    300.0,
+    5.0,
+)  # seconds until a snapshot is seen to have begun: less than the node stays sealed
 POLL, PATIENCE = 15.0, 3 * 3600.0  # seconds between two looks at an image, and without any progress
 LONGEST = 128  # characters of an image's name
 Say = Callable[[str], None]
@@ -41,19 +46,34 @@ class Oven:
     @property
     def name(self) -> str:
         """The image's name, which an account has once: two commands can't make the same."""
-        return f"trainfleet-{slug(self.config.fleet_name)}-{versions(self.config).replace(' ', '-')}"[:LONGEST]
+        return (
+            f"trainfleet-{slug(self.config.fleet_name)}-{versions(self.config).replace(' ', '-')}"[
+                :LONGEST
+            ]
+        )
 
     def begun(self) -> Baked | None:
         """The image with these versions that is there, or on its way."""
         wanted = versions(self.config)
         states = ("available", "pending")
-        return next((one for one in baked(self.config, self.calls) if one.lock == wanted and one.state in states), None)
+        return next(
+            (
+                one
+                for one in baked(self.config, self.calls)
+                if one.lock == wanted and one.state in states
+            ),
+            None,
+        )
 
     def clear(self, say: Say) -> None:
-        """Removes what an earlier command has left unfinished, with its snapshots: it may hold what an image must not."""
+        """Removes what an earlier command has left unfinished, with its snapshots: it may hold what
+        an image must not.
+        """
         for one in baked(self.config, self.calls):
             if not one.lock or one.state not in ("available", "pending"):
-                self._is_seen(one.id)  # one that has not begun yet would come after the image has gone
+                self._is_seen(
+                    one.id
+                )  # one that has not begun yet would come after the image has gone
                 snapshots = [row["SnapshotId"] for row in self.snapshots(one.id)]
                 self.calls("ec2", "DeregisterImage", ImageId=one.id)
                 for snapshot in snapshots:
@@ -63,31 +83,54 @@ class Oven:
 
     def begin(self, instance: str) -> str:
         """Asks for an image of the instance's root disk alone; its id."""
-        moment = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(timespec="seconds")
+        moment = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
+            timespec="seconds"
+        )
         tags = own_tags(self.config.fleet_name) | {CREATED: moment, "Name": self.name}
         named = [{"ResourceType": kind, "Tags": pairs(tags)} for kind in ("image", "snapshot")]
-        about = f"trainfleet {self.config.fleet_name}: a node of stack {versions(self.config)} as make setup leaves it"
+        about = (
+            f"trainfleet {self.config.fleet_name}: a node of stack {versions(self.config)} "
+            "as make setup leaves it"
+        )
         left_out = [{"DeviceName": disk, "NoDevice": ""} for disk in self._others(instance)]
-        answer = self.calls("ec2", "CreateImage", InstanceId=instance, Name=self.name, Description=about, NoReboot=True,
-                            TagSpecifications=named, **({"BlockDeviceMappings": left_out} if left_out else {}))  # fmt: skip
+        answer = self.calls(
+            "ec2",
+            "CreateImage",
+            InstanceId=instance,
+            Name=self.name,
+            Description=about,
+            NoReboot=True,
+            TagSpecifications=named,
+            **({"BlockDeviceMappings": left_out} if left_out else {}),
+        )
         return str(answer["ImageId"])
 
     def _others(self, instance: str) -> list[str]:
-        """The device names of volumes that somebody has attached to the instance beside its root disk."""
-        (reservation,) = self.calls("ec2", "DescribeInstances", InstanceIds=[instance])["Reservations"]
+        """The device names of volumes that somebody has attached to the instance beside its root
+        disk.
+        """
+        (reservation,) = self.calls("ec2", "DescribeInstances", InstanceIds=[instance])[
+            "Reservations"
+        ]
         (row,) = reservation["Instances"]
         disks = [str(disk["DeviceName"]) for disk in row.get("BlockDeviceMappings", ())]
         return [disk for disk in disks if disk != row.get("RootDeviceName")]
 
     def await_snapshots(self, image: str) -> None:
-        """Returns once the image's snapshot has begun: from then on what the node writes is not in it.
+        """Returns once the image's snapshot has begun: from then on what the node writes is not in
+        it.
 
         Raises:
             CloudError: none was seen; the image must not be used.
         """
         if not self._is_seen(image):
             what, why = f"the image {image} has no snapshot", f"none was seen in {SEEN_IN:.0f} s"
-            raise CloudError(what, where=f"ec2 in {self.calls.region}", why=why, next="make image removes it and tries again")
+            raise CloudError(
+                what,
+                where=f"ec2 in {self.calls.region}",
+                why=why,
+                next="make image removes it and tries again",
+            )
 
     def _is_seen(self, image: str) -> bool:
         """Whether the image has a snapshot by now, or within SEEN_IN."""
@@ -97,12 +140,20 @@ class Oven:
         return bool(found)
 
     def snapshots(self, image: str) -> list[Mapping[str, Any]]:
-        """The snapshots of an image, which EC2 describes as `Created by CreateImage(i-...) for ami-...`."""
+        """The snapshots of an image, which EC2 describes as `Created by CreateImage(i-...) for
+        ami-...`.
+        """
         about = [{"Name": "description", "Values": [f"*{image}*"]}]
-        return list(self.calls.pages("ec2", "DescribeSnapshots", "Snapshots", OwnerIds=["self"], Filters=about))
+        return list(
+            self.calls.pages(
+                "ec2", "DescribeSnapshots", "Snapshots", OwnerIds=["self"], Filters=about
+            )
+        )
 
     def confirm(self, image: str) -> None:
-        """Says by tag which versions the image has: from now on it may be used. The snapshots say whose they are."""
+        """Says by tag which versions the image has: from now on it may be used. The snapshots say
+        whose they are.
+        """
         ids = [image, *(str(row["SnapshotId"]) for row in self.snapshots(image))]
         self.calls("ec2", "CreateTags", Resources=ids, Tags=pairs({LOCK: versions(self.config)}))
 
@@ -129,7 +180,12 @@ class Oven:
 
     def _trouble(self, image: str, why: str) -> CloudError:
         where = f"ec2 in {self.calls.region}"
-        return CloudError(f"the image {image} could not be made", where=where, why=why, next="make image makes another")
+        return CloudError(
+            f"the image {image} could not be made",
+            where=where,
+            why=why,
+            next="make image makes another",
+        )
 
     def cost(self, image: str) -> str:
         """What its snapshots hold and cost."""

@@ -1,7 +1,9 @@
-"""The actions that making, running and removing a fleet needs, and which of them IAM's simulator denies the caller.
+"""The actions that making, running and removing a fleet needs, and which of them IAM's simulator
+denies the caller.
 
-Each is simulated on what it will be done to where that has a name of ours, so that a policy that allows `trainfleet-*` alone is
-enough. What a service does in the caller's name through CloudFormation needs the same permissions: it has no role of its own.
+Each is simulated on what it will be done to where that has a name of ours, so that a policy that
+allows `trainfleet-*` alone is enough. What a service does in the caller's name through
+CloudFormation needs the same permissions: it has no role of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ FILE = Path(__file__).with_name("permissions.yaml")
 ENGINES = ("batch", "sagemaker")
 ON_EC2 = ("", "batch")  # whose nodes are instances of the account
 CLUSTER = "parallelcluster"
-FSX, TO_S3 = "fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com"  # of the second there is a role for each file system
+FSX, TO_S3 = (
+    "fsx.amazonaws.com",
+    "s3.data-source.lustre.fsx.amazonaws.com",
+)  # of the second there is a role for each file system
 ROLES_OF = {"batch": ("batch.amazonaws.com",)}  # an engine's
 SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
@@ -39,17 +44,30 @@ Needed = Iterator[tuple[tuple[str, ...], str]]  # actions, and the resource that
 
 @functools.cache
 def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Each row of permissions.yaml: whose names it is for, its actions as IAM has them, and what they are done to."""
+    """Each row of permissions.yaml: whose names it is for, its actions as IAM has them, and what
+    they are done to.
+    """
     return [
-        (row["for"], tuple(f"{service}:{name}" for service, names in row["actions"].items() for name in names), row["to"])
+        (
+            row["for"],
+            tuple(
+                f"{service}:{name}" for service, names in row["actions"].items() for name in names
+            ),
+            row["to"],
+        )
         for row in read_table(FILE)
     ]
 
 
 def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
-    """What is needed on each resource: to look at what there is, or else to make, use and remove what the config says."""
+    """What is needed on each resource: to look at what there is, or else to make, use and remove
+    what the config says.
+    """
     found: dict[str, list[str]] = {}
-    names, here = _names(config, inputs), {"partition": inputs.partition, "region": inputs.region, "account": inputs.account}
+    names, here = (
+        _names(config, inputs),
+        {"partition": inputs.partition, "region": inputs.region, "account": inputs.account},
+    )
     for kind, actions, places in _rows():
         for place in places if kind.endswith("looks") == looks else ():
             for name in names.get(kind, ()):
@@ -99,9 +117,17 @@ def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
     fsx, found = config.fleet.fsx, {"written": sorted(written(config, inputs))}
     if not _makes_file_system(config, inputs):
         return found
-    link, export = [s3.split(fsx.link)[0]] if fsx.link else [], [config.fleet.aws.bucket or ""] if fsx.export else []
+    link, export = (
+        [s3.split(fsx.link)[0]] if fsx.link else [],
+        [config.fleet.aws.bucket or ""] if fsx.export else [],
+    )
     linked = link + [name for name in export if name]
-    return found | {"file system": ["x"], "to S3": [TO_S3] * _to_s3(config), "link": link, "linked": linked}
+    return found | {
+        "file system": ["x"],
+        "to S3": [TO_S3] * _to_s3(config),
+        "link": link,
+        "linked": linked,
+    }
 
 
 def _to_s3(config: Config) -> bool:
@@ -116,7 +142,9 @@ def policy(config: Config, inputs: Inputs) -> Policy:
     """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
     resources: dict[tuple[str, ...], list[str]] = {}
     for actions, resource in (*needed(config, inputs, looks=True), *needed(config, inputs)):
-        place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")  # AWS's own, in whose ARN it may name no account
+        place = resource.replace(
+            f"{inputs.account}:{SESSION}", f"*:{SESSION}"
+        )  # AWS's own, in whose ARN it may name no account
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
     allowed = [allow(sorted(actions), where) for actions, where in resources.items()]
     if services := sorted(_services(config, inputs)):
@@ -126,7 +154,9 @@ def policy(config: Config, inputs: Inputs) -> Policy:
 
 
 def documents(whole: Policy) -> Iterator[Policy]:
-    """The policy in as many as IAM takes it in: a managed policy holds 6,144 characters without white space."""
+    """The policy in as many as IAM takes it in: a managed policy holds 6,144 characters without
+    white space.
+    """
     left, size = list[Any](), 0
     for statement in whole["Statement"]:
         added = len(json.dumps(statement, separators=(",", ":"))) + 1
@@ -141,7 +171,8 @@ def documents(whole: Policy) -> Iterator[Policy]:
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
     """The actions that the caller may not do; CloudError where the simulator can't be asked.
 
-    Those that only look are not simulated: what may not be looked at is told where it is looked at, or is not needed.
+    Those that only look are not simulated: what may not be looked at is told where it is looked at,
+    or is not needed.
     """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
@@ -149,26 +180,47 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
 
     def refused(actions: Sequence[str], resource: str, **more: Any) -> list[str]:
         where = {} if resource == "*" else {"ResourceArns": [resource]}
-        found = calls.pages("iam", "SimulatePrincipalPolicy", "EvaluationResults", PolicySourceArn=caller,
-                            ActionNames=list(actions), **where, **more)  # fmt: skip
-        return [str(row.get("EvalActionName")) for row in found if row.get("EvalDecision") != "allowed"]
+        found = calls.pages(
+            "iam",
+            "SimulatePrincipalPolicy",
+            "EvaluationResults",
+            PolicySourceArn=caller,
+            ActionNames=list(actions),
+            **where,
+            **more,
+        )
+        return [
+            str(row.get("EvalActionName")) for row in found if row.get("EvalDecision") != "allowed"
+        ]
 
     missing = []
     for actions, resource in needed(config, inputs):
         for first in range(0, len(actions), MOST):
             missing += refused(actions[first : first + MOST], resource)
-    there = {str(row["Path"]) for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")}
+    there = {
+        str(row["Path"])
+        for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")
+    }
     for service in _services(config, inputs):
-        if service == TO_S3 or f"/aws-service-role/{service}/" not in there:  # AWS makes it with the first that needs it
-            entry = {"ContextKeyName": "iam:AWSServiceName", "ContextKeyValues": [service], "ContextKeyType": "string"}
+        if (
+            service == TO_S3 or f"/aws-service-role/{service}/" not in there
+        ):  # AWS makes it with the first that needs it
+            entry = {
+                "ContextKeyName": "iam:AWSServiceName",
+                "ContextKeyValues": [service],
+                "ContextKeyType": "string",
+            }
             missing += [
-                f"{one} for {service}" for one in refused([LINK], _linked(inputs, f"{service}/x"), ContextEntries=[entry])
+                f"{one} for {service}"
+                for one in refused([LINK], _linked(inputs, f"{service}/x"), ContextEntries=[entry])
             ]
     return missing
 
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Those that act in the account by a role of their own, which is made for the first who uses them."""
+    """Those that act in the account by a role of their own, which is made for the first who uses
+    them.
+    """
     yield from ROLES_OF.get(inputs.engine, ())
     if _makes_file_system(config, inputs):
         yield FSX
@@ -189,5 +241,13 @@ def _principal(arn: str) -> str:
 
 
 def unsure(error: CloudError) -> bool:
-    """Whether the simulator is closed to the caller, or does not find its role (one with a path)."""
-    return error.code in ("AccessDenied", "AccessDeniedException", "NoSuchEntity", "InvalidInput", "ServiceFailure")
+    """Whether the simulator is closed to the caller, or does not find its role (one with a
+    path).
+    """
+    return error.code in (
+        "AccessDenied",
+        "AccessDeniedException",
+        "NoSuchEntity",
+        "InvalidInput",
+        "ServiceFailure",
+    )

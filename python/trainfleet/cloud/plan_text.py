@@ -1,4 +1,6 @@
-"""What `make plan` says of a fleet on AWS: what would change, what it costs, what prevents it, how tokens are read."""
+"""What `make plan` says of a fleet on AWS: what would change, what it costs, what prevents it, how
+tokens are read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from .template_storage import LOG_DAYS, log_group, makes_file_system
 
 
 def describe(
-    config: Config, fleet: FleetStack, foreseen: Foreseen, hours: float | None, speed: float | None, paid: Paid = NOTHING
+    config: Config,
+    fleet: FleetStack,
+    foreseen: Foreseen,
+    hours: float | None,
+    speed: float | None,
+    paid: Paid = NOTHING,
 ) -> Iterator[str]:
     """The lines. `hours`: of the run; `speed`: its tokens per second; None if unknown."""
     calls, inputs = fleet.calls, foreseen.inputs
@@ -30,24 +37,35 @@ def describe(
         yield f"  {calls.region} may ask up to half more than that list"
     if prices.trouble:
         yield f"  the Pricing API was not of use: {prices.trouble}"
-    yield from spending.describe_whole(paid.on(costs.bill(config.fleet.nodes)), config.fleet.nodes, hours)
+    yield from spending.describe_whole(
+        paid.on(costs.bill(config.fleet.nodes)), config.fleet.nodes, hours
+    )
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *data_access.describe(config, speed))
     if makes_file_system(config) and config.fleet.fsx.export:
-        yield f"  FSx writes runs and datasets back to s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
+        yield (
+            "  FSx writes runs and datasets back to "
+            f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
+        )
     yield from (
         "",
         "logs",
-        f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: ${GB['logs']:.2f} a GB",
+        f"  to the log group {log_group(config)}, kept for {LOG_DAYS} days in CloudWatch: "
+        f"${GB['logs']:.2f} a GB",
     )
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
-    """What in the account prevents it; where it can't be asked (`unasked`: why), what stands in for its answers."""
+    """What in the account prevents it; where it can't be asked (`unasked`: why), what stands in for
+    its answers.
+    """
     if unasked:
         yield f"account: not asked, as {unasked}"
-        yield f"  the account {inputs.account}, the zone {inputs.zone} and the image {inputs.image} stand in for its answers"
+        yield (
+            f"  the account {inputs.account}, the zone {inputs.zone} and the image "
+            f"{inputs.image} stand in for its answers"
+        )
     found = list(checks.here(config, inputs)) if unasked else checks.findings(config, calls, inputs)
     if not unasked:
         yield "account" if found else "account: nothing stands against it"

@@ -1,11 +1,12 @@
-"""AWS's prices: from the Pricing API where it answers, else from a table of list prices, with the source.
+"""AWS's prices: from the Pricing API where it answers, else from a table of list prices, with the
+source.
 
-The table: US dollars in us-east-1, on-demand Linux; instance types in instance_types.json; the rest from
-aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price lists had them. Other regions cost up
-to half more.
+The table: US dollars in us-east-1, on-demand Linux; instance types in instance_types.json; the rest
+from aws.amazon.com/ebs/pricing, /fsx/lustre/pricing, /vpc/pricing, /s3/pricing, as public price
+lists had them. Other regions cost up to half more.
 
-SageMaker asks 15 to 25 % more than EC2 for the same machine. Of managed spot, and of a type without a price there,
-the API knows more.
+SageMaker asks 15 to 25 % more than EC2 for the same machine. Of managed spot, and of a type without
+a price there, the API knows more.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Price:
 
 
 def of(kind: str, what: str, amount: float) -> float | None:
-    """US dollars an hour by the table: `amount` instances (training: SageMaker's), addresses, NATs, or GiB of what keeps data."""
+    """US dollars an hour by the table: `amount` instances (training: SageMaker's), addresses, NATs,
+    or GiB of what keeps data.
+    """
     if kind in ("instance", "training"):
         row = node_types.instance(what)
         if kind == "instance":
@@ -65,7 +68,9 @@ def of(kind: str, what: str, amount: float) -> float | None:
 
 @dataclass
 class Prices:
-    """Prices in one region. Without `calls`, or when the API gives no answer, they are the table's."""
+    """Prices in one region. Without `calls`, or when the API gives no answer, they are the
+    table's.
+    """
 
     calls: Calls | None = None
     trouble: str = ""  # why the table had to answer
@@ -79,20 +84,28 @@ class Prices:
         return self._priced(name, kind, zone)
 
     def training(self, name: str, is_reserved: bool = False) -> Price:
-        """What one machine of SageMaker's costs. A training plan was paid for when it was bought; managed spot costs less."""
+        """What one machine of SageMaker's costs. A training plan was paid for when it was bought;
+        managed spot costs less.
+        """
         return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
 
     def _priced(self, name: str, kind: str, zone: str) -> Price:
         if (name, kind) not in self.known:
             listed = ("training", OF_SAGEMAKER) if kind == "training" else ("instance", TABLE)
-            self.known[name, kind] = self._ask(name, kind, zone) or Price(of(listed[0], name, 1), listed[1])
+            self.known[name, kind] = self._ask(name, kind, zone) or Price(
+                of(listed[0], name, 1), listed[1]
+            )
         return self.known[name, kind]
 
     def _ask(self, name: str, kind: str, zone: str) -> Price | None:
         if self.calls is None or self.trouble:
             return None
         try:
-            usd = _spot(self.calls, name, zone) if kind == "spot" else _listed(self.calls.region, name, kind == "training")
+            usd = (
+                _spot(self.calls, name, zone)
+                if kind == "spot"
+                else _listed(self.calls.region, name, kind == "training")
+            )
         except CloudError as error:
             self.trouble = f"{error.what}: {error.why}"
             return None
@@ -100,13 +113,31 @@ class Prices:
 
 
 def _listed(region: str, name: str, is_training: bool) -> float | None:
-    """The on-demand price by the Pricing API, of EC2 or of SageMaker's training; None where it lists none."""
-    wanted = {"instanceType": name, "regionCode": region, "operatingSystem": "Linux", "tenancy": "Shared",
-              "preInstalledSw": "NA", "capacitystatus": "Used", "marketoption": "OnDemand"}  # fmt: skip
+    """The on-demand price by the Pricing API, of EC2 or of SageMaker's training; None where it
+    lists none.
+    """
+    wanted = {
+        "instanceType": name,
+        "regionCode": region,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+    }
     if is_training:
-        wanted = {"instanceName": f"ml.{name}", "regionCode": region}  # of what uses it there are as many products
-    filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()]
-    request: dict[str, Any] = {"Filters": filters, "FormatVersion": "aws_v1", "MaxResults": 100 if is_training else 10}
+        wanted = {
+            "instanceName": f"ml.{name}",
+            "regionCode": region,
+        }  # of what uses it there are as many products
+    filters = [
+        {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()
+    ]
+    request: dict[str, Any] = {
+        "Filters": filters,
+        "FormatVersion": "aws_v1",
+        "MaxResults": 100 if is_training else 10,
+    }
     service, usage = ("AmazonSageMaker", f"Train:ml.{name}") if is_training else ("AmazonEC2", "")
     answer = Calls(WHERE_PRICES_ARE)("pricing", "GetProducts", ServiceCode=service, **request)
     found = [usd for text in answer.get("PriceList") or () for usd in dollars(text, usage)]
@@ -114,10 +145,14 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
 
 
 def dollars(text: Any, usage: str) -> Iterator[float]:
-    """Every hourly on-demand price of a product, as the API writes one, if it is of that type of usage, such as USE1-`usage`."""
+    """Every hourly on-demand price of a product, as the API writes one, if it is of that type of
+    usage, such as USE1-`usage`.
+    """
     try:
         product = parse_json(text, API) if isinstance(text, str) else text
-        if usage and not re.fullmatch(f"([A-Z0-9]+-)?{re.escape(usage)}", product["product"]["attributes"]["usagetype"]):
+        if usage and not re.fullmatch(
+            f"([A-Z0-9]+-)?{re.escape(usage)}", product["product"]["attributes"]["usagetype"]
+        ):
             return
         for term in product["terms"]["OnDemand"].values():
             for part in term["priceDimensions"].values():
@@ -130,7 +165,11 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
     """What a spot instance costs now: the highest of the zones that count."""
-    request: dict[str, Any] = {"InstanceTypes": [name], "ProductDescriptions": ["Linux/UNIX"], "MaxResults": 20}
+    request: dict[str, Any] = {
+        "InstanceTypes": [name],
+        "ProductDescriptions": ["Linux/UNIX"],
+        "MaxResults": 20,
+    }
     if zone:
         request["AvailabilityZone"] = zone
     answer = calls("ec2", "DescribeSpotPriceHistory", **request)

@@ -1,4 +1,6 @@
-"""Checks an account's quotas (vCPUs of a family, addresses, VPCs, file systems), and names the command that asks for more."""
+"""Checks an account's quotas (vCPUs of a family, addresses, VPCs, file systems), and names the
+command that asks for more.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What keeps a fleet from being made (`blocks`), or could not be looked at; and what to type."""
+    """What keeps a fleet from being made (`blocks`), or could not be looked at; and what to
+    type.
+    """
 
     what: str
     next: str = ""
@@ -35,26 +39,40 @@ class Obstacle:
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation has been counted already."""
+    """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation
+    has been counted already.
+    """
     nodes = len(inputs.slots)
-    queues = config.fleet.slurm.parallelcluster.queues or (Queue("the only one"),)  # of a cluster: others have none
+    queues = config.fleet.slurm.parallelcluster.queues or (
+        Queue("the only one"),
+    )  # of a cluster: others have none
     for queue in queues:
-        name, capacity = queue.instance_type or config.fleet.instance_type or "", queue.capacity or capacity_of(config)
+        name, capacity = (
+            queue.instance_type or config.fleet.instance_type or "",
+            queue.capacity or capacity_of(config),
+        )
         if capacity not in ("reservation", "block"):
             yield from _of_type(name, capacity, min(nodes, queue.max or nodes), config, calls)
 
 
-def _of_type(name: str, capacity: str, nodes: int, config: Config, calls: Calls) -> Iterator[Obstacle]:
+def _of_type(
+    name: str, capacity: str, nodes: int, config: Config, calls: Calls
+) -> Iterator[Obstacle]:
     quota = quota_of(name, capacity)
     if quota is None:
-        yield Obstacle(f"the spot quota of {name} is not looked at: its code is not known", blocks=False)
+        yield Obstacle(
+            f"the spot quota of {name} is not looked at: its code is not known", blocks=False
+        )
         return
     allowed = value(calls, "ec2", quota)
     used = sum(_others(config, calls, quota, capacity))
     wanted = nodes * node_types.INSTANCE_TYPES[name].vcpus
     if allowed is not None and used + wanted > allowed:
         beside = f", and {used:,.0f} are in use by others" if used else ""
-        what = f"{nodes} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is {allowed:,.0f}{beside}"
+        what = (
+            f"{nodes} x {name} need {wanted:,} vCPUs; your quota {quota.name!r} is "
+            f"{allowed:,.0f}{beside}"
+        )
         yield Obstacle(what, request_more(calls.region, "ec2", quota.code, used + wanted))
 
 
@@ -63,10 +81,17 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
     for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=RUNNING):
         for row in reservation.get("Instances", ()):
             kind, is_spot = str(row.get("InstanceType")), row.get("InstanceLifecycle") == "spot"
-            same = kind in node_types.INSTANCE_TYPES and quota_of(kind, capacity) == quota and is_spot == (capacity == "spot")
+            same = (
+                kind in node_types.INSTANCE_TYPES
+                and quota_of(kind, capacity) == quota
+                and is_spot == (capacity == "spot")
+            )
             if same and not is_ours(tags_of(row.get("Tags")), config.fleet_name):
                 cpu = row.get("CpuOptions", {})
-                yield float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0)) or node_types.INSTANCE_TYPES[kind].vcpus
+                yield (
+                    float(cpu.get("CoreCount", 0) * cpu.get("ThreadsPerCore", 0))
+                    or node_types.INSTANCE_TYPES[kind].vcpus
+                )
 
 
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
@@ -78,8 +103,9 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
         return
     addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
     for quota, service, used, wanted in (
-        (VPCS, "vpc", len(vpcs), 1), (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
-    ):  # fmt: skip
+        (VPCS, "vpc", len(vpcs), 1),
+        (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
+    ):
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:
             what = f"{wanted} more is wanted of {quota.name!r}; you have {used} of {allowed:,.0f}"
@@ -88,8 +114,9 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the file system fits FSx's quotas on the storage of its kind. They are found by their names: codes are not
-    published."""
+    """Whether the file system fits FSx's quotas on the storage of its kind. They are found by their
+    names: codes are not published.
+    """
     if not makes_file_system(config):
         return
     fsx, there = config.fleet.fsx, list(calls.pages("fsx", "DescribeFileSystems", "FileSystems"))
@@ -98,16 +125,29 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     for row in calls.pages("service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="fsx"):
         words = str(row.get("QuotaName", "")).lower()
         if "lustre" in words and fsx.type in words and "storage" in words and "hdd" not in words:
-            used = sum(float(other.get("StorageCapacity", 0)) for other in there if _kind(other) == fsx.type)
+            used = sum(
+                float(other.get("StorageCapacity", 0))
+                for other in there
+                if _kind(other) == fsx.type
+            )
             allowed = float(row.get("Value", 0))
             if used + fsx.size_gib > allowed:
-                quota = f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
+                quota = (
+                    f"your quota {row.get('QuotaName')!r} is {allowed:,.0f}, {used:,.0f} is in use"
+                )
                 what = f"fleet.fsx.size_gib {fsx.size_gib:,}: {quota}"
-                yield Obstacle(what, request_more(calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib))
+                yield Obstacle(
+                    what,
+                    request_more(
+                        calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib
+                    ),
+                )
 
 
 def _kind(row: dict[str, Any]) -> str:
-    return str(row.get("LustreConfiguration", {}).get("DeploymentType", "")).partition("_")[0].lower()
+    return (
+        str(row.get("LustreConfiguration", {}).get("DeploymentType", "")).partition("_")[0].lower()
+    )
 
 
 def value(calls: Calls, service: str, quota: Quota) -> float | None:
@@ -121,5 +161,8 @@ def value(calls: Calls, service: str, quota: Quota) -> float | None:
 
 def request_more(region: str, service: str, code: str, wanted: float) -> str:
     """The command that asks AWS for a larger quota."""
-    more = f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f} --region {region}"
+    more = (
+        f"--service-code {service} --quota-code {code} --desired-value {wanted:.0f} --region "
+        f"{region}"
+    )
     return f"aws service-quotas request-service-quota-increase {more}"

@@ -1,9 +1,12 @@
-"""The account's one image repository: its name, the tags by which configs hold images in it, and how both are removed.
+"""The account's one image repository: its name, the tags by which configs hold images in it, and
+how both are removed.
 
-All configs of an account share the repository, as most run the same image. A config holds an image by a tag that begins with its
-name, `<config>.<image>`. ECR keeps an image while any tag is on it and deletes it with the last one
-(https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23), so that one config's `make clean`
-never takes an image that another still uses. The repository goes with the last image.
+All configs of an account share the repository, as most run the same image. A config holds an image
+by a tag that begins with its name, `<config>.<image>`. ECR keeps an image while any tag is on it
+and deletes it with the last one
+(https://docs.aws.amazon.com/AmazonECR/latest/userguide/delete_image.html, read 2026-11-23), so that
+one config's `make clean` never takes an image that another still uses. The repository goes with the
+last image.
 """
 
 from __future__ import annotations
@@ -47,7 +50,13 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
 def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(tag, image) for every tag in the repository; nothing where there is no repository."""
     with passing(GONE):
-        for row in calls.pages("ecr", "DescribeImages", "imageDetails", repositoryName=NAME, filter={"tagStatus": "TAGGED"}):
+        for row in calls.pages(
+            "ecr",
+            "DescribeImages",
+            "imageDetails",
+            repositoryName=NAME,
+            filter={"tagStatus": "TAGGED"},
+        ):
             yield from ((str(tag), row) for tag in row.get("imageTags", ()))
 
 
@@ -58,11 +67,15 @@ def release_image(calls: Calls, tag: str, row: Mapping[str, Any]) -> object:
 
 
 def remove_repository(calls: Calls, name: str, row: Mapping[str, Any]) -> object:
-    """Removes the repository with what no tag holds; ECR refuses while any tag does, and then it stays."""
+    """Removes the repository with what no tag holds; ECR refuses while any tag does, and then it
+    stays.
+    """
     with passing(GONE, "RepositoryNotEmptyException"):
         if next(holders(calls), None) is None:
             untagged = {"tagStatus": "UNTAGGED"}
-            for image in list(calls.pages("ecr", "ListImages", "imageIds", repositoryName=name, filter=untagged)):
+            for image in list(
+                calls.pages("ecr", "ListImages", "imageIds", repositoryName=name, filter=untagged)
+            ):
                 calls("ecr", "BatchDeleteImage", repositoryName=name, imageIds=[image])
             calls("ecr", "DeleteRepository", repositoryName=name)
     return None

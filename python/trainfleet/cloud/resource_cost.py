@@ -6,10 +6,27 @@ from .prices import of as listed
 from .resource_types import Row
 
 FREE = {
-    "endpoint", "flow log", "network interface", "internet gateway", "route table", "subnet", "launch template",
-    "placement group", "security group", "VPC", "key pair", "instance profile", "role", "association", "stack",
-    "job queue", "environment", "job definition", "parameter", "repository",
-}  # fmt: skip
+    "endpoint",
+    "flow log",
+    "network interface",
+    "internet gateway",
+    "route table",
+    "subnet",
+    "launch template",
+    "placement group",
+    "security group",
+    "VPC",
+    "key pair",
+    "instance profile",
+    "role",
+    "association",
+    "stack",
+    "job queue",
+    "environment",
+    "job definition",
+    "parameter",
+    "repository",
+}
 
 
 def of(kind: str, row: Row) -> tuple[str, float | None]:
@@ -79,6 +96,9 @@ def _training_job(row: Row) -> tuple[str, float | None]:
 
 def _file_system(row: Row) -> tuple[str, float | None]:
     lustre, size = row.get("LustreConfiguration", {}), float(row["StorageCapacity"])
-    deployment, throughput = str(lustre.get("DeploymentType", "")), lustre.get("PerUnitStorageThroughput")
+    deployment, throughput = (
+        str(lustre.get("DeploymentType", "")),
+        lustre.get("PerUnitStorageThroughput"),
+    )
     kind = f"{deployment}-{throughput}" if throughput else deployment
     return f"{size:,.0f} GiB {deployment}", listed("file system", kind, size)

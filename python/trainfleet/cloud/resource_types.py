@@ -1,7 +1,9 @@
-"""The kinds of resources that a fleet is made of: how ours are found by tag, and how one is removed.
+"""The kinds of resources that a fleet is made of: how ours are found by tag, and how one is
+removed.
 
-The order is the one in which they can be removed. What is found is read from the service itself: the tagging API, which covers
-all services, still lists what is long gone and does not list roles; it is asked for what none of these kinds covers.
+The order is the one in which they can be removed. What is found is read from the service itself:
+the tagging API, which covers all services, still lists what is long gone and does not list roles;
+it is asked for what none of these kinds covers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Row = Mapping[str, Any]
 Things = Iterator[tuple[str, dict[str, str], Row]]  # id, tags, and what the service says of it
 Find = Callable[[Calls, str | None], Things]
 Remove = Callable[[Calls, str, Row], object]
-LOCK = "trainfleet:lock"  # the tag of a machine image and its snapshots that says which versions are in it
+# the tag of a machine image and its snapshots that says which versions are in it
+LOCK = "trainfleet:lock"
 GONE = {"deleted", "failed"}  # states of what is described and is not there
 
 
@@ -37,10 +40,15 @@ class ResourceKind:
 
 
 def tags_of(listed: Any) -> dict[str, str]:
-    """Tags as a mapping: services write them as an object, or as a list with keys in either case."""
+    """Tags as a mapping: services write them as an object, or as a list with keys in either
+    case.
+    """
     if isinstance(listed, Mapping):
         return {str(key): str(value) for key, value in listed.items()}
-    return {str(tag.get("Key", tag.get("key"))): str(tag.get("Value", tag.get("value", ""))) for tag in listed or ()}
+    return {
+        str(tag.get("Key", tag.get("key"))): str(tag.get("Value", tag.get("value", "")))
+        for tag in listed or ()
+    }
 
 
 def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
@@ -49,8 +57,14 @@ def is_ours(tags: Mapping[str, str], config: str | None) -> bool:
 
 
 def is_gone(error: CloudError) -> bool:
-    """Whether AWS says that what was asked about is not there, as when it went since it was listed."""
-    return "NotFound" in error.code or error.code in ("NoSuchEntity", "NoSuchBucket", "InvalidAMIID.Unavailable")
+    """Whether AWS says that what was asked about is not there, as when it went since it was
+    listed.
+    """
+    return "NotFound" in error.code or error.code in (
+        "NoSuchEntity",
+        "NoSuchBucket",
+        "InvalidAMIID.Unavailable",
+    )
 
 
 def tags_from(ask: Callable[[], Any]) -> dict[str, str]:
@@ -80,13 +94,17 @@ def _instances(calls: Calls, config: str | None) -> Things:
 
 def instances(calls: Calls, config: str | None) -> Iterator[Row]:
     """Our instances, but for those that are terminated: EC2 remembers them for an hour."""
-    for reservation in calls.pages("ec2", "DescribeInstances", "Reservations", Filters=filters(config)):
+    for reservation in calls.pages(
+        "ec2", "DescribeInstances", "Reservations", Filters=filters(config)
+    ):
         yield from (row for row in reservation["Instances"] if row["State"]["Name"] != "terminated")
 
 
 def amis(calls: Calls, config: str | None) -> Things:
     """The machine images that were baked, also those that could not be made."""
-    for row in calls.pages("ec2", "DescribeImages", "Images", Owners=["self"], Filters=filters(config)):
+    for row in calls.pages(
+        "ec2", "DescribeImages", "Images", Owners=["self"], Filters=filters(config)
+    ):
         yield row["ImageId"], tags_of(row.get("Tags")), row
 
 
@@ -113,11 +131,16 @@ def _roles(calls: Calls, config: str | None) -> Things:
 
 
 def _profiles(calls: Calls, config: str | None) -> Things:
-    """Instance profiles, to which CloudFormation gives no tags: ours by their role, and one without a role by its name."""
+    """Instance profiles, to which CloudFormation gives no tags: ours by their role, and one without
+    a role by its name.
+    """
     for row in calls.pages("iam", "ListInstanceProfiles", "InstanceProfiles"):
         if not row["InstanceProfileName"].startswith(NAMED):
             continue
-        name, roles = row["InstanceProfileName"], [role["RoleName"] for role in row.get("Roles", ())]
+        name, roles = (
+            row["InstanceProfileName"],
+            [role["RoleName"] for role in row.get("Roles", ())],
+        )
         tags = [_role_tags(calls, role) for role in roles]
         if not roles and config and name.startswith(f"{OURS}-{slug(config)}-"):
             yield name, own_tags(config), row
@@ -134,21 +157,30 @@ def _is_here(calls: Calls, tags: Mapping[str, str]) -> bool:
 def _remove_role(calls: Calls, which: str, row: Row) -> object:
     for name in list(calls.pages("iam", "ListRolePolicies", "PolicyNames", RoleName=which)):
         calls("iam", "DeleteRolePolicy", RoleName=which, PolicyName=name)
-    for policy in list(calls.pages("iam", "ListAttachedRolePolicies", "AttachedPolicies", RoleName=which)):
+    for policy in list(
+        calls.pages("iam", "ListAttachedRolePolicies", "AttachedPolicies", RoleName=which)
+    ):
         calls("iam", "DetachRolePolicy", RoleName=which, PolicyArn=policy["PolicyArn"])
     return calls("iam", "DeleteRole", RoleName=which)
 
 
 def _remove_profile(calls: Calls, which: str, row: Row) -> object:
     for role in row.get("Roles", ()):
-        calls("iam", "RemoveRoleFromInstanceProfile", InstanceProfileName=which, RoleName=role["RoleName"])
+        calls(
+            "iam",
+            "RemoveRoleFromInstanceProfile",
+            InstanceProfileName=which,
+            RoleName=role["RoleName"],
+        )
     return calls("iam", "DeleteInstanceProfile", InstanceProfileName=which)
 
 
 def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
         tags: dict[str, str] = {}
-        with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):  # none of ours: ours have tags, which we may read
+        with passing(
+            "NoSuchTagSet", "NoSuchBucket", "AccessDenied"
+        ):  # none of ours: ours have tags, which we may read
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
         if is_ours(tags, config):
             yield row["Name"], tags, row
@@ -157,13 +189,27 @@ def _buckets(calls: Calls, config: str | None) -> Things:
 def _remove_bucket(calls: Calls, which: str, row: Row) -> object:
     """Every version of every object goes first, and every upload that nobody has finished."""
     for upload in list(calls.pages("s3", "ListMultipartUploads", "Uploads", Bucket=which)):
-        calls("s3", "AbortMultipartUpload", Bucket=which, Key=upload["Key"], UploadId=upload["UploadId"])
+        calls(
+            "s3",
+            "AbortMultipartUpload",
+            Bucket=which,
+            Key=upload["Key"],
+            UploadId=upload["UploadId"],
+        )
     while objects := _some_versions(calls, which):
-        errors = calls("s3", "DeleteObjects", Bucket=which, Delete={"Objects": objects, "Quiet": True}).get("Errors")
+        errors = calls(
+            "s3", "DeleteObjects", Bucket=which, Delete={"Objects": objects, "Quiet": True}
+        ).get("Errors")
         if errors:
             first = {key: str(errors[0].get(key, "")) for key in ("Key", "Message", "Code")}
             where, then = f"s3://{which}/{first['Key']}", "make clean PURGE=1 again"
-            raise CloudError("an object can't be removed", where=where, why=first["Message"], next=then, code=first["Code"])
+            raise CloudError(
+                "an object can't be removed",
+                where=where,
+                why=first["Message"],
+                next=then,
+                code=first["Code"],
+            )
     return calls("s3", "DeleteBucket", Bucket=which)
 
 
@@ -184,8 +230,12 @@ def _images(calls: Calls, config: str | None) -> Things:
 def _repositories(calls: Calls, config: str | None) -> Things:
     """The account's repository, as its maker's, where nobody holds an image in it."""
     with passing(repository.GONE):
-        rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])["repositories"]
-        tags = tags_of(calls("ecr", "ListTagsForResource", resourceArn=rows[0]["repositoryArn"]).get("tags"))
+        rows = calls("ecr", "DescribeRepositories", repositoryNames=[repository.NAME])[
+            "repositories"
+        ]
+        tags = tags_of(
+            calls("ecr", "ListTagsForResource", resourceArn=rows[0]["repositoryArn"]).get("tags")
+        )
         if is_ours(tags, config) and next(repository.holders(calls), None) is None:
             yield repository.NAME, tags, rows[0]
 
@@ -193,20 +243,33 @@ def _repositories(calls: Calls, config: str | None) -> Things:
 def _log_groups(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("logs", "DescribeLogGroups", "logGroups", logGroupNamePrefix=LOGS):
         arn = row.get("logGroupArn") or row["arn"].removesuffix(":*")
-        tags = tags_from(lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags"))  # type: ignore[misc]
+        tags = tags_from(
+            lambda arn=arn: calls("logs", "ListTagsForResource", resourceArn=arn).get("tags")  # type: ignore[misc]
+        )
         if is_ours(tags, config):
             yield row["logGroupName"], tags, row
 
 
-NAMED, LOGS = f"{OURS}-", "/trainfleet"  # what the names of our roles and of our log groups begin with
-OWN: dict[str, tuple[Find | None, Remove]] = {  # what kinds.yaml does not say; None: how it is found stands there
-    "instance": (_instances, lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which])),
+NAMED, LOGS = (
+    f"{OURS}-",
+    "/trainfleet",
+)  # what the names of our roles and of our log groups begin with
+OWN: dict[
+    str, tuple[Find | None, Remove]
+] = {  # what kinds.yaml does not say; None: how it is found stands there
+    "instance": (
+        _instances,
+        lambda calls, which, row: calls("ec2", "TerminateInstances", InstanceIds=[which]),
+    ),
     "AMI": (amis, lambda calls, which, row: calls("ec2", "DeregisterImage", ImageId=which)),
     "internet gateway": (None, _remove_gateway),
     "route table": (None, _remove_table),
     "instance profile": (_profiles, _remove_profile),
     "role": (_roles, _remove_role),
-    "log group": (_log_groups, lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which)),
+    "log group": (
+        _log_groups,
+        lambda calls, which, row: calls("logs", "DeleteLogGroup", logGroupName=which),
+    ),
     "image": (_images, repository.release_image),
     "repository": (_repositories, repository.remove_repository),
     "bucket": (_buckets, _remove_bucket),
@@ -214,7 +277,9 @@ OWN: dict[str, tuple[Find | None, Remove]] = {  # what kinds.yaml does not say; 
 
 
 def _finder(said: Row) -> Find:
-    """How things of a row of kinds.yaml are found: EC2 filters by tag itself, FSx lists everybody's with their tags."""
+    """How things of a row of kinds.yaml are found: EC2 filters by tag itself, FSx lists everybody's
+    with their tags.
+    """
     operation = said["find"]
     key = "Filter" if operation in ("DescribeNatGateways", "DescribeFlowLogs") else "Filters"
 
@@ -241,4 +306,6 @@ def _kind(said: Row) -> ResourceKind:
     return ResourceKind(said["kind"], find or _finder(said), remove)
 
 
-KINDS: tuple[ResourceKind, ...] = tuple(_kind(said) for said in read_table(Path(__file__).with_name("kinds.yaml")))
+KINDS: tuple[ResourceKind, ...] = tuple(
+    _kind(said) for said in read_table(Path(__file__).with_name("kinds.yaml"))
+)

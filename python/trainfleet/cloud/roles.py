@@ -1,4 +1,6 @@
-"""What nodes may do: speak to SSM, use the buckets that the config names, pull images, write their log. Nothing else."""
+"""What nodes may do: speak to SSM, use the buckets that the config names, pull images, write their
+log. Nothing else.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from .template_inputs import Inputs, bucket_of
 from .vpc import Resource, Resources, attribute, ref, resource
 
 READ = ["s3:GetObject"]
-WRITE = [*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+WRITE = [
+    *READ,
+    "s3:PutObject",
+    "s3:DeleteObject",
+    "s3:AbortMultipartUpload",
+    "s3:ListMultipartUploadParts",
+]
 LIST = ["s3:ListBucket", "s3:GetBucketLocation"]
 AGENT = "AmazonSSMManagedInstanceCore"  # AWS's own policy for machines with an SSM agent
 PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability"]
@@ -21,24 +29,37 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 def written(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that a run writes to."""
     addresses = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
-    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()  # an engine's stack makes none
+    own = (
+        {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
+    )  # an engine's stack makes none
     return own | set(_buckets(addresses))
 
 
 def only_read(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that it only reads."""
-    addresses = (config.fleet.fsx.link, config.train.init_from, *(source.path for source in config.data.mixture))
+    addresses = (
+        config.fleet.fsx.link,
+        config.train.init_from,
+        *(source.path for source in config.data.mixture),
+    )
     return set(_buckets(addresses)) - written(config, inputs)
 
 
 def _buckets(addresses: Iterable[str | None]) -> Iterator[str]:
-    return (s3.split(address)[0] for address in addresses if address and address.startswith(s3.SCHEME))
+    return (
+        s3.split(address)[0] for address in addresses if address and address.startswith(s3.SCHEME)
+    )
 
 
 def roles(config: Config, inputs: Inputs) -> Resources:
     """The roles of nodes and head, each in its instance profile."""
     found = {
-        "NodeRole": role(inputs, "ec2.amazonaws.com", [*statements(config, inputs), *pulls(config, inputs)], [AGENT]),
+        "NodeRole": role(
+            inputs,
+            "ec2.amazonaws.com",
+            [*statements(config, inputs), *pulls(config, inputs)],
+            [AGENT],
+        ),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
     }
     if config.fleet.aws.head:
@@ -65,33 +86,51 @@ def pulls(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
 
 
 def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
-    """What the role of a training job does with fleet.sagemaker.kms_key, whose own policy must let it too.
+    """What the role of a training job does with fleet.sagemaker.kms_key, whose own policy must let
+    it too.
 
-    The key may be an id, an alias, or the ARN of either: an alias is no resource of a policy, so it is a condition. Source: the
-    SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId (2026-11-23).
+    The key may be an id, an alias, or the ARN of either: an alias is no resource of a policy, so it
+    is a condition. Source: the SageMaker API's OutputDataConfig and ResourceConfig, KmsKeyId
+    (2026-11-23).
     """
     key = config.fleet.sagemaker.kms_key
     if key is None:
         return
     home = f"arn:{inputs.partition}:kms:{inputs.region}:{inputs.account}:"
-    arn = key if key.startswith("arn:") else home + (key if key.startswith("alias/") else f"key/{key}")
+    arn = (
+        key
+        if key.startswith("arn:")
+        else home + (key if key.startswith("alias/") else f"key/{key}")
+    )
     where, _, alias = arn.partition(":alias/")
     named = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}} if alias else {}
     resources = [f"{where}:key/*" if alias else arn]
-    yield allow(["kms:DescribeKey", "kms:Encrypt", "kms:Decrypt", "kms:GenerateDataKey*"], resources, named)
-    yield allow(["kms:CreateGrant"], resources, named | {"Bool": {"kms:GrantIsForAWSResource": "true"}})  # for the nodes' disks
+    yield allow(
+        ["kms:DescribeKey", "kms:Encrypt", "kms:Decrypt", "kms:GenerateDataKey*"], resources, named
+    )
+    yield allow(
+        ["kms:CreateGrant"], resources, named | {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+    )  # for the nodes' disks
 
 
-def allow(actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None) -> dict[str, Any]:
+def allow(
+    actions: list[str], resources: list[Any], conditions: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """A statement of a policy."""
     statement = {"Effect": "Allow", "Action": actions, "Resource": resources}
     return statement | ({"Condition": conditions} if conditions else {})
 
 
-def role(inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()) -> Resource:
-    """A role that this service may take, with what it is allowed and AWS's own policies of these names."""
+def role(
+    inputs: Inputs, service: str, allowed: Iterable[dict[str, Any]], managed: Iterable[str] = ()
+) -> Resource:
+    """A role that this service may take, with what it is allowed and AWS's own policies of these
+    names.
+    """
     trust = {"Effect": "Allow", "Action": ["sts:AssumeRole"], "Principal": {"Service": [service]}}
-    made = resource("AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]})
+    made = resource(
+        "AWS::IAM::Role", AssumeRolePolicyDocument={"Version": "2012-10-17", "Statement": [trust]}
+    )
     if arns := [f"arn:{inputs.partition}:iam::aws:policy/{name}" for name in managed]:
         made["Properties"]["ManagedPolicyArns"] = arns
     if statements := list(allowed):

@@ -1,12 +1,15 @@
-"""What a fleet costs, by resource and from set-up to teardown: nodes, volumes, file system, NAT, addresses, head.
+"""What a fleet costs, by resource and from set-up to teardown: nodes, volumes, file system, NAT,
+addresses, head.
 
-One computation for every backend on AWS: rows say what an hour costs, and stages how long set-up and teardown take, in which
-nobody trains. Spending.bill makes of both what plans show and budgets count with.
+One computation for every backend on AWS: rows say what an hour costs, and stages how long set-up
+and teardown take, in which nobody trains. Spending.bill makes of both what plans show and budgets
+count with.
 
-AWS documents none of the stages' times, and none was measured in an account (2026-11-23), so a plan calls them assumed. What is
-known: how long SageMaker took to download large images in job logs that were published (github.com/huggingface/blog/pull/96,
-2.5 min; github.com/NVIDIA-Merlin/Transformers4Rec/issues/794, 2.9 min), and that it does not charge for finding machines
-(github.com/aws/sagemaker-python-sdk/pull/30).
+AWS documents none of the stages' times, and none was measured in an account (2026-11-23), so a plan
+calls them assumed. What is known: how long SageMaker took to download large images in job logs that
+were published (github.com/huggingface/blog/pull/96, 2.5 min;
+github.com/NVIDIA-Merlin/Transformers4Rec/issues/794, 2.9 min), and that it does not charge for
+finding machines (github.com/aws/sagemaker-python-sdk/pull/30).
 """
 
 from __future__ import annotations
@@ -25,23 +28,35 @@ from .template_storage import has_file_system, makes_file_system
 
 STACK = BillStage("stack", 4.0)
 WITH_FILE_SYSTEM = BillStage("stack and file system", 10.0)
-HOST_KEYS = BillStage("boot and host keys", 5.0)  # AWS then shows what a console said; set-up waits for ten at most
-DRIVERS = {device: BillStage("driver", minutes) for device, minutes in (("cuda", 6.0), ("neuron", 5.0), ("neuron_xla", 5.0))}
+HOST_KEYS = BillStage(
+    "boot and host keys", 5.0
+)  # AWS then shows what a console said; set-up waits for ten at most
+DRIVERS = {
+    device: BillStage("driver", minutes)
+    for device, minutes in (("cuda", 6.0), ("neuron", 5.0), ("neuron_xla", 5.0))
+}
 EFA = BillStage("EFA", 4.0)
-ENVIRONMENT = BillStage("Python environment", 5.0)  # 34 s with wheels at hand (tests/bench/LOG.md); the rest is their download
+ENVIRONMENT = BillStage(
+    "Python environment", 5.0
+)  # 34 s with wheels at hand (tests/bench/LOG.md); the rest is their download
 BOOT = BillStage("boot", 5.0)  # of an engine's machine, until it takes a job
 CLUSTER = BillStage("cluster and head", 10.0)
 NODE_BOOT = BillStage("boot of the nodes", 8.0, counted=True)  # of ParallelCluster's, with node.sh
 IMAGE = BillStage("download of the image", 4.0, "published job logs: 2.5 to 2.9 min", counted=True)
-START = BillStage("start of the ranks", 3.0, counted=True)  # until the first step: they load torch, meet, build the model
+START = BillStage(
+    "start of the ranks", 3.0, counted=True
+)  # until the first step: they load torch, meet, build the model
 UPLOAD = BillStage("upload", 2.0)
-ENGINE_IDLE = BillStage("idle machines", 10.0)  # until Batch ends an instance that has nothing to do
+ENGINE_IDLE = BillStage(
+    "idle machines", 10.0
+)  # until Batch ends an instance that has nothing to do
 UNLIMITED = (BillStage("until make clean", 60.0),), math.inf  # where nodes stay until then
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown), and the source.
+    """One resource: how many of it, what it is, US dollars an hour for all of them (None: unknown),
+    and the source.
 
     `shared`: it is paid for while there are no nodes, too.
     """
@@ -56,7 +71,8 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """What a backend's machines cost: by the hour, in the stages before training and after it, and after a launch.
+    """What a backend's machines cost: by the hour, in the stages before training and after it, and
+    after a launch.
 
     `lingers`: hours for which nodes are paid after a launch has ended.
     """
@@ -67,9 +83,17 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """What a run on so many nodes costs from set-up to teardown; None where one price is not known."""
-        own, rest = (hourly(row for row in self.rows if row.shared is shared) for shared in (False, True))
-        return None if own is None or rest is None else Bill(own / nodes, rest, self.before, self.after, self.lingers)
+        """What a run on so many nodes costs from set-up to teardown; None where one price is not
+        known.
+        """
+        own, rest = (
+            hourly(row for row in self.rows if row.shared is shared) for shared in (False, True)
+        )
+        return (
+            None
+            if own is None or rest is None
+            else Bill(own / nodes, rest, self.before, self.after, self.lingers)
+        )
 
 
 def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spending:
@@ -87,7 +111,9 @@ def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spen
 
 
 def of_batch(config: Config, prices: Prices) -> Spending:
-    """Of AWS Batch, which starts machines for a job and ends them some minutes after it; and what the stack has beside them."""
+    """Of AWS Batch, which starts machines for a job and ends them some minutes after it; and what
+    the stack has beside them.
+    """
     rows = list(_batch_nodes(config, prices))
     before = [BOOT, IMAGE, START]
     if not config.fleet.batch.queue:
@@ -97,32 +123,60 @@ def of_batch(config: Config, prices: Prices) -> Spending:
 
 
 def of_tokenizing(config: Config, prices: Prices) -> list[str]:
-    """What data.instance_type's machine costs an hour, and what the fleet's own would, as lines of a plan."""
+    """What data.instance_type's machine costs an hour, and what the fleet's own would, as lines of
+    a plan.
+    """
     if config.data.instance_type is None:
         return []
     cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
-    instead = "" if own is None else f", and not {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
+    instead = (
+        ""
+        if own is None
+        else f", and not {config.fleet.nodes} x {config.fleet.instance_type} for ${own:,.2f}"
+    )
     price = "at a price that is not known" if cheap is None else f"for ${cheap:,.2f} an hour"
-    return ["", "tokenizing", f"  1 x {config.data.instance_type} {price}{instead}; it comes with the job and goes with it"]
+    return [
+        "",
+        "tokenizing",
+        f"  1 x {config.data.instance_type} {price}{instead}; it comes with the job and goes "
+        "with it",
+    ]
 
 
 def of_sagemaker(config: Config, prices: Prices, volume: int) -> Spending:
-    """Of SageMaker, with `volume` GiB of disk each: it charges from the download of the image on, and for a warm pool."""
+    """Of SageMaker, with `volume` GiB of disk each: it charges from the download of the image on,
+    and for a warm pool.
+    """
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.training(fleet.instance_type or "", bool(fleet.sagemaker.training_plan))
     how = ", managed spot: less than this" if fleet.spot else ""
-    nodes = CostRow("nodes", count, f"ml.{fleet.instance_type}{how}", each.times(count), each.source, shared=False)
+    nodes = CostRow(
+        "nodes",
+        count,
+        f"ml.{fleet.instance_type}{how}",
+        each.times(count),
+        each.source,
+        shared=False,
+    )
     price = of("training volume", "", volume * count)
     disks = CostRow("volumes", count, f"{volume:,} GiB", price, OF_SAGEMAKER, shared=False)
     warm = fleet.sagemaker.warm_pool_minutes or 0
-    after = (UPLOAD, BillStage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes")) if warm else (UPLOAD,)
+    after = (
+        (UPLOAD, BillStage("warm pool", warm, "fleet.sagemaker.warm_pool_minutes"))
+        if warm
+        else (UPLOAD,)
+    )
     return Spending((nodes, disks), (IMAGE, START), after, warm / 60)
 
 
-def of_cluster(config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]) -> Spending:
-    """Of ParallelCluster, which starts the nodes of the job's queue, and ends them when they were idle.
+def of_cluster(
+    config: Config, prices: Prices, queue: Queue, others: Sequence[Queue], machine: tuple[str, int]
+) -> Spending:
+    """Of ParallelCluster, which starts the nodes of the job's queue, and ends them when they were
+    idle.
 
-    `others`: queues, of which some always keep nodes. `machine`: the head's type and the GiB of its disk.
+    `others`: queues, of which some always keep nodes. `machine`: the head's type and the GiB of its
+    disk.
     """
     static = queue.min > 0  # the job's nodes are always there
     before = [replace(CLUSTER, nodes=static)]
@@ -147,7 +201,14 @@ def _ec2_rows(config: Config, prices: Prices, zone: str) -> Iterator[CostRow]:
     fleet, aws, count = config.fleet, config.fleet.aws, config.fleet.nodes
     capacity = capacity_of(config)
     each = prices.instance(fleet.instance_type or "", capacity, zone)
-    yield CostRow("nodes", count, f"{fleet.instance_type}, {capacity}", each.times(count), each.source, shared=False)
+    yield CostRow(
+        "nodes",
+        count,
+        f"{fleet.instance_type}, {capacity}",
+        each.times(count),
+        each.source,
+        shared=False,
+    )
     yield volumes(count, aws.volume_gib)
     if has_file_system(config):
         yield file_system(fleet.fsx)
@@ -159,7 +220,9 @@ def _ec2_rows(config: Config, prices: Prices, zone: str) -> Iterator[CostRow]:
 def _batch_nodes(config: Config, prices: Prices) -> Iterator[CostRow]:
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.instance(fleet.instance_type or "", capacity_of(config))
-    yield CostRow("nodes", count, fleet.instance_type or "", each.times(count), each.source, shared=False)
+    yield CostRow(
+        "nodes", count, fleet.instance_type or "", each.times(count), each.source, shared=False
+    )
     yield volumes(count, fleet.aws.volume_gib)
 
 
@@ -168,7 +231,14 @@ def _cluster_rows(
 ) -> Iterator[CostRow]:
     fleet, count = config.fleet, config.fleet.nodes
     each = prices.instance(queue.instance_type or "", queue.capacity or "on-demand")
-    yield CostRow("nodes", count, f"{queue.instance_type}, {queue.capacity}", each.times(count), each.source, shared=False)
+    yield CostRow(
+        "nodes",
+        count,
+        f"{queue.instance_type}, {queue.capacity}",
+        each.times(count),
+        each.source,
+        shared=False,
+    )
     yield volumes(count, fleet.aws.volume_gib)
     for other in (other for other in others if other.min):
         kept = prices.instance(other.instance_type or "", other.capacity or "on-demand")
@@ -182,14 +252,27 @@ def _cluster_rows(
 
 
 def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
-    """What follows training where nodes go by themselves when they are idle, and for how many hours they are paid."""
+    """What follows training where nodes go by themselves when they are idle, and for how many hours
+    they are paid.
+    """
     minutes = config.fleet.idle_minutes
-    return UNLIMITED if minutes is None else ((BillStage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60)
+    return (
+        UNLIMITED
+        if minutes is None
+        else ((BillStage("idle nodes", minutes, "fleet.idle_minutes"),), minutes / 60)
+    )
 
 
 def volumes(count: int, size: int) -> CostRow:
     """The nodes' own disks, of so many GiB each."""
-    return CostRow("volumes", count, f"{size:,} GiB gp3", of("volume", "gp3", size * count), TABLE, shared=False)
+    return CostRow(
+        "volumes",
+        count,
+        f"{size:,} GiB gp3",
+        of("volume", "gp3", size * count),
+        TABLE,
+        shared=False,
+    )
 
 
 def file_system(fsx: Fsx) -> CostRow:
@@ -209,20 +292,29 @@ def network(config: Config, addresses: int) -> Iterator[CostRow]:
     """The network of the stack, where it makes one."""
     if not config.fleet.aws.vpc:
         yield CostRow(
-            "NAT", 1, f"NAT gateway; ${GB['nat']} for each GB through it, and S3 goes around it", of("nat", "", 1), TABLE
+            "NAT",
+            1,
+            f"NAT gateway; ${GB['nat']} for each GB through it, and S3 goes around it",
+            of("nat", "", 1),
+            TABLE,
         )
         yield CostRow("addresses", addresses, "public IPv4", of("address", "", addresses), TABLE)
 
 
 def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
-    """The table that `make plan` prints: dollars an hour by resource, all together, for the run's hours, and who says so."""
+    """The table that `make plan` prints: dollars an hour by resource, all together, for the run's
+    hours, and who says so.
+    """
     found = list(found)
     width, whole = max(len(row.name) for row in found), hourly(found)
     for row in found:
         price = "unknown" if row.usd is None else f"{row.usd:,.2f}"
         yield f"  {row.name:{width}}  {price:>10}  {row.count} x {row.what}"
     if whole is None:
-        yield f"  {'all':{width}}  {'unknown':>10}  no list price for {', '.join(row.what for row in found if row.usd is None)}"
+        yield (
+            f"  {'all':{width}}  {'unknown':>10}  no list price for "
+            f"{', '.join(row.what for row in found if row.usd is None)}"
+        )
     else:
         span = "an hour" if hours is None else f"about ${whole * hours:,.2f} in {hours:,.1f} h"
         yield f"  {'all':{width}}  {whole:>10,.2f}  {span}"
@@ -232,22 +324,39 @@ def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
 
 
 def _length(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 2 else f"{hours * 60:,.0f} min" if hours * 60 >= 1 else "under a minute"
+    return (
+        f"{hours:,.1f} h"
+        if hours >= 2
+        else f"{hours * 60:,.0f} min"
+        if hours * 60 >= 1
+        else "under a minute"
+    )
 
 
 def describe_whole(bill: Bill | None, nodes: int, hours: float | None) -> Iterator[str]:
-    """The second table of `make plan`: dollars from set-up to teardown by stage, and where each stage's minutes come from."""
+    """The second table of `make plan`: dollars from set-up to teardown by stage, and where each
+    stage's minutes come from.
+    """
     if bill is None:
         return
     yield from ("", "dollars from set-up to teardown")
     stages = [("paid ahead", bill.paid * nodes, bill.paid_for)] if bill.paid else []
 
     def add(found: Iterable[BillStage], when: str) -> None:
-        stages.extend((f"{when}: {one.name}", bill.of([one], nodes), f"{_length(one.minutes / 60)}, {one.why}") for one in found)
+        stages.extend(
+            (
+                f"{when}: {one.name}",
+                bill.of([one], nodes),
+                f"{_length(one.minutes / 60)}, {one.why}",
+            )
+            for one in found
+        )
 
     add(bill.before, "set-up")
     if hours is not None:
-        stages.append(("training", hours * bill.hour(nodes), f"{_length(hours)}, as estimated above"))
+        stages.append(
+            ("training", hours * bill.hour(nodes), f"{_length(hours)}, as estimated above")
+        )
     add(bill.after, "after it")
     width = max(len(name) for name, *_ in stages)
     for name, usd, why in stages:

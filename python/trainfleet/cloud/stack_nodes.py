@@ -1,7 +1,8 @@
 """The machines of a config's stack: creates, counts, replaces and removes them.
 
-Nothing is remembered here. Which nodes there are is read from AWS each time, by tag: a node's logical id in the stack,
-`Node<slot>`, is on the instance, and a slot whose instance is no good is left out for a new one: all other nodes stay.
+Nothing is remembered here. Which nodes there are is read from AWS each time, by tag: a node's
+logical id in the stack, `Node<slot>`, is on the instance, and a slot whose instance is no good is
+left out for a new one: all other nodes stay.
 """
 
 from __future__ import annotations
@@ -31,9 +32,16 @@ from .template_inputs import Inputs, stack_name, tags_of
 LOGICAL = "aws:cloudformation:logical-id"
 UP_IN = 900.0  # seconds until an instance runs and its host key is told
 AGAIN = 5.0
-BLOCK_ENDS = 1800.0  # EC2 user guide, "Capacity Blocks for ML": instances are ended from 30 minutes before the end on
+# EC2 user guide, "Capacity Blocks for ML": instances are ended from 30 minutes before the end on
+BLOCK_ENDS = 1800.0
 GOOD = ("pending", "running", "stopping", "stopped")
-BROKEN = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED", "REVIEW_IN_PROGRESS")
+BROKEN = (
+    "CREATE_FAILED",
+    "ROLLBACK_COMPLETE",
+    "ROLLBACK_FAILED",
+    "DELETE_FAILED",
+    "REVIEW_IN_PROGRESS",
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,9 @@ class StackNode:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would have, and the request by which
-    `make` would begin: service, operation, body. `unasked`: why no account was asked, so that inputs are placeholders.
+    """What a plan knows: the inputs, the template that the stack has ({}: there is none) and would
+    have, and the request by which `make` would begin: service, operation, body. `unasked`: why no
+    account was asked, so that inputs are placeholders.
     """
 
     inputs: Inputs
@@ -85,50 +94,74 @@ class FleetStack:
             logical = tags(row.get("Tags")).get(LOGICAL, "")
             slot = re.fullmatch(rf"{NODE}([0-9]{{1,6}})", logical)
             if slot or logical == "Head":
-                found.append(StackNode(
-                    int(slot[1]) if slot else None, row["InstanceId"], row["State"]["Name"], row.get("PrivateIpAddress", ""),
-                    row.get("PublicIpAddress", ""), row["Placement"]["AvailabilityZone"],
-                ))  # fmt: skip
+                found.append(
+                    StackNode(
+                        int(slot[1]) if slot else None,
+                        row["InstanceId"],
+                        row["State"]["Name"],
+                        row.get("PrivateIpAddress", ""),
+                        row.get("PublicIpAddress", ""),
+                        row["Placement"]["AvailabilityZone"],
+                    )
+                )
         return sorted(found, key=lambda node: (node.slot is not None, node.slot or 0, node.id))
 
     def nodes(self) -> list[StackNode]:
         """The nodes that run, by slot: the order of their ranks."""
-        return [node for node in self.everyone() if node.slot is not None and node.state == "running"]
+        return [
+            node for node in self.everyone() if node.slot is not None and node.state == "running"
+        ]
 
     def head(self) -> StackNode | None:
         """The machine through which the nodes are reached, where there is one."""
-        return next((node for node in self.everyone() if node.slot is None and node.state == "running"), None)
+        return next(
+            (node for node in self.everyone() if node.slot is None and node.state == "running"),
+            None,
+        )
 
     def mount(self) -> tuple[str, str] | None:
         """The file system's DNS and mount names (fleet.fsx); None without one."""
         for row in self.calls.pages("fsx", "DescribeFileSystems", "FileSystems"):
-            if is_ours(tags(row.get("Tags")), self.config.fleet_name) and row["Lifecycle"] == "AVAILABLE":
+            if (
+                is_ours(tags(row.get("Tags")), self.config.fleet_name)
+                and row["Lifecycle"] == "AVAILABLE"
+            ):
                 return row["DNSName"], row["LustreConfiguration"]["MountName"]
         return None
 
     def ends(self) -> float | None:
-        """When AWS begins to end the instances of a capacity block, half an hour before the block's own end; None without one."""
+        """When AWS begins to end the instances of a capacity block, half an hour before the block's
+        own end; None without one.
+        """
         named = self.config.fleet.aws.reservation
         if capacity_of(self.config) != "block" or named is None:
             return None
-        rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[named])["CapacityReservations"]
-        return rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
+        rows = self.calls("ec2", "DescribeCapacityReservations", CapacityReservationIds=[named])[
+            "CapacityReservations"
+        ]
+        return (
+            rows[0]["EndDate"].timestamp() - BLOCK_ENDS if rows and "EndDate" in rows[0] else None
+        )
 
     def render(self, inputs: Inputs) -> str:
         """The template of the stack as it should be."""
         return template.render(self.config, inputs)
 
     def check(self, inputs: Inputs) -> None:
-        """Looks at all that would keep AWS from making it. ConfigError or CloudError says what does."""
+        """Looks at all that would keep AWS from making it. ConfigError or CloudError says what
+        does.
+        """
         checks.require(self.config, self.calls, inputs)
 
     # Up
 
     def make(self, bad: Collection[str], show: Show, say: Say) -> None:
-        """As many nodes as the config asks for; those in `bad` (instance ids) are replaced, all others left alone.
+        """As many nodes as the config asks for; those in `bad` (instance ids) are replaced, all
+        others left alone.
 
         Raises:
-            CloudError: they can't be had, or something else can't be made; what it was, in plain words.
+            CloudError: they can't be had, or something else can't be made; what it was, in plain
+                words.
         """
         state = self._at_rest(show, say)
         if state is None:
@@ -141,27 +174,38 @@ class FleetStack:
         try:
             state = self.stack.look()
         except NotAsked as error:
-            return self._first(self._own(discovery.placeholders(self.config, self.calls.region)), error.what)
+            return self._first(
+                self._own(discovery.placeholders(self.config, self.calls.region)), error.what
+            )
         if state is None or not state.whole:
             zone = discovery.zones(self.config, self.calls)[0]
             return self._first(self._discover(zone, tuple(range(self.config.fleet.nodes))))
         inputs = self.inputs(state, self._wanted(bad)[0])
         text, before = self.render(inputs), self.stack.template()
         after = json.loads(text)
-        requests = [] if after == before else [("cloudformation", "UpdateStack", self.stack.change(text))]
+        requests = (
+            [] if after == before else [("cloudformation", "UpdateStack", self.stack.change(text))]
+        )
         return Foreseen(inputs, before, after, requests)
 
     def _first(self, inputs: Inputs, unasked: str = "") -> Foreseen:
         """What is foreseen of a stack that is not there yet."""
         text = self.render(inputs)
         creation = self.stack.creation(text, tags_of(self.config, inputs), "one-for-each-command")
-        return Foreseen(inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)], unasked)
+        return Foreseen(
+            inputs, {}, json.loads(text), [("cloudformation", "CreateStack", creation)], unasked
+        )
 
     def _at_rest(self, show: Show, say: Say) -> StackState | None:
-        """Waits until the stack is stable; the stack, or None if there is none that can be updated."""
+        """Waits until the stack is stable; the stack, or None if there is none that can be
+        updated.
+        """
         state = self.stack.look()
         if state and state.busy:
-            say(f"the stack {self.stack.name} is {state.status}, as another command began it; looking on")
+            say(
+                f"the stack {self.stack.name} is {state.status}, as another command began it; "
+                "looking on"
+            )
             state, _ = self.stack.follow(state, show)
         if state is None or state.gone:
             return None
@@ -171,16 +215,26 @@ class FleetStack:
             state = self.stack.look()
         if state and not state.whole:
             what = f"the stack {self.stack.name} is {state.status}, and can't be gone on with"
-            raise CloudError(what, where=self.where, why=state.reason, next="make clean, then make setup")
+            raise CloudError(
+                what, where=self.where, why=state.reason, next="make clean, then make setup"
+            )
         return state
 
     def _create(self, show: Show, say: Say) -> None:
-        zones, slots = discovery.zones(self.config, self.calls), tuple(range(self.config.fleet.nodes))
+        zones, slots = (
+            discovery.zones(self.config, self.calls),
+            tuple(range(self.config.fleet.nodes)),
+        )
         for zone, others in zip(zones, range(len(zones) - 1, -1, -1), strict=True):
             inputs = self._discover(zone, slots)
             self.check(inputs)
-            say(f"making the stack {self.stack.name} in {zone}: {len(slots)} x {self.config.fleet.instance_type}")
-            state = self.stack.create(self.render(inputs), tags_of(self.config, inputs), secrets.token_hex(16))
+            say(
+                f"making the stack {self.stack.name} in {zone}: {len(slots)} x "
+                f"{self.config.fleet.instance_type}"
+            )
+            state = self.stack.create(
+                self.render(inputs), tags_of(self.config, inputs), secrets.token_hex(16)
+            )
             state, failed = self.stack.follow(state, show)
             if state.whole:
                 return
@@ -197,8 +251,13 @@ class FleetStack:
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
             self.check(inputs)
-        adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")  # else the number of nodes is reserved
-        if not adds_first and set(wanted) - set(there):  # what is replaced must give its place in the reservation back
+        adds_first = self.config.fleet.aws.capacity in (
+            "on-demand",
+            "spot",
+        )  # else the number of nodes is reserved
+        if not adds_first and set(wanted) - set(
+            there
+        ):  # what is replaced must give its place in the reservation back
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
         stopped = [node.id for node in everyone if node.state == "stopped" and node.slot in wanted]
@@ -206,7 +265,9 @@ class FleetStack:
             say(f"starting {', '.join(stopped)}, which had been stopped")
             self.calls("ec2", "StartInstances", InstanceIds=stopped)
 
-    def _wanted(self, bad: Collection[str]) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
+    def _wanted(
+        self, bad: Collection[str]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], list[StackNode]]:
         """The slots that there should be, those that there are, and the instances in them."""
         everyone = [node for node in self.everyone() if node.slot is not None]
         lost = {node.slot for node in everyone if node.id in bad or node.state not in GOOD}
@@ -214,7 +275,9 @@ class FleetStack:
         there = self._slots()
         return next_slots(there, keep, self.config.fleet.nodes), there, everyone
 
-    def _update(self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say, kept: bool = False) -> None:
+    def _update(
+        self, inputs: Inputs, slots: tuple[int, ...], show: Show, say: Say, kept: bool = False
+    ) -> None:
         text = self.render(replace(inputs, slots=slots, kept=kept))
         if not self.stack.update(text):
             say(f"the stack {self.stack.name} is as it should be")
@@ -223,15 +286,25 @@ class FleetStack:
         assert state
         state, failed = self.stack.follow(state, show)
         if state.status != "UPDATE_COMPLETE":
-            raise explain(failed, "the fleet could not be changed; its nodes are those that it had", self.where)
+            raise explain(
+                failed,
+                "the fleet could not be changed; its nodes are those that it had",
+                self.where,
+            )
 
     def inputs(self, state: StackState, slots: tuple[int, ...]) -> Inputs:
         """What an update needs: what is found out, with what the stack has fixed."""
-        zone = state.parameters.get("Zone") or state.outputs.get("In") or next(iter(discovery.zones(self.config, self.calls)))
+        zone = (
+            state.parameters.get("Zone")
+            or state.outputs.get("In")
+            or next(iter(discovery.zones(self.config, self.calls)))
+        )
         return template.read_back(self._discover(zone, slots, True), state.parameters)
 
     def _discover(self, zone: str, slots: tuple[int, ...], is_made: bool = False) -> Inputs:
-        return self._own(discovery.discover(self.config, self.calls, zone, slots, is_made, self.engine))
+        return self._own(
+            discovery.discover(self.config, self.calls, zone, slots, is_made, self.engine)
+        )
 
     def _own(self, inputs: Inputs) -> Inputs:
         alone = not self.engine and self.config.fleet.nodes == 1
@@ -247,30 +320,48 @@ class FleetStack:
         return f"cloudformation in {self.calls.region}"
 
     def await_nodes(self) -> list[StackNode]:
-        """The nodes, once as many run as the config asks for; CloudError where they do not come up."""
+        """The nodes, once as many run as the config asks for; CloudError where they do not come
+        up.
+        """
         deadline = clock.now() + UP_IN
         while len(nodes := self.nodes()) < self.config.fleet.nodes:
             if clock.now() > deadline:
                 what = f"{len(nodes)} of {self.config.fleet.nodes} nodes run after {UP_IN:.0f} s"
-                rows = ", ".join(f"{node.id} is {node.state}" for node in self.everyone() if node.state != "running")
-                raise CloudError(what, where=f"ec2 in {self.calls.region}", why=rows, next="make setup again")
+                rows = ", ".join(
+                    f"{node.id} is {node.state}"
+                    for node in self.everyone()
+                    if node.state != "running"
+                )
+                raise CloudError(
+                    what, where=f"ec2 in {self.calls.region}", why=rows, next="make setup again"
+                )
             clock.sleep(AGAIN)
         return nodes
 
     # Down
 
     def remove(self, purge: bool, say: Say) -> set[str]:
-        """Takes everything down, but for what holds data unless `purge`; the ids of what stays for that."""
+        """Takes everything down, but for what holds data unless `purge`; the ids of what stays for
+        that.
+        """
         sweep = Sweep(self.calls, self.stack, say)
         self.troubles = sweep.troubles
         sweep.end_instances()
-        stays = [] if purge else [one for one in find(self.calls, self.config.fleet_name) if one.holds_data]
+        stays = (
+            []
+            if purge
+            else [one for one in find(self.calls, self.config.fleet_name) if one.holds_data]
+        )
         kept = [one for one in stays if one.kind not in BESIDE]  # what needs the network
         if kept and self._reduce(say):
             stay = {*self.stack.resources().values(), self.stack.name, *(one.id for one in stays)}
         else:
             ids = {one.id for one in stays}
-            sweep.pieces(lambda one: one.kind in ("file system", "bucket", "association") and one.id not in ids)
+            sweep.pieces(
+                lambda one: (
+                    one.kind in ("file system", "bucket", "association") and one.id not in ids
+                )
+            )
             sweep.delete_stack()
             stay = ids
         sweep.pieces(lambda one: one.id not in stay and not (kept and one.kind == "VPC"))
@@ -299,7 +390,9 @@ class FleetStack:
 
 
 def next_slots(there: Iterable[int], keep: Iterable[int], count: int) -> tuple[int, ...]:
-    """The slots of a fleet of `count` nodes: the first of those to keep, and new ones behind all that there are."""
+    """The slots of a fleet of `count` nodes: the first of those to keep, and new ones behind all
+    that there are.
+    """
     there = sorted(there)
     wanted = sorted(set(keep) & set(there))[:count]
     first = there[-1] + 1 if there else 0

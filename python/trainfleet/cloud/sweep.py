@@ -1,8 +1,10 @@
-"""Removes a config's resources, with or without a stack, until AWS itself confirms that they are gone.
+"""Removes a config's resources, with or without a stack, until AWS itself confirms that they are
+gone.
 
-First the stack is deleted, as CloudFormation knows its order. Then what is left is found by tag and removed piece by piece: what
-a stack could not delete, what it was told to keep, what was made beside it. A thing that another still uses is tried again: the
-interfaces of an instance or a file system go some minutes after it. What has not our tags is never asked to go.
+First the stack is deleted, as CloudFormation knows its order. Then what is left is found by tag and
+removed piece by piece: what a stack could not delete, what it was told to keep, what was made
+beside it. A thing that another still uses is tried again: the interfaces of an instance or a file
+system go some minutes after it. What has not our tags is never asked to go.
 """
 
 from __future__ import annotations
@@ -22,18 +24,34 @@ AGAIN = 15.0  # seconds between two rounds
 PATIENCE = 900.0  # seconds without anything going until a sweep gives up
 ROUNDS = 3  # times that the deletion of a stack is tried
 LATER = {  # refusals that time may mend: something else must go first
-    "DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse", "InvalidIPAddress.InUse",
-    "VolumeInUse", "DeleteConflict", "IncorrectState", "IncorrectInstanceState", "BadRequest", "Conflict", "ConflictException",
-    "ValidationError", "InvalidNetworkInterface.InUse", "InvalidParameterValue", "OperationAborted", "ResourceInUse",
-    "BucketNotEmpty", "OperationNotPermitted", "InvalidSnapshot.InUse",
-}  # fmt: skip
+    "DependencyViolation",
+    "InvalidGroup.InUse",
+    "InvalidPlacementGroup.InUse",
+    "InvalidIPAddress.InUse",
+    "VolumeInUse",
+    "DeleteConflict",
+    "IncorrectState",
+    "IncorrectInstanceState",
+    "BadRequest",
+    "Conflict",
+    "ConflictException",
+    "ValidationError",
+    "InvalidNetworkInterface.InUse",
+    "InvalidParameterValue",
+    "OperationAborted",
+    "ResourceInUse",
+    "BucketNotEmpty",
+    "OperationNotPermitted",
+    "InvalidSnapshot.InUse",
+}
 Say = Callable[[str], None]
 
 
 @dataclass
 class Sweep:
-    """The removal of one config's things; `troubles`: id → why it could not be removed yet; `denied`: ids that these credentials
-    may not remove."""
+    """The removal of one config's things; `troubles`: id → why it could not be removed yet;
+    `denied`: ids that these credentials may not remove.
+    """
 
     calls: Calls
     stack: CloudFormationStack
@@ -42,7 +60,9 @@ class Sweep:
     denied: set[str] = field(default_factory=set)
 
     def delete_stack(self) -> None:
-        """Returns when the stack is gone, or can't be deleted; whatever another command had begun on it is ended first."""
+        """Returns when the stack is gone, or can't be deleted; whatever another command had begun
+        on it is ended first.
+        """
         self._try(self.stack.name, self._delete)
 
     def _delete(self) -> None:
@@ -52,16 +72,23 @@ class Sweep:
                 return
             self.say(f"deleting the stack {self.stack.name}")
             self.stack.delete()
-            state, failed = self.stack.follow(StackState(state.id, "DELETE_IN_PROGRESS"), lambda *_: None)
+            state, failed = self.stack.follow(
+                StackState(state.id, "DELETE_IN_PROGRESS"), lambda *_: None
+            )
             if state.gone:
                 return
             if failed:
                 self.troubles[failed.physical] = failed.reason
-            self.say(f"CloudFormation could not delete all of it: {failed.reason if failed else state.reason}")
+            self.say(
+                "CloudFormation could not delete all of it: "
+                f"{failed.reason if failed else state.reason}"
+            )
             self.pieces(lambda one: not one.holds_data and one.id in self.troubles)
 
     def _quiet(self) -> StackState | None:
-        """Waits until no change of the stack is under way that would delay a deletion; the stack."""
+        """Waits until no change of the stack is under way that would delay a deletion; the
+        stack.
+        """
         state = self.stack.look()
         if state and state.status == "UPDATE_IN_PROGRESS":
             self._try(state.id, self.stack.cancel_update)
@@ -70,7 +97,9 @@ class Sweep:
         return state
 
     def _try(self, id_: str, act: Callable[[], object]) -> bool:
-        """Whether it is done. What has been overtaken, must wait or is denied is no error, and `troubles` says so."""
+        """Whether it is done. What has been overtaken, must wait or is denied is no error, and
+        `troubles` says so.
+        """
         try:
             act()
         except CloudError as error:
@@ -88,7 +117,9 @@ class Sweep:
         """Removes what is chosen of all that is found, each when nothing uses it any more."""
         asked: set[str] = set()
         before, moved = None, clock.now()
-        while left := [one for one in find(self.calls, self.stack.config) if chosen(one) and self._may_go(one)]:
+        while left := [
+            one for one in find(self.calls, self.stack.config) if chosen(one) and self._may_go(one)
+        ]:
             ids = {one.id for one in left}
             if ids != before:
                 before, moved = ids, clock.now()
@@ -111,11 +142,17 @@ class Sweep:
             asked.add(one.id)
 
     def end_instances(self) -> None:
-        """Asks for the end of all instances at once: what they cost ends now, and not when the stack comes to them."""
+        """Asks for the end of all instances at once: what they cost ends now, and not when the
+        stack comes to them.
+        """
         self._try("instances", self._end_instances)
 
     def _end_instances(self) -> None:
-        ids = [row["InstanceId"] for row in instances(self.calls, self.stack.config) if row["State"]["Name"] != "shutting-down"]
+        ids = [
+            row["InstanceId"]
+            for row in instances(self.calls, self.stack.config)
+            if row["State"]["Name"] != "shutting-down"
+        ]
         if ids:
             self.calls("ec2", "TerminateInstances", InstanceIds=ids)
 
@@ -132,8 +169,17 @@ def strangers(calls: Calls, found: Iterable[OwnedResource]) -> list[str]:
     for vpc in (one for one in found if one.kind == "VPC"):
         filters = [{"Name": "vpc-id", "Values": [vpc.id]}]
         ours = {one.id for one in found}
-        for row in calls.pages("ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", Filters=filters):
+        for row in calls.pages(
+            "ec2", "DescribeNetworkInterfaces", "NetworkInterfaces", Filters=filters
+        ):
             if row["NetworkInterfaceId"] not in ours:
-                owner = row.get("Attachment", {}).get("InstanceId") or row.get("Description") or "nobody's"
-                said.append(f"{row['NetworkInterfaceId']} in {vpc.id} is not ours ({owner}); it is left alone")
+                owner = (
+                    row.get("Attachment", {}).get("InstanceId")
+                    or row.get("Description")
+                    or "nobody's"
+                )
+                said.append(
+                    f"{row['NetworkInterfaceId']} in {vpc.id} is not ours ({owner}); it is left "
+                    "alone"
+                )
     return said

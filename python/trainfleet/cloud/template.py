@@ -1,11 +1,13 @@
-"""The CloudFormation template of a fleet: a pure function of config, tables and what the account has.
+"""The CloudFormation template of a fleet: a pure function of config, tables and what the account
+has.
 
-Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its security group; Vpc,
-PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log; NodeRole; Head. What must not change while
-nodes live (another image would replace them all) stands in the stack's parameters: `read_back` gives an update what was there.
+Resources, by logical id: Node<slot> each node, made from Template in the group Together; Wall, its
+security group; Vpc, PrivateSubnet, PublicSubnet, Nat: the network; FileSystem, Bucket, Log;
+NodeRole; Head. What must not change while nodes live (another image would replace them all) stands
+in the stack's parameters: `read_back` gives an update what was there.
 
-What is covered: every instance type and kind of capacity passes cfn-lint and our own rules (tests/oracles). What is not: no
-stack of it has been made in an account of AWS.
+What is covered: every instance type and kind of capacity passes cfn-lint and our own rules
+(tests/oracles). What is not: no stack of it has been made in an account of AWS.
 """
 
 from __future__ import annotations
@@ -25,20 +27,41 @@ from .vpc import Resources, attribute, network, ref, walls
 
 MOST_BYTES = 51_200  # of a template that is sent with the request (CloudFormation quotas)
 UNTAGGED = {  # kinds that take no tags, or have theirs from elsewhere
-    "AWS::EC2::Instance", "AWS::EC2::LaunchTemplate", "AWS::EC2::Route", "AWS::EC2::SubnetRouteTableAssociation",
-    "AWS::EC2::VPCGatewayAttachment", "AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress",
-    "AWS::IAM::InstanceProfile", "AWS::S3::BucketPolicy", "AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue",
-}  # fmt: skip
-FIXED = {"Image": "image", "HeadImage": "head_image", "Root": "root", "Zone": "zone", "Created": "created",
-         "PublicKey": "public_key", "Owner": "owner", "Plain": "plain"}  # fmt: skip
+    "AWS::EC2::Instance",
+    "AWS::EC2::LaunchTemplate",
+    "AWS::EC2::Route",
+    "AWS::EC2::SubnetRouteTableAssociation",
+    "AWS::EC2::VPCGatewayAttachment",
+    "AWS::EC2::SecurityGroupIngress",
+    "AWS::EC2::SecurityGroupEgress",
+    "AWS::IAM::InstanceProfile",
+    "AWS::S3::BucketPolicy",
+    "AWS::Batch::ComputeEnvironment",
+    "AWS::Batch::JobQueue",
+}
+FIXED = {
+    "Image": "image",
+    "HeadImage": "head_image",
+    "Root": "root",
+    "Zone": "zone",
+    "Created": "created",
+    "PublicKey": "public_key",
+    "Owner": "owner",
+    "Plain": "plain",
+}
 
 
 def render(config: Config, inputs: Inputs) -> str:
     """The template as JSON; ConfigError where it has more nodes than one template can hold."""
     text = json.dumps(template(config, inputs), separators=(",", ":"))
     if len(text) > MOST_BYTES:
-        works = f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} works; for more there are slurm, batch and sagemaker"
-        raise ConfigError.of("fleet.nodes", f"{len(inputs.slots)}: too many for one template; {works}")
+        works = (
+            f"{len(inputs.slots) - (len(text) - MOST_BYTES) // 200 - 1} works; for more "
+            "there are slurm, batch and sagemaker"
+        )
+        raise ConfigError.of(
+            "fleet.nodes", f"{len(inputs.slots)}: too many for one template; {works}"
+        )
     return text
 
 
@@ -49,8 +72,12 @@ def template(config: Config, inputs: Inputs) -> dict[str, Any]:
     return assemble(config, inputs, made, outputs(config, inputs, made), about)
 
 
-def assemble(config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str) -> dict[str, Any]:
-    """A template of these resources, each with our tags, and outputs; its parameters are those of FIXED that it names."""
+def assemble(
+    config: Config, inputs: Inputs, made: Resources, outputs: dict[str, Any], about: str
+) -> dict[str, Any]:
+    """A template of these resources, each with our tags, and outputs; its parameters are those of
+    FIXED that it names.
+    """
     for entry in made.values():
         if entry["Type"] not in UNTAGGED:
             entry["Properties"]["Tags"] = pairs(tags_of(config, inputs))
@@ -61,7 +88,12 @@ def assemble(config: Config, inputs: Inputs, made: Resources, outputs: dict[str,
         for name, field in FIXED.items()
         if f'{{"Ref": "{name}"}}' in used
     }
-    return {"AWSTemplateFormatVersion": "2010-09-09", "Description": about, "Parameters": parameters, **body}
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": about,
+        "Parameters": parameters,
+        **body,
+    }
 
 
 def resources(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
@@ -86,7 +118,10 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
     if inputs.subnet or "PrivateSubnet" in made:
         values["Subnet"] = inputs.subnet or ref("PrivateSubnet")
     if "FileSystem" in made:
-        values |= {"FileSystemId": ref("FileSystem"), "FileSystemDns": attribute("FileSystem", "DNSName")}
+        values |= {
+            "FileSystemId": ref("FileSystem"),
+            "FileSystemDns": attribute("FileSystem", "DNSName"),
+        }
         values |= {"FileSystemMount": attribute("FileSystem", "LustreMountName")}
     if "Log" in made:
         values |= {"LogGroup": ref("Log")}
@@ -97,9 +132,13 @@ def outputs(config: Config, inputs: Inputs, made: Resources) -> dict[str, Any]:
 
 def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
     """The inputs with what the parameters of the stack that is there have fixed."""
-    fixed: dict[str, Any] = {field: parameters[name] for name, field in FIXED.items() if name in parameters}
+    fixed: dict[str, Any] = {
+        field: parameters[name] for name, field in FIXED.items() if name in parameters
+    }
     if "Image" in parameters:
-        fixed.setdefault("head_image", parameters["Image"])  # of a stack that was made when there was one for both
+        fixed.setdefault(
+            "head_image", parameters["Image"]
+        )  # of a stack that was made when there was one for both
     if inputs.plain == "no":  # there are several nodes now, which need the fabric
         fixed.pop("plain", None)
     return replace(inputs, **fixed)

@@ -1,5 +1,6 @@
-"""What a template needs beside the config: what was found in the account, and what an earlier stack of the same name has
-fixed."""
+"""What a template needs beside the config: what was found in the account, and what an earlier stack
+of the same name has fixed.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +24,22 @@ class Inputs:
 
     account, owner     whose it is: the account's number, and who asked for it
     zone               where all of it is made; `subnet`: the user's own there
-    image, root        the machine image and its root device. An update keeps those of the stack: others would replace every node
+    image, root        the machine image and its root device. An update keeps those of the stack:
+                       others would replace every node
     head_image         that of the head, which needs nothing of what is baked into the nodes' own
-    created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the same reason
-    slots              a node each, `Node<slot>`; nodes whose slots stay are left alone, so leaving a slot out replaces its node
+    created            when the stack was first made, ISO 8601 in UTC; an update keeps it for the
+                       same reason
+    slots              a node each, `Node<slot>`; nodes whose slots stay are left alone, so leaving
+                       a slot out replaces its node
     public_key         OpenSSH's line for the key pair that is made; "" where the config names one
     group              the placement group of the reservation, if it has one
-    has_bucket         whether the bucket that would be made exists already, kept by an earlier `make clean`
-    plain              yes: the one node has one network interface and no placement group, as the console launches it. A stack
+    has_bucket         whether the bucket that would be made exists already, kept by an earlier
+                       `make clean`
+    plain              yes: the one node has one network interface and no placement group, as the
+                       console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
-    engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack itself has them
+    engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack
+                       itself has them
     tokenizing         the machine image of data.instance_type's machines, where there are such
     kept               only what holds data is wanted, and the network that it needs
     """
@@ -58,7 +65,9 @@ class Inputs:
 
 
 def stack_name(config: Config) -> str:
-    """The stack's name, which is the config's with what CloudFormation takes: letters, digits and hyphens."""
+    """The stack's name, which is the config's with what CloudFormation takes: letters, digits and
+    hyphens.
+    """
     return f"{PROJECT}-{slug(config.fleet_name)}"
 
 
@@ -67,16 +76,22 @@ def cluster_name(config: Config) -> str:
     wanted = config.fleet.slurm.parallelcluster
     most = LONGEST_WITH_DATABASE if wanted.database_uri else LONGEST
     plain = slug(config.fleet_name, most)
-    return wanted.name or (plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}")
+    return wanted.name or (
+        plain if plain[:1].isalpha() else f"c-{slug(config.fleet_name, most - 2)}"
+    )
 
 
 def tokenizing_queue(config: Config) -> str:
-    """The queue of data.instance_type's machines; no config's stack has a name with an underscore."""
+    """The queue of data.instance_type's machines; no config's stack has a name with an
+    underscore.
+    """
     return f"{stack_name(config)}_tokenize"
 
 
 def slug(name: str, most: int = 100) -> str:
-    """A config's name in lower-case letters, digits and single hyphens; where that loses something, with a hash of the whole."""
+    """A config's name in lower-case letters, digits and single hyphens; where that loses something,
+    with a hash of the whole.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     if plain == name and len(plain) <= most:
         return plain
@@ -85,8 +100,13 @@ def slug(name: str, most: int = 100) -> str:
 
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
-    """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other account can have."""
-    return config.fleet.aws.bucket or f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+    """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other
+    account can have.
+    """
+    return (
+        config.fleet.aws.bucket
+        or f"{PROJECT}-{slug(config.fleet_name, MOST_SLUG)}-{inputs.account}-{inputs.region}"
+    )
 
 
 def own_tags(config: str) -> dict[str, str]:
@@ -102,7 +122,11 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
     """The tags of all that is made: by them alone it is found again."""
     hours = config.fleet.expires_hours
-    expires = "never" if hours is None else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
+    expires = (
+        "never"
+        if hours is None
+        else (datetime.fromisoformat(inputs.created) + timedelta(hours=hours)).isoformat()
+    )
     values = {
         "project": PROJECT,
         "config": config.fleet_name,

@@ -1,7 +1,7 @@
 """Where data lives: the bucket, the FSx for Lustre file system with its links to S3, the log group.
 
-Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", and CreateFileSystem's StorageCapacity (read
-2026-11-22).
+Sizes that FSx takes: FSx for Lustre's user guide, "Managing storage capacity", and
+CreateFileSystem's StorageCapacity (read 2026-11-22).
 """
 
 from __future__ import annotations
@@ -17,28 +17,54 @@ from .template_inputs import Inputs, bucket_of, slug
 from .vpc import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
-MADE = ("size_gib", "type", "throughput", "efa", "link", "export")  # keys of a file system that is made
+MADE = (
+    "size_gib",
+    "type",
+    "throughput",
+    "efa",
+    "link",
+    "export",
+)  # keys of a file system that is made
 SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
-EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}  # GiB: with EFA the size is a multiple, by MB/s a TiB
+EFA_STEPS = {
+    125: 38400,
+    250: 19200,
+    500: 9600,
+    1000: 4800,
+}  # GiB: with EFA the size is a multiple, by MB/s a TiB
 STEP = 2400  # GiB
-KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}  # never with a stack that somebody deletes
+KEPT = {
+    "DeletionPolicy": "RetainExceptOnCreate",
+    "UpdateReplacePolicy": "Retain",
+}  # never with a stack that somebody deletes
 LOG_DAYS, PART_DAYS = 30, 7
 
 
 def makes_file_system(config: Config) -> bool:
-    """Whether a file system is made: the shared folder lies where one would be mounted, and the config names none."""
+    """Whether a file system is made: the shared folder lies where one would be mounted, and the
+    config names none.
+    """
     fleet = config.fleet
-    return not fleet.fsx.dns_name and f"{fleet.shared_folder}/".startswith(f"{fleet.fsx.folder.rstrip('/')}/")
+    return not fleet.fsx.dns_name and f"{fleet.shared_folder}/".startswith(
+        f"{fleet.fsx.folder.rstrip('/')}/"
+    )
 
 
 def has_file_system(config: Config) -> bool:
-    """Whether a file system is made for the fleet; the config that the head is handed names it, with the hosts."""
+    """Whether a file system is made for the fleet; the config that the head is handed names it,
+    with the hosts.
+    """
     return makes_file_system(config) or bool(config.fleet.hosts and config.fleet.fsx.dns_name)
 
 
 def throughput(fsx: Fsx) -> float:
     """What the whole file system moves, in bytes/s."""
-    return (fsx.throughput if fsx.type == "persistent" else SCRATCH_THROUGHPUT) * 1e6 * fsx.size_gib / 1024
+    return (
+        (fsx.throughput if fsx.type == "persistent" else SCRATCH_THROUGHPUT)
+        * 1e6
+        * fsx.size_gib
+        / 1024
+    )
 
 
 def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
@@ -46,21 +72,34 @@ def refuse_size(fsx: Fsx) -> Iterator[tuple[str, str]]:
     size = fsx.size_gib
     if fsx.type == "scratch" and fsx.throughput != Fsx.throughput:
         works = f"{Fsx.throughput} works, or fleet.fsx.type persistent"
-        yield "fleet.fsx.throughput", f"{fsx.throughput}: scratch file systems have {SCRATCH_THROUGHPUT} MB/s a TiB; {works}"
+        yield (
+            "fleet.fsx.throughput",
+            f"{fsx.throughput}: scratch file systems have {SCRATCH_THROUGHPUT} MB/s a TiB; {works}",
+        )
     if fsx.efa and fsx.type == "scratch":
-        yield "fleet.fsx.efa", "true: scratch file systems have no EFA; fleet.fsx.type persistent works"
+        yield (
+            "fleet.fsx.efa",
+            "true: scratch file systems have no EFA; fleet.fsx.type persistent works",
+        )
     elif fsx.efa and size % (step := EFA_STEPS[fsx.throughput]):
         comes = f"with EFA and {fsx.throughput} MB/s a TiB it comes in multiples of {step}"
         yield "fleet.fsx.size_gib", f"{size}: {comes}; {_near(size, step)} works"
     elif not fsx.efa and size != STEP // 2 and size % STEP:
-        yield "fleet.fsx.size_gib", f"{size}: it comes in 1200 or multiples of {STEP}; {_near(size, STEP)} works"
+        yield (
+            "fleet.fsx.size_gib",
+            f"{size}: it comes in 1200 or multiples of {STEP}; {_near(size, STEP)} works",
+        )
 
 
 def refuse_unmade(fsx: Fsx) -> Iterator[tuple[str, str]]:
     """What is said of a file system to be made, where none is: (key, message)."""
     for name in MADE:
         if (value := getattr(fsx, name)) != getattr(Fsx, name):
-            yield f"fleet.fsx.{name}", f"{show(value)}: only a file system that is made has it, and here none is; leave it out"
+            yield (
+                f"fleet.fsx.{name}",
+                f"{show(value)}: only a file system that is made has it, and here none is; leave "
+                "it out",
+            )
 
 
 def _near(size: int, step: int) -> int:
@@ -68,25 +107,39 @@ def _near(size: int, step: int) -> int:
 
 
 def bucket(config: Config, inputs: Inputs) -> Resources:
-    """The private, encrypted bucket; nothing where the config names one, or an earlier one was kept."""
+    """The private, encrypted bucket; nothing where the config names one, or an earlier one was
+    kept.
+    """
     if config.fleet.aws.bucket or inputs.has_bucket:
         return {}
-    parts = {"Id": "parts", "Status": "Enabled", "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": PART_DAYS}}
+    parts = {
+        "Id": "parts",
+        "Status": "Enabled",
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": PART_DAYS},
+    }
     encryption = {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-    shut = dict.fromkeys(("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True)
+    shut = dict.fromkeys(
+        ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True
+    )
     name = bucket_of(config, inputs)
     made = resource(
-        "AWS::S3::Bucket", BucketName=name, BucketEncryption={"ServerSideEncryptionConfiguration": [encryption]},
-        PublicAccessBlockConfiguration=shut, OwnershipControls={"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
+        "AWS::S3::Bucket",
+        BucketName=name,
+        BucketEncryption={"ServerSideEncryptionConfiguration": [encryption]},
+        PublicAccessBlockConfiguration=shut,
+        OwnershipControls={"Rules": [{"ObjectOwnership": "BucketOwnerEnforced"}]},
         LifecycleConfiguration={"Rules": [parts]},
-    )  # fmt: skip
+    )
     arn = f"arn:{inputs.partition}:s3:::{name}"
     deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:*", "Resource": [arn, f"{arn}/*"],
             "Condition": {"Bool": {"aws:SecureTransport": "false"}}}  # fmt: skip
     policy = {"Version": "2012-10-17", "Statement": [deny]}
     return {
         "Bucket": made | KEPT,
-        "BucketPolicy": resource("AWS::S3::BucketPolicy", Bucket=ref("Bucket"), PolicyDocument=policy) | KEPT,
+        "BucketPolicy": resource(
+            "AWS::S3::BucketPolicy", Bucket=ref("Bucket"), PolicyDocument=policy
+        )
+        | KEPT,
     }
 
 
@@ -98,41 +151,66 @@ def file_system(config: Config, inputs: Inputs) -> Resources:
     lustre: dict[str, Any] = {"DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4"}
     if fsx.type == "persistent":
         lustre |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
-        lustre |= {"EfaEnabled": True, "MetadataConfiguration": {"Mode": "AUTOMATIC"}} if fsx.efa else {}
+        lustre |= (
+            {"EfaEnabled": True, "MetadataConfiguration": {"Mode": "AUTOMATIC"}} if fsx.efa else {}
+        )
     made = resource(
-        "AWS::FSx::FileSystem", FileSystemType="LUSTRE", FileSystemTypeVersion=LUSTRE, StorageType="SSD",
-        StorageCapacity=fsx.size_gib, SubnetIds=[subnet(inputs)], SecurityGroupIds=[attribute("Wall", "GroupId")],
+        "AWS::FSx::FileSystem",
+        FileSystemType="LUSTRE",
+        FileSystemTypeVersion=LUSTRE,
+        StorageType="SSD",
+        StorageCapacity=fsx.size_gib,
+        SubnetIds=[subnet(inputs)],
+        SecurityGroupIds=[attribute("Wall", "GroupId")],
         LustreConfiguration=lustre,
-    )  # fmt: skip
+    )
     return {"FileSystem": made | KEPT, **dict(_links(config, inputs))}
 
 
 def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
-    """The file system's data repository associations: what it loads from S3 when it is read, and what it writes there."""
+    """The file system's data repository associations: what it loads from S3 when it is read, and
+    what it writes there.
+    """
     fsx, changes = config.fleet.fsx, {"Events": ["NEW", "CHANGED", "DELETED"]}
     if fsx.link:
-        yield "LinkedIn", _link("/linked", fsx.link, AutoImportPolicy=changes) | {"DeletionPolicy": "Delete"}
+        yield (
+            "LinkedIn",
+            _link("/linked", fsx.link, AutoImportPolicy=changes) | {"DeletionPolicy": "Delete"},
+        )
     if fsx.export:
         inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
         after = [] if config.fleet.aws.bucket or inputs.has_bucket else ["BucketPolicy"]
         for name in ("runs", "data"):
             to = f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/{name}"
             path = f"/{inside}/{name}".replace("/./", "/")
-            yield f"Export{name.title()}", _link(path, to, AutoExportPolicy=changes) | ({"DependsOn": after} if after else {})
+            yield (
+                f"Export{name.title()}",
+                _link(path, to, AutoExportPolicy=changes) | ({"DependsOn": after} if after else {}),
+            )
 
 
 def _link(path: str, address: str, **policy: Any) -> Resource:
     return resource(
-        "AWS::FSx::DataRepositoryAssociation", FileSystemId=ref("FileSystem"), FileSystemPath=path,
-        DataRepositoryPath=address, BatchImportMetaDataOnCreate="AutoImportPolicy" in policy, S3=policy,
-    )  # fmt: skip
+        "AWS::FSx::DataRepositoryAssociation",
+        FileSystemId=ref("FileSystem"),
+        FileSystemPath=path,
+        DataRepositoryPath=address,
+        BatchImportMetaDataOnCreate="AutoImportPolicy" in policy,
+        S3=policy,
+    )
 
 
 def log_group(config: Config) -> str:
-    """The name of the stack's log group, to which nodes send what they log (storage/cloudwatch.py)."""
+    """The name of the stack's log group, to which nodes send what they log
+    (storage/cloudwatch.py).
+    """
     return f"/trainfleet/{slug(config.fleet_name)}"
 
 
 def logs(config: Config) -> Resources:
     """Where the nodes' logs go."""
-    return {"Log": resource("AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS)}
+    return {
+        "Log": resource(
+            "AWS::Logs::LogGroup", LogGroupName=log_group(config), RetentionInDays=LOG_DAYS
+        )
+    }

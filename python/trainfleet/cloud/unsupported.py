@@ -27,27 +27,48 @@ def refuse_of_engine(config: Config) -> Iterator[tuple[str, str]]:
 
 def _type(config: Config) -> Iterator[tuple[str, str]]:
     if config.fleet.instance_type is None:
-        yield "fleet.instance_type", "null: AWS is to make the machines, so it must be said which; trn1.32xlarge is one"
+        yield (
+            "fleet.instance_type",
+            "null: AWS is to make the machines, so it must be said which; trn1.32xlarge is one",
+        )
 
 
 def _capacity(config: Config) -> Iterator[tuple[str, str]]:
     aws, capacity, key = config.fleet.aws, capacity_of(config), "fleet.aws.reservation"
     is_bought = capacity == "block" and aws.block_hours is not None
     if capacity in ("reservation", "block") and not aws.reservation and not is_bought:
-        yield key, f"null: with fleet.aws.capacity {capacity} it names the reservation, as cr-0123456789abcdef0"
+        yield (
+            key,
+            f"null: with fleet.aws.capacity {capacity} it names the reservation, as "
+            "cr-0123456789abcdef0",
+        )
     if aws.reservation and capacity in ("on-demand", "spot"):
-        yield key, f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or block, uses it"
+        yield (
+            key,
+            f"{aws.reservation}: not used with {capacity}; fleet.aws.capacity reservation, or "
+            "block, uses it",
+        )
     if config.fleet.spot and capacity in ("reservation", "block"):
         yield "fleet.spot", f"true: a {capacity} has no spot instances; false works"
     if aws.block_hours is not None and (capacity != "block" or aws.reservation):
-        other = "fleet.aws.reservation, which names one" if aws.reservation else f"fleet.aws.capacity {capacity}"
-        yield "fleet.aws.block_hours", f"{aws.block_hours:g}: no capacity block is bought with {other}; null works"
+        other = (
+            "fleet.aws.reservation, which names one"
+            if aws.reservation
+            else f"fleet.aws.capacity {capacity}"
+        )
+        yield (
+            "fleet.aws.block_hours",
+            f"{aws.block_hours:g}: no capacity block is bought with {other}; null works",
+        )
     elif is_bought and config.budget.max_usd is None:
         yield "budget.max_usd", "null: a capacity block is bought within a limit only; write one"
     row = node_types.instance(config.fleet.instance_type)
     if row and capacity != "reservation" and capacity not in row.sold:
         works = f"{', '.join(sorted(row.sold))}, or reservation, works"
-        yield "fleet.aws.capacity", f"{capacity}: AWS does not sell {config.fleet.instance_type} so; {works}"
+        yield (
+            "fleet.aws.capacity",
+            f"{capacity}: AWS does not sell {config.fleet.instance_type} so; {works}",
+        )
 
 
 def _network(config: Config) -> Iterator[tuple[str, str]]:
@@ -69,13 +90,28 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"{given} is no network: {error}"
             continue
         if network.prefixlen < 8:
-            yield key, f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, works, or [] for SSM"
+            yield (
+                key,
+                f"{given}: nearly the whole Internet; your own address, as 203.0.113.7/32, "
+                "works, or [] for SSM",
+            )
     if aws.head and aws.vpc:
-        yield "fleet.aws.head", f"{aws.head}: a VPC of yours has its own way in (fleet.ssh.jump); null works"
+        yield (
+            "fleet.aws.head",
+            f"{aws.head}: a VPC of yours has its own way in (fleet.ssh.jump); null works",
+        )
     elif aws.head and aws.ssm_only:
-        yield "fleet.aws.head", f"{aws.head}: nobody may reach it; fleet.aws.ssh_from says who, or null, and SSM, works"
+        yield (
+            "fleet.aws.head",
+            f"{aws.head}: nobody may reach it; fleet.aws.ssh_from says who, or null, and SSM, "
+            "works",
+        )
     elif aws.ssh_from and not aws.vpc and not aws.head:
-        yield key, "nodes have no address that is reached from outside; fleet.aws.head c7i.xlarge works, or [] for SSM"
+        yield (
+            key,
+            "nodes have no address that is reached from outside; fleet.aws.head c7i.xlarge "
+            "works, or [] for SSM",
+        )
 
 
 def _file_system(config: Config) -> Iterator[tuple[str, str]]:
@@ -87,10 +123,17 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
     row = node_types.INSTANCE_TYPES.get(fleet.instance_type or "")
     if fleet.fsx.efa and row and not node_types.lustre_efa(row, fleet.nodes):
         unused = f"{row.name} can't reach FSx over EFA, so it would be paid for unused"
-        yield "fleet.fsx.efa", f"true: {unused}; false works, or {', '.join(node_types.reach_lustre())}"
+        yield (
+            "fleet.fsx.efa",
+            f"true: {unused}; false works, or {', '.join(node_types.reach_lustre())}",
+        )
     inside = (fleet.shared_folder or "").removeprefix(fleet.fsx.folder.rstrip("/"))
     if fleet.fsx.export and not inside.strip("/"):
-        yield key, f"{fleet.shared_folder} is the whole file system; {fleet.fsx.folder.rstrip('/')}/trainfleet works"
+        yield (
+            key,
+            f"{fleet.shared_folder} is the whole file system; "
+            f"{fleet.fsx.folder.rstrip('/')}/trainfleet works",
+        )
     elif inside.strip("/").split("/")[0] == "linked":
         yield key, f"{fleet.shared_folder}: fleet.fsx.link appears there; another folder works"
 
@@ -98,6 +141,14 @@ def _file_system(config: Config) -> Iterator[tuple[str, str]]:
 def _size(config: Config) -> Iterator[tuple[str, str]]:
     fleet = config.fleet
     if fleet.nodes > MOST_NODES:
-        yield "fleet.nodes", f"{fleet.nodes}: one stack makes {MOST_NODES} at most; for more there are slurm, batch and sagemaker"
-    if fleet.aws.head and fleet.aws.head in node_types.INSTANCE_TYPES and node_types.INSTANCE_TYPES[fleet.aws.head].accelerator:
+        yield (
+            "fleet.nodes",
+            f"{fleet.nodes}: one stack makes {MOST_NODES} at most; for more there are slurm, "
+            "batch and sagemaker",
+        )
+    if (
+        fleet.aws.head
+        and fleet.aws.head in node_types.INSTANCE_TYPES
+        and node_types.INSTANCE_TYPES[fleet.aws.head].accelerator
+    ):
         yield "fleet.aws.head", f"{fleet.aws.head}: a way in needs no accelerator; c7i.xlarge works"

@@ -1,4 +1,6 @@
-"""The network of a fleet: a VPC with a public and a private subnet in one zone, or the user's own, and who may reach whom."""
+"""The network of a fleet: a VPC with a public and a private subnet in one zone, or the user's own,
+and who may reach whom.
+"""
 
 from __future__ import annotations
 
@@ -42,40 +44,60 @@ def subnet(inputs: Inputs) -> Any:
 
 
 def network(config: Config, inputs: Inputs) -> Resources:
-    """The network that is made; nothing where the config names a VPC. What is kept has no way out, which costs money."""
+    """The network that is made; nothing where the config names a VPC. What is kept has no way out,
+    which costs money.
+    """
     if config.fleet.aws.vpc:
         return {}
     private = {
-        "Vpc": resource("AWS::EC2::VPC", CidrBlock=WHOLE, EnableDnsSupport=True, EnableDnsHostnames=True),
-        "PrivateSubnet": resource("AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PRIVATE, AvailabilityZone=ref("Zone")),
+        "Vpc": resource(
+            "AWS::EC2::VPC", CidrBlock=WHOLE, EnableDnsSupport=True, EnableDnsHostnames=True
+        ),
+        "PrivateSubnet": resource(
+            "AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PRIVATE, AvailabilityZone=ref("Zone")
+        ),
         "PrivateRoutes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
         "PrivateRoutesOfSubnet": _of_subnet("Private"),
         "S3Endpoint": resource(
-            "AWS::EC2::VPCEndpoint", VpcId=ref("Vpc"), VpcEndpointType="Gateway",
-            ServiceName=f"com.amazonaws.{inputs.region}.s3", RouteTableIds=[ref("PrivateRoutes")],
+            "AWS::EC2::VPCEndpoint",
+            VpcId=ref("Vpc"),
+            VpcEndpointType="Gateway",
+            ServiceName=f"com.amazonaws.{inputs.region}.s3",
+            RouteTableIds=[ref("PrivateRoutes")],
         ),
-    }  # fmt: skip
+    }
     return private if inputs.kept else private | _way_out()
 
 
 def _way_out() -> Resources:
-    """The public subnet, and the NAT gateway there through which private nodes reach the Internet."""
+    """The public subnet, and the NAT gateway there through which private nodes reach the
+    Internet.
+    """
     address = attribute("NatAddress", "AllocationId")
     return {
         "Gateway": resource("AWS::EC2::InternetGateway"),
-        "GatewayOfVpc": resource("AWS::EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway")),
-        "PublicSubnet": resource("AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PUBLIC, AvailabilityZone=ref("Zone")),
+        "GatewayOfVpc": resource(
+            "AWS::EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway")
+        ),
+        "PublicSubnet": resource(
+            "AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock=PUBLIC, AvailabilityZone=ref("Zone")
+        ),
         "PublicRoutes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
         "PublicRoutesOfSubnet": _of_subnet("Public"),
         "PublicWay": after("GatewayOfVpc", _route("Public", GatewayId=ref("Gateway"))),
         "NatAddress": after("GatewayOfVpc", resource("AWS::EC2::EIP", Domain="vpc")),
-        "Nat": after("PublicWay", resource("AWS::EC2::NatGateway", SubnetId=ref("PublicSubnet"), AllocationId=address)),
+        "Nat": after(
+            "PublicWay",
+            resource("AWS::EC2::NatGateway", SubnetId=ref("PublicSubnet"), AllocationId=address),
+        ),
         "PrivateWay": _route("Private", NatGatewayId=ref("Nat")),
     }
 
 
 def _route(name: str, **way: Any) -> Resource:
-    return resource("AWS::EC2::Route", RouteTableId=ref(f"{name}Routes"), DestinationCidrBlock=ANYWHERE, **way)
+    return resource(
+        "AWS::EC2::Route", RouteTableId=ref(f"{name}Routes"), DestinationCidrBlock=ANYWHERE, **way
+    )
 
 
 def _of_subnet(name: str) -> Resource:
@@ -84,14 +106,29 @@ def _of_subnet(name: str) -> Resource:
 
 
 def walls(config: Config, inputs: Inputs) -> Resources:
-    """The security groups. EFA needs its group open to itself in both directions: a way out to anywhere does not count as one."""
+    """The security groups. EFA needs its group open to itself in both directions: a way out to
+    anywhere does not count as one.
+    """
     text = f"trainfleet {config.fleet_name}: nodes and file system, open to each other"
     out = [{"IpProtocol": "-1", "CidrIp": ANYWHERE, "Description": "packages, images, S3, SSM"}]
-    group: dict[str, Any] = {"GroupId": ref("Wall"), "IpProtocol": "-1", "Description": "EFA, Lustre and the ranks themselves"}
+    group: dict[str, Any] = {
+        "GroupId": ref("Wall"),
+        "IpProtocol": "-1",
+        "Description": "EFA, Lustre and the ranks themselves",
+    }
     found = {
-        "Wall": resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=text, SecurityGroupEgress=out),
-        "WallIn": resource("AWS::EC2::SecurityGroupIngress", **group, SourceSecurityGroupId=ref("Wall")),
-        "WallOut": resource("AWS::EC2::SecurityGroupEgress", **group, DestinationSecurityGroupId=ref("Wall")),
+        "Wall": resource(
+            "AWS::EC2::SecurityGroup",
+            VpcId=vpc(config),
+            GroupDescription=text,
+            SecurityGroupEgress=out,
+        ),
+        "WallIn": resource(
+            "AWS::EC2::SecurityGroupIngress", **group, SourceSecurityGroupId=ref("Wall")
+        ),
+        "WallOut": resource(
+            "AWS::EC2::SecurityGroupEgress", **group, DestinationSecurityGroupId=ref("Wall")
+        ),
     }
     aws = config.fleet.aws
     if inputs.kept:
@@ -99,7 +136,12 @@ def walls(config: Config, inputs: Inputs) -> Resources:
     if aws.head:
         text = f"trainfleet {config.fleet_name}: the head node"
         way = _ssh("Wall", "the head node") | {"SourceSecurityGroupId": ref("HeadWall")}
-        found["HeadWall"] = resource("AWS::EC2::SecurityGroup", VpcId=vpc(config), GroupDescription=text, SecurityGroupEgress=out)
+        found["HeadWall"] = resource(
+            "AWS::EC2::SecurityGroup",
+            VpcId=vpc(config),
+            GroupDescription=text,
+            SecurityGroupEgress=out,
+        )
         found["WallFromHead"] = resource("AWS::EC2::SecurityGroupIngress", **way)
     outer = "HeadWall" if aws.head else "Wall"
     for number, addresses in enumerate(aws.ssh_from):
@@ -109,4 +151,10 @@ def walls(config: Config, inputs: Inputs) -> Resources:
 
 
 def _ssh(group: str, whom: str) -> dict[str, Any]:
-    return {"GroupId": ref(group), "IpProtocol": "tcp", "FromPort": SSH, "ToPort": SSH, "Description": f"SSH from {whom}"}
+    return {
+        "GroupId": ref(group),
+        "IpProtocol": "tcp",
+        "FromPort": SSH,
+        "ToPort": SSH,
+        "Description": f"SSH from {whom}",
+    }

@@ -2,7 +2,17 @@
 
 from .derive import Derived
 from .dump import dump_asked, dump_resolved
-from .load import BackendTerms, Derivation, Settings, dump_known, load, load_name, load_resolved, load_steps, place_of
+from .load import (
+    BackendTerms,
+    Derivation,
+    Settings,
+    dump_known,
+    load,
+    load_name,
+    load_resolved,
+    load_steps,
+    place_of,
+)
 from .types import Config, flat
 
 __all__ = [

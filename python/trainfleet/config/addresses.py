@@ -1,4 +1,6 @@
-"""Rules for the keys that say where something is: buckets that can exist, folders that lead nowhere else, hosts to go through."""
+"""Rules for the keys that say where something is: buckets that can exist, folders that lead nowhere
+else, hosts to go through.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,16 @@ NO_TEXT = re.compile(r"/(dev)?|/(proc|sys)(/.*)?", re.DOTALL)  # a walk from her
 def check(config: Config) -> Iterator[tuple[str, str]]:
     """Each key whose address can't be meant."""
     yield from _sources(config)
-    for key, address in (("data.store", config.data.store), ("checkpoint.destination", config.checkpoint.destination)):
+    for key, address in (
+        ("data.store", config.data.store),
+        ("checkpoint.destination", config.checkpoint.destination),
+    ):
         if address and (fault := _fault(address, (S3,))):
             yield key, fault
     source = config.train.init_from
-    if source and (fault := fault_of(source) if source.startswith(HUB) else _fault(source, (S3,), up=True)):
+    if source and (
+        fault := fault_of(source) if source.startswith(HUB) else _fault(source, (S3,), up=True)
+    ):
         yield "train.init_from", fault
     if config.fleet.ssh.jump:
         try:
@@ -42,7 +49,10 @@ def _sources(config: Config) -> Iterator[tuple[str, str]]:
         if fault := _fault(source.path, (S3, HUB), up=True) or _too_wide(source.path):
             yield f"data.sources[{index}]", fault
     if any(source.weight for source in config.data.mixture) and config.data.weights is None:
-        yield "data.sources", "some sources have a weight and some have none: give all a weight, or none"
+        yield (
+            "data.sources",
+            "some sources have a weight and some have none: give all a weight, or none",
+        )
 
 
 def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | None:
@@ -56,8 +66,14 @@ def _fault(address: str, schemes: tuple[str, ...], up: bool = False) -> str | No
         bucket, _, prefix = address.removeprefix(S3).partition("/")
         if not _BUCKET.fullmatch(bucket):
             return f"{bucket!r} is no name that a bucket can have: 3 to 63 of a-z, 0-9, '-' and '.'"
-        return f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
-    return f"{address!r} climbs out by '..': write the folder itself" if not up and ".." in Path(address).parts else None
+        return (
+            f"{address!r} has an empty part" if "//" in prefix or prefix.startswith("/") else None
+        )
+    return (
+        f"{address!r} climbs out by '..': write the folder itself"
+        if not up and ".." in Path(address).parts
+        else None
+    )
 
 
 def _no_dataset(address: str) -> str | None:
@@ -75,11 +91,18 @@ def _too_wide(source: str) -> str | None:
     if _SCHEME.match(source) or not fixed:
         return None
     top = f"/{os.path.abspath(Path(*fixed)).lstrip('/')}"  # noqa: PTH100  resolves `..` without asking the disk
-    return f"{source!r} means all of {top}: name the folder that has the text" if NO_TEXT.fullmatch(top) else None
+    return (
+        f"{source!r} means all of {top}: name the folder that has the text"
+        if NO_TEXT.fullmatch(top)
+        else None
+    )
 
 
 def absent(config: Config) -> Iterator[tuple[str, str]]:
     """What is named and is not there, where this machine is the nodes and so can tell."""
-    for key, file in (("model.module", config.model.module), ("train.callback", config.train.callback)):
+    for key, file in (
+        ("model.module", config.model.module),
+        ("train.callback", config.train.callback),
+    ):
         if file and not Path(file).is_file():
             yield key, f"{file!r} is not there; it is looked for in the folder where make runs"

@@ -1,7 +1,9 @@
-"""A tokenizer.json from the other forms of a tokenizer: SentencePiece models, WordPiece lists, vocab.json + merges.txt.
+"""A tokenizer.json from the other forms of a tokenizer: SentencePiece models, WordPiece lists,
+vocab.json + merges.txt.
 
-The definitions follow those that the models' authors published with their Hugging Face ports: Llama 2 for SentencePiece BPE, T5
-for Unigram, BERT for WordPiece, GPT-2 for byte-level BPE. tests/oracles compares them with the original libraries.
+The definitions follow those that the models' authors published with their Hugging Face ports: Llama
+2 for SentencePiece BPE, T5 for Unigram, BERT for WordPiece, GPT-2 for byte-level BPE. tests/oracles
+compares them with the original libraries.
 """
 
 from __future__ import annotations
@@ -21,14 +23,29 @@ from ..trust.validation import fit
 from .foreign_formats import LIST, TIKTOKEN
 
 Definition = dict[str, Any]
-LARGEST = 128 * untrusted_input.MEBIBYTE  # of a tokenizer's file: the largest that are published have 35
+LARGEST = (
+    128 * untrusted_input.MEBIBYTE
+)  # of a tokenizer's file: the largest that are published have 35
 LONGEST = 1024  # bytes of a SentencePiece token: every cut of it is tried
 SETTINGS = "tokenizer_config.json"
 T = TypeVar("T")
 SPACE = "\u2581"  # what SentencePiece writes for a space
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # sentencepiece_model.proto, SentencePiece.Type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (
+    1,
+    2,
+    3,
+    4,
+    6,
+)  # sentencepiece_model.proto, SentencePiece.Type
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")  # GPT-2's and RoBERTa's
+BYTE_LEVEL_SPECIAL = (
+    "<|endoftext|>",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "<unk>",
+    "<mask>",
+)  # GPT-2's and RoBERTa's
 
 
 class Named(TypedDict):
@@ -41,7 +58,9 @@ Token = str | Named | None
 
 
 class TokenizerSettings(TypedDict, total=False):
-    """tokenizer_config.json, as far as it is read here; special_tokens_map.json has its tokens too."""
+    """tokenizer_config.json, as far as it is read here; special_tokens_map.json has its tokens
+    too.
+    """
 
     bos_token: Token
     eos_token: Token
@@ -55,7 +74,8 @@ class TokenizerSettings(TypedDict, total=False):
 
 
 def convert(path: Path) -> str | None:
-    """The definition as JSON of a tokenizer.model, a vocab.txt or a folder with one of them or with vocab.json and merges.txt.
+    """The definition as JSON of a tokenizer.model, a vocab.txt or a folder with one of them or with
+    vocab.json and merges.txt.
 
     None when the path is none of these. DataError when it can't be made into a tokenizer.json.
     """
@@ -65,7 +85,11 @@ def convert(path: Path) -> str | None:
     if model is not None:
         content = untrusted_input.read_bytes(model, LARGEST)
         if re.match(TIKTOKEN, content):
-            raise DataError(f"is a list of tiktoken's, as Llama 3's own folder has it; {LIST}", where=str(model), next=LIST)
+            raise DataError(
+                f"is a list of tiktoken's, as Llama 3's own folder has it; {LIST}",
+                where=str(model),
+                next=LIST,
+            )
         return _dump(_from_sentencepiece(content, str(model)))
     if words is not None:
         return _dump(_from_wordpiece(words))
@@ -79,7 +103,9 @@ def _file(path: Path, name: str, suffix: str) -> Path | None:
 
 def _dump(definition: Definition) -> str:
     return json.dumps(
-        {"version": "1.0", "truncation": None, "padding": None, "post_processor": None} | definition, ensure_ascii=False
+        {"version": "1.0", "truncation": None, "padding": None, "post_processor": None}
+        | definition,
+        ensure_ascii=False,
     )
 
 
@@ -89,14 +115,22 @@ def added(id_: int, content: str, *, special: bool = True) -> Definition:
 
 
 def _from_wordpiece(path: Path) -> Definition:
-    """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a capital letter."""
+    """BERT's tokenizer. Lower-cased as tokenizer_config.json beside it says, else if no token has a
+    capital letter.
+    """
     tokens = untrusted_input.read_text(path, LARGEST).splitlines()
     file = path.with_name(SETTINGS)
     cased = any(token != token.lower() for token in tokens if not token.startswith("["))
-    settings = fit(TokenizerSettings, untrusted_input.read_json(file), str(file)) if file.exists() else TokenizerSettings()
+    settings = (
+        fit(TokenizerSettings, untrusted_input.read_json(file), str(file))
+        if file.exists()
+        else TokenizerSettings()
+    )
     lower = settings.get("do_lower_case", not cased)
     vocabulary = {token: id_ for id_, token in enumerate(tokens)}
-    named = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
+    named = [
+        token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary
+    ]
     return {
         "added_tokens": [added(vocabulary[token], token) for token in named],
         "normalizer": {
@@ -122,9 +156,16 @@ def _from_merges(vocabulary: Path, merges: Path) -> Definition:
     """GPT-2's byte-level BPE, which RoBERTa has too."""
     vocab = fit(dict[str, int], untrusted_input.read_json(vocabulary, LARGEST), str(vocabulary))
     lines = untrusted_input.read_text(merges, LARGEST).splitlines()
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     return {
-        "added_tokens": [added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab],
+        "added_tokens": [
+            added(vocab[token], token) for token in BYTE_LEVEL_SPECIAL if token in vocab
+        ],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
@@ -133,12 +174,26 @@ def _from_merges(vocabulary: Path, merges: Path) -> Definition:
 
 
 def _bpe(vocab: dict[str, int], merges: list[str], **more: Any) -> Definition:
-    plain = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
-    return {"type": "BPE", **plain, "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": merges} | more
+    plain = {
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+    }
+    return {
+        "type": "BPE",
+        **plain,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "vocab": vocab,
+        "merges": merges,
+    } | more
 
 
 def _from_sentencepiece(content: bytes, where: str) -> Definition:
-    """A SentencePiece model of type BPE (as Llama 2's) or Unigram (as T5's), with its own normalisation."""
+    """A SentencePiece model of type BPE (as Llama 2's) or Unigram (as T5's), with its own
+    normalisation.
+    """
     try:
         model = _fields(content)
         pieces = [_piece(_bytes(field)) for field in model.get(1, [])]
@@ -147,7 +202,10 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         steps = list(_normalizers(normalizer, prefix))
     except (IndexError, KeyError, ValueError, struct.error) as error:
         raise DataError(
-            "is no SentencePiece model", where=where, why=str(error), next="set data.tokenizer to another one"
+            "is no SentencePiece model",
+            where=where,
+            why=str(error),
+            next="set data.tokenizer to another one",
         ) from error
     unknown = next((id_ for id_, (_, _, type_) in enumerate(pieces) if type_ == UNKNOWN), None)
     byte_fallback = any(type_ == BYTE for _, _, type_ in pieces)
@@ -163,10 +221,17 @@ def _from_sentencepiece(content: bytes, where: str) -> Definition:
         body = _bpe(vocab, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=byte_fallback)
     elif kind == UNIGRAM:
         scores = [[token, score] for token, score, _ in pieces]
-        body = {"type": "Unigram", "unk_id": unknown, "vocab": scores, "byte_fallback": byte_fallback}
+        body = {
+            "type": "Unigram",
+            "unk_id": unknown,
+            "vocab": scores,
+            "byte_fallback": byte_fallback,
+        }
     else:
         why, remedy = f"type {kind}; BPE and Unigram are", "set data.tokenizer to another one"
-        raise DataError("is a SentencePiece model of a kind that is not read", where=where, why=why, next=remedy)
+        raise DataError(
+            "is a SentencePiece model of a kind that is not read", where=where, why=why, next=remedy
+        )
     return {
         "added_tokens": listed,
         "normalizer": {"type": "Sequence", "normalizers": steps},
@@ -180,7 +245,11 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
     if table := _last(spec, 2, bytes, b""):
         yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
     if _last(spec, 4, int, 1):  # remove_extra_whitespaces
-        yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}  # Strip would take other white space too
+        yield {
+            "type": "Replace",
+            "pattern": {"Regex": "^ +| +$"},
+            "content": "",
+        }  # Strip would take other white space too
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     if prefix:
         yield {"type": "Prepend", "prepend": SPACE}
@@ -195,13 +264,22 @@ def _decoder(prefix: bool) -> Definition:
     ]
     return {
         "type": "Sequence",
-        "decoders": [*steps, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else [])],
+        "decoders": [
+            *steps,
+            *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
+        ],
     }
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """All pairs that make a piece, best score first: SentencePiece merges the pair whose joint piece has the highest score."""
-    ids = {token: id_ for id_, (token, _, type_) in enumerate(pieces) if type_ in (NORMAL, USER_DEFINED)}
+    """All pairs that make a piece, best score first: SentencePiece merges the pair whose joint
+    piece has the highest score.
+    """
+    ids = {
+        token: id_
+        for id_, (token, _, type_) in enumerate(pieces)
+        if type_ in (NORMAL, USER_DEFINED)
+    }
     pairs = [
         (-score, ids[token[:cut]], ids[token[cut:]])
         for token, score, type_ in pieces
@@ -231,12 +309,16 @@ def _last(fields: dict[int, list[Any]], number: int, kind: type[T], default: T |
     """The value of a field, which must be of this kind; the last one counts."""
     value = fields[number][-1] if number in fields else default
     if type(value) is not kind:
-        raise ValueError(f"field {number} is {'missing' if value is None else type(value).__name__}")
+        raise ValueError(
+            f"field {number} is {'missing' if value is None else type(value).__name__}"
+        )
     return value
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """The values of a protobuf message by field number: int, float or bytes (protobuf.dev/programming-guides/encoding)."""
+    """The values of a protobuf message by field number: int, float or bytes
+    (protobuf.dev/programming-guides/encoding).
+    """
     fields: dict[int, list[Any]] = {}
     at = 0
     while at < len(message):

@@ -1,4 +1,5 @@
-"""Rules between keys: what the schema can't say. Each names the keys, the values and the nearest that would work.
+"""Rules between keys: what the schema can't say. Each names the keys, the values and the nearest
+that would work.
 
 These hold on every backend; what a backend refuses of a config it says itself (backends/base.py).
 """
@@ -28,17 +29,34 @@ SHORTEST_MASKED = 8  # tokens
 Rule = Callable[[Config], Iterator[tuple[str, str]]]  # (key, message)
 
 
-# A dial that was refused → the keys that nothing can be said of before it is right: they were judged by its default.
-SHAPED = ("model", "train.sequence_length", "train.layout", "train.micro_batch", "train.recompute", "train.separate_documents",
-          "checkpoint.export")  # fmt: skip
+# A dial that was refused → the keys that nothing can be said of before it is right: they were
+# judged by its default.
+SHAPED = (
+    "model",
+    "train.sequence_length",
+    "train.layout",
+    "train.micro_batch",
+    "train.recompute",
+    "train.separate_documents",
+    "checkpoint.export",
+)
 DIALS = {"model.preset": SHAPED, "model.family": SHAPED}
 
 
 def check(config: Config, broken: set[str], tokens: int) -> Iterator[tuple[str, str]]:
-    """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them are left out."""
+    """Each rule that the config breaks. Keys in `broken` have an error already, so rules about them
+    are left out.
+    """
     broken = broken | {key for dial in broken & DIALS.keys() for key in DIALS[dial]}
-    if config.model.vocabulary_size < tokens and not broken & {"model.vocabulary_size", "data.vocabulary_size"}:
-        yield "model.vocabulary_size", f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} (data.tokenizer)"
+    if config.model.vocabulary_size < tokens and not broken & {
+        "model.vocabulary_size",
+        "data.vocabulary_size",
+    }:
+        yield (
+            "model.vocabulary_size",
+            f"{config.model.vocabulary_size} is smaller than the tokenizer's {tokens} "
+            "(data.tokenizer)",
+        )
     for rule in RULES:
         yield from ((key, message) for key, message in rule(config) if not _is_open(key, broken))
 
@@ -49,7 +67,9 @@ def _is_open(key: str, broken: set[str]) -> bool:
 
 
 def check_shape(config: Config) -> Iterator[tuple[str, str]]:
-    """Each rule of arithmetic that a resolved config breaks: what no model or layout can be, whatever machine looks at it."""
+    """Each rule of arithmetic that a resolved config breaks: what no model or layout can be,
+    whatever machine looks at it.
+    """
     for rule in (_hosts, _heads, *DIVISION, _family, _sequence, _profile):
         yield from rule(config)
 
@@ -57,14 +77,18 @@ def check_shape(config: Config) -> Iterator[tuple[str, str]]:
 def _instance_type(config: Config) -> Iterator[tuple[str, str]]:
     name = config.fleet.instance_type
     if name is not None and name not in node_types.INSTANCE_TYPES:
-        known, why = list(node_types.INSTANCE_TYPES), node_types.left_out(name) or owned_machines.instead(name)
+        known, why = (
+            list(node_types.INSTANCE_TYPES),
+            node_types.left_out(name) or owned_machines.instead(name),
+        )
         instead = f": {why}" if why else suggest(name, known) or f"; known: {', '.join(known)}"
         yield "fleet.instance_type", f"{name!r} is not in the table of instance types{instead}"
     row = node_types.instance(name)
     if row and row.efa == 0 and row.accelerator and config.fleet.nodes > 1:
         yield (
             "fleet.instance_type",
-            f"{name} has no EFA, so it can't train over {config.fleet.nodes} nodes; NODES=1 works, or a larger size",
+            f"{name} has no EFA, so it can't train over {config.fleet.nodes} nodes; NODES=1 "
+            "works, or a larger size",
         )
 
 
@@ -77,9 +101,15 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
         return  # whatever devices there are, its ranks compute on CPUs
     kind = row.accelerator.kind if row.accelerator else "no"
     if fleet.stack.partition("-")[0] != kind:
-        yield "fleet.stack", f"{fleet.stack}: {row.name} has {kind} devices; {node_types.stack_of(row)} works"
+        yield (
+            "fleet.stack",
+            f"{fleet.stack}: {row.name} has {kind} devices; {node_types.stack_of(row)} works",
+        )
     elif row.accelerator and row.accelerator.stack == "cuda-volta" and fleet.stack == "cuda":
-        yield "fleet.stack", f"cuda: its torch has no code for {row.accelerator.name}; cuda-volta works"
+        yield (
+            "fleet.stack",
+            f"cuda: its torch has no code for {row.accelerator.name}; cuda-volta works",
+        )
     elif fleet.ranks_per_node > row.accelerators:
         most = f"{row.name} has {row.accelerators} devices, and two ranks can't share one"
         yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: {most}; {row.accelerators} works"
@@ -101,19 +131,30 @@ def _hosts(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _secrets(config: Config) -> Iterator[tuple[str, str]]:
-    """Variables that say how a node's programs run: with this machine's values they would run otherwise, or not at all."""
+    """Variables that say how a node's programs run: with this machine's values they would run
+    otherwise, or not at all.
+    """
     if taken := [name for name in config.fleet.secrets if NOT_SECRET.fullmatch(name)]:
-        yield "fleet.secrets", f"{', '.join(taken[:8])}: a node has its own, and it is no secret; such as HF_TOKEN is one"
+        yield (
+            "fleet.secrets",
+            f"{', '.join(taken[:8])}: a node has its own, and it is no secret; such as HF_TOKEN "
+            "is one",
+        )
 
 
 def _shared_folder(config: Config) -> Iterator[tuple[str, str]]:
     fleet, fsx = config.fleet, config.fleet.fsx
     if (fsx.dns_name is None) != (fsx.mount_name is None):
         yield "fleet.fsx", "dns_name and mount_name go together"
-    if fsx.dns_name and fleet.shared_folder and not f"{fleet.shared_folder}/".startswith(f"{fsx.folder.rstrip('/')}/"):
+    if (
+        fsx.dns_name
+        and fleet.shared_folder
+        and not f"{fleet.shared_folder}/".startswith(f"{fsx.folder.rstrip('/')}/")
+    ):
         yield (
             "fleet.shared_folder",
-            f"{fleet.shared_folder} is not in fleet.fsx.folder {fsx.folder}, where the file system is mounted",
+            f"{fleet.shared_folder} is not in fleet.fsx.folder {fsx.folder}, where the file "
+            "system is mounted",
         )
 
 
@@ -121,17 +162,22 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
     layout, world = config.train.layout, config.world_size
     together = layout.tensor * layout.pipeline * layout.context
     if world % together:
-        parts = f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} = {together}"
+        parts = (
+            f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} "
+            f"= {together}"
+        )
         yield (
             "train.layout",
-            f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x {config.fleet.ranks_per_node} ranks);"
+            f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x "
+            f"{config.fleet.ranks_per_node} ranks);"
             f" products that do: {_listed(divisors(world))}",
         )
     elif config.data_parallel % layout.shard:
         ways = config.data_parallel
         yield (
             "train.layout.shard",
-            f"{layout.shard} does not divide the {ways} data-parallel ranks; what does: {_listed(divisors(ways))}",
+            f"{layout.shard} does not divide the {ways} data-parallel ranks; what does: "
+            f"{_listed(divisors(ways))}",
         )
 
 
@@ -139,22 +185,32 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
     model, train, tensor = config.model, config.train, config.train.layout.tensor
     heads = math.gcd(model.heads, model.kv_heads)
     if tensor > 1 and FAMILIES[model.family].normed == "all":
-        yield "train.layout.tensor", f"{tensor}: {model.family} norms all heads together, so 1 is what works"
+        yield (
+            "train.layout.tensor",
+            f"{tensor}: {model.family} norms all heads together, so 1 is what works",
+        )
     elif heads % tensor and not neuron_limits.copies_heads(config):
         both = f"model.heads {model.heads} and model.kv_heads {model.kv_heads}"
         more = [f"{degree} ({copies})" for degree, copies in neuron_limits.copies(config).items()]
-        copied = f"; and with each key-value head on (so many) ranks: {', '.join(more)}" if more else ""
-        yield "train.layout.tensor", f"{tensor} does not divide {both}; what does: {_listed(divisors(heads))}{copied}"
+        copied = (
+            f"; and with each key-value head on (so many) ranks: {', '.join(more)}" if more else ""
+        )
+        yield (
+            "train.layout.tensor",
+            f"{tensor} does not divide {both}; what does: {_listed(divisors(heads))}{copied}",
+        )
     elif model.intermediate_size % tensor:
         fit = divisors(math.gcd(heads, model.intermediate_size))
         yield (
             "train.layout.tensor",
-            f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; what does: {_listed(fit)}",
+            f"{tensor} does not divide model.intermediate_size {model.intermediate_size}; what "
+            f"does: {_listed(fit)}",
         )
     elif train.sequence_length % (tensor * train.layout.context):
         yield (
             "train.layout.tensor",
-            f"{tensor} x context {train.layout.context} does not divide train.sequence_length {train.sequence_length},"
+            f"{tensor} x context {train.layout.context} does not divide train.sequence_length "
+            f"{train.sequence_length},"
             " as each rank has a part of the sequence",
         )
 
@@ -164,73 +220,119 @@ def _pipeline(config: Config) -> Iterator[tuple[str, str]]:
     stages = layout.pipeline * layout.interleave
     if layout.pipeline == 1:
         if layout.interleave > 1:
-            yield "train.layout.interleave", f"{layout.interleave} needs train.layout.pipeline of 2 or more; 1 works"
+            yield (
+                "train.layout.interleave",
+                f"{layout.interleave} needs train.layout.pipeline of 2 or more; 1 works",
+            )
         return
     if stages > model.layers:
         interleave = "" if layout.interleave == 1 else f" x interleave {layout.interleave}"
-        key = "train.layout.pipeline" if layout.pipeline > model.layers else "train.layout.interleave"
-        yield key, f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} layers; at most {model.layers} work"
+        key = (
+            "train.layout.pipeline" if layout.pipeline > model.layers else "train.layout.interleave"
+        )
+        yield (
+            key,
+            f"{layout.pipeline}{interleave} makes {stages} stages of {model.layers} layers; at "
+            f"most {model.layers} work",
+        )
     part = train.global_batch // max(1, config.data_parallel)
     passes = part // train.micro_batch
     if not part % train.micro_batch and not fills(passes, layout):
         fit = [size for size in divisors(part) if fills(part // size, layout)]
         whole = config.data_parallel * layout.pipeline
         few = passes < layout.pipeline
-        needed = f"fewer than the {layout.pipeline} stages" if few else "which interleaved rounds must divide"
+        needed = (
+            f"fewer than the {layout.pipeline} stages"
+            if few
+            else "which interleaved rounds must divide"
+        )
         yield (
             "train.micro_batch",
             f"{train.micro_batch} makes {passes} micro-batches per step, {needed};"
-            + (f" sizes that work: {_listed(fit)}" if fit else f" a train.global_batch that {whole} divides does"),
+            + (
+                f" sizes that work: {_listed(fit)}"
+                if fit
+                else f" a train.global_batch that {whole} divides does"
+            ),
         )
 
 
 def fills(passes: int, layout: Layout) -> bool:
-    """Whether so many micro-batches can go through the pipeline: one per stage at least, interleaved in equal rounds.
+    """Whether so many micro-batches can go through the pipeline: one per stage at least,
+    interleaved in equal rounds.
 
-    1F1B takes any number from there on (BLOOM: 128 through 12 stages); torch's interleaved schedule takes what its rounds divide.
+    1F1B takes any number from there on (BLOOM: 128 through 12 stages); torch's interleaved schedule
+    takes what its rounds divide.
     """
     if layout.pipeline == 1:
         return True
-    return passes >= layout.pipeline and (layout.interleave == 1 or passes % (passes // layout.pipeline) == 0)
+    return passes >= layout.pipeline and (
+        layout.interleave == 1 or passes % (passes // layout.pipeline) == 0
+    )
 
 
 def _context(config: Config) -> Iterator[tuple[str, str]]:
     length, context = config.train.sequence_length, config.train.layout.context
     if context > 1 and length % (2 * context):
-        fit = [1, *(degree for degree in range(2, min(length, 64) + 1) if length % (2 * degree) == 0)]
+        fit = [
+            1,
+            *(degree for degree in range(2, min(length, 64) + 1) if length % (2 * degree) == 0),
+        ]
         yield (
             "train.layout.context",
-            f"2 x {context} pieces do not divide train.sequence_length {length}; degrees that do: {_listed(fit)}",
+            f"2 x {context} pieces do not divide train.sequence_length {length}; degrees that "
+            f"do: {_listed(fit)}",
         )
 
 
 def _heads(config: Config) -> Iterator[tuple[str, str]]:
     model, rotary = config.model, FAMILIES[config.model.family].rotary
-    if model.head_size is not None and not rotary and model.head_size * model.heads != model.hidden_size:
-        yield "model.head_size", f"{model.head_size}: {model.family} has model.hidden_size over model.heads; null works"
+    if (
+        model.head_size is not None
+        and not rotary
+        and model.head_size * model.heads != model.hidden_size
+    ):
+        yield (
+            "model.head_size",
+            f"{model.head_size}: {model.family} has model.hidden_size over model.heads; null works",
+        )
     elif model.head_size is None and model.hidden_size % model.heads:
         yield "model.heads", f"{model.heads} does not divide model.hidden_size {model.hidden_size}"
     elif rotary and model.head_features % 2:
         yield (
             "model.heads" if model.head_size is None else "model.head_size",
-            f"makes heads of {model.head_features} features; the rotary embedding needs an even number",
+            f"makes heads of {model.head_features} features; the rotary embedding needs an even "
+            "number",
         )
     if model.heads % model.kv_heads:
         yield "model.kv_heads", f"{model.kv_heads} does not divide model.heads {model.heads}"
 
 
 def _family(config: Config) -> Iterator[tuple[str, str]]:
-    model, family, length = config.model, FAMILIES[config.model.family], config.train.sequence_length
+    model, family, length = (
+        config.model,
+        FAMILIES[config.model.family],
+        config.train.sequence_length,
+    )
     if not family.rotary and model.kv_heads != model.heads:
-        yield "model.kv_heads", f"{model.kv_heads}: {model.family} has as many as model.heads, {model.heads}"
+        yield (
+            "model.kv_heads",
+            f"{model.kv_heads}: {model.family} has as many as model.heads, {model.heads}",
+        )
     if not family.rotary and model.rope_scaling != 1:
         yield "model.rope_scaling", f"{model.family} has learnt positions, so 1 is what works"
     if not family.rotary and model.rope_theta != Preset.rope_theta:
-        yield "model.rope_theta", f"{model.rope_theta:g}: {model.family} has learnt positions, and no rotary embedding"
+        yield (
+            "model.rope_theta",
+            f"{model.rope_theta:g}: {model.family} has learnt positions, and no rotary embedding",
+        )
     if family.rotary and model.dropout:
         yield "model.dropout", f"{model.dropout}: {model.family} has none, so 0 is what works"
     if not family.causal and length < SHORTEST_MASKED:
-        yield "train.sequence_length", f"{length} tokens are too few to hide some of; at least {SHORTEST_MASKED}"
+        yield (
+            "train.sequence_length",
+            f"{length} tokens are too few to hide some of; at least {SHORTEST_MASKED}",
+        )
 
 
 def _documents(config: Config) -> Iterator[tuple[str, str]]:
@@ -238,10 +340,16 @@ def _documents(config: Config) -> Iterator[tuple[str, str]]:
     if not config.train.separate_documents:
         return
     if not FAMILIES[family].causal:
-        yield "train.separate_documents", f"true: {family} models attend across documents, so false is what works"
+        yield (
+            "train.separate_documents",
+            f"true: {family} models attend across documents, so false is what works",
+        )
     for name in ("pipeline", "context"):
         if getattr(layout, name) > 1:
-            yield "train.separate_documents", f"true: not with train.layout.{name} of {getattr(layout, name)}; false works"
+            yield (
+                "train.separate_documents",
+                f"true: not with train.layout.{name} of {getattr(layout, name)}; false works",
+            )
 
 
 def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
@@ -249,7 +357,8 @@ def _global_batch(config: Config) -> Iterator[tuple[str, str]]:
     if ways and batch % ways:
         yield (
             "train.global_batch",
-            f"{batch} sequences do not divide over {ways} data-parallel ranks; nearest that do: {_nearest(batch, ways)}",
+            f"{batch} sequences do not divide over {ways} data-parallel ranks; nearest that do: "
+            f"{_nearest(batch, ways)}",
         )
 
 
@@ -260,7 +369,8 @@ def _micro_batch(config: Config) -> Iterator[tuple[str, str]]:
         near = sorted(sorted(divisors(part), key=lambda size: abs(size - train.micro_batch))[:3])
         yield (
             "train.micro_batch",
-            f"{train.micro_batch} does not divide a rank's {part} sequences; nearest that do: {', '.join(map(str, near))}",
+            f"{train.micro_batch} does not divide a rank's {part} sequences; nearest that do: "
+            f"{', '.join(map(str, near))}",
         )
 
 
@@ -269,7 +379,8 @@ def _own(config: Config) -> Iterator[tuple[str, str]]:
     if config.model.module and config.checkpoint.export:
         yield (
             "checkpoint.export",
-            f"true: transformers has no network like that of model.module {config.model.module}; false works",
+            f"true: transformers has no network like that of model.module {config.model.module}; "
+            "false works",
         )
 
 
@@ -278,19 +389,30 @@ def _sequence(config: Config) -> Iterator[tuple[str, str]]:
     if length > model.max_sequence_length:
         yield (
             "train.sequence_length",
-            f"{length} is more than the model takes (model.max_sequence_length {model.max_sequence_length})",
+            f"{length} is more than the model takes (model.max_sequence_length "
+            f"{model.max_sequence_length})",
         )
 
 
 def _schedule(config: Config) -> Iterator[tuple[str, str]]:
     train = config.train
     if train.warmup_steps > train.schedule_steps:
-        yield "train.warmup_steps", f"{train.warmup_steps} is more than train.schedule_steps {train.schedule_steps}"
+        yield (
+            "train.warmup_steps",
+            f"{train.warmup_steps} is more than train.schedule_steps {train.schedule_steps}",
+        )
     if train.schedule_steps < train.steps:
-        yield "train.schedule_steps", f"{train.schedule_steps} is less than train.steps {train.steps}"
+        yield (
+            "train.schedule_steps",
+            f"{train.schedule_steps} is less than train.steps {train.steps}",
+        )
     if train.schedule == "wsd" and train.warmup_steps + train.decay_steps > train.schedule_steps:
         room = train.schedule_steps - train.warmup_steps
-        yield "train.decay_steps", f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} are left"
+        yield (
+            "train.decay_steps",
+            f"{train.decay_steps} steps after a warm-up of {train.warmup_steps}; at most {room} "
+            "are left",
+        )
 
 
 def _recompute(config: Config) -> Iterator[tuple[str, str]]:
@@ -298,9 +420,18 @@ def _recompute(config: Config) -> Iterator[tuple[str, str]]:
     if isinstance(budget, str):
         return
     if not config.train.compile:
-        yield "train.recompute", f"{budget}: only compiled blocks keep to a budget: train.compile true, or selective, works"
-    elif tensor > 1:  # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
-        yield "train.recompute", f"{budget}: no budget with train.layout.tensor of {tensor}; selective works, or full"
+        yield (
+            "train.recompute",
+            f"{budget}: only compiled blocks keep to a budget: train.compile true, or selective, "
+            "works",
+        )
+    elif (
+        tensor > 1
+    ):  # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
+        yield (
+            "train.recompute",
+            f"{budget}: no budget with train.layout.tensor of {tensor}; selective works, or full",
+        )
 
 
 def _formats(config: Config) -> Iterator[tuple[str, str]]:
@@ -308,12 +439,19 @@ def _formats(config: Config) -> Iterator[tuple[str, str]]:
     if device is not None and device.bf16 is None and config.fleet.stack != "cpu":
         instead = {"weights": "fp32", "precision": f"{device.half}, which auto takes,"}
         told = f"bf16: {device.name} has no instructions for it"
-        yield from ((f"train.{key}", f"{told}; {other} works") for key, other in instead.items() if getattr(train, key) == "bf16")
+        yield from (
+            (f"train.{key}", f"{told}; {other} works")
+            for key, other in instead.items()
+            if getattr(train, key) == "bf16"
+        )
     elif train.weights == "bf16" and train.precision not in ("bf16", "fp8"):
         told = f"bf16: products are of bf16 then, so not with train.precision {train.precision}"
         yield "train.weights", f"{told}; fp32 works, or train.precision bf16"
     if train.weights not in (formats := OPTIMIZERS[train.optimizer].formats):
-        told = f"{train.weights}: train.optimizer {train.optimizer} works on {', '.join(formats)} alone"
+        told = (
+            f"{train.weights}: train.optimizer {train.optimizer} works on "
+            f"{', '.join(formats)} alone"
+        )
         yield "train.weights", f"{told}; {USUAL} works on both"
     if train.precision == "fp16" and config.fleet.stack.startswith("neuron"):
         yield "train.precision", "fp16: not on Trainium, where no loss is scaled; bf16 works"
@@ -321,15 +459,27 @@ def _formats(config: Config) -> Iterator[tuple[str, str]]:
         return
     if _lacks_fp8(config, device):
         name = device.name if device else "a CPU"
-        yield "train.precision", f"fp8: {name} has no instructions for it, as GPUs since Ada and Hopper have; auto works"
+        yield (
+            "train.precision",
+            f"fp8: {name} has no instructions for it, as GPUs since Ada and Hopper have; auto "
+            "works",
+        )
     elif not train.compile:
-        yield "train.precision", "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works"
+        yield (
+            "train.precision",
+            "fp8: slower than bf16 unless it is compiled: train.compile true, or bf16, works",
+        )
     elif layout.tensor > 1:
-        yield "train.precision", f"fp8: not with train.layout.tensor of {layout.tensor}; with 1 it works, or bf16"
+        yield (
+            "train.precision",
+            f"fp8: not with train.layout.tensor of {layout.tensor}; with 1 it works, or bf16",
+        )
 
 
 def _lacks_fp8(config: Config, device: Accelerator | None) -> bool:
-    """Whether it is known that there is none; of a device that the table lacks, or a host of no known type, ranks say it."""
+    """Whether it is known that there is none; of a device that the table lacks, or a host of no
+    known type, ranks say it.
+    """
     if device is not None:
         return device.fp8 is None
     return config.fleet.node_type is not None
@@ -340,7 +490,8 @@ def _profile(config: Config) -> Iterator[tuple[str, str]]:
     if first > last or first > config.train.steps:
         yield (
             "train.profile_steps",
-            f"{config.train.profile_steps}: no step of train.steps {config.train.steps} is among these; 4-6 works",
+            f"{config.train.profile_steps}: no step of train.steps {config.train.steps} is among "
+            "these; 4-6 works",
         )
 
 
@@ -361,19 +512,45 @@ def _nearest(batch: int, ways: int) -> str:
 
 DIVISION: tuple[Rule, ...] = (_layout, _tensor, _pipeline, _context, _global_batch, _micro_batch)
 # which auto must keep to
-OF_A_LAYOUT: tuple[Rule, ...] = (*DIVISION, _documents, _recompute, _formats, neuron_limits.check_layout)
+OF_A_LAYOUT: tuple[Rule, ...] = (
+    *DIVISION,
+    _documents,
+    _recompute,
+    _formats,
+    neuron_limits.check_layout,
+)
 
 
 def _destination(config: Config) -> Iterator[tuple[str, str]]:
     path = config.checkpoint.destination or ""
     if path.startswith(("~", "$")):
-        yield "checkpoint.destination", f"{path}: {path[0]} is a shell's word, and means nothing here: write the path out"
+        yield (
+            "checkpoint.destination",
+            f"{path}: {path[0]} is a shell's word, and means nothing here: write the path out",
+        )
 
 
 RULES: tuple[Rule, ...] = (
-    _instance_type, owned_machines.check, _machine, _hosts, _secrets, _shared_folder, addresses.check, _heads, *DIVISION,
-    _family, _own,
-    _documents, _sequence, _schedule, _recompute, _formats, _profile, _destination, neuron_limits.check_node,
+    _instance_type,
+    owned_machines.check,
+    _machine,
+    _hosts,
+    _secrets,
+    _shared_folder,
+    addresses.check,
+    _heads,
+    *DIVISION,
+    _family,
+    _own,
+    _documents,
+    _sequence,
+    _schedule,
+    _recompute,
+    _formats,
+    _profile,
+    _destination,
+    neuron_limits.check_node,
     neuron_limits.check_layout,
-    neuron_limits.check_training, tokenizing.refuse,
-)  # fmt: skip
+    neuron_limits.check_training,
+    tokenizing.refuse,
+)

@@ -1,4 +1,6 @@
-"""Derives the values that a config leaves open, each with the reason that `make plan` shows. Layouts: layouts.py."""
+"""Derives the values that a config leaves open, each with the reason that `make plan` shows.
+Layouts: layouts.py.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,13 @@ class Derived:
 OfKind = Callable[[node_types.NodeType | None, int], node_types.Node]
 
 
-def derive(values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False) -> list[Derived]:
+def derive(
+    values: Values, tokens: int, node: OfKind = node_types.node, here: bool = False
+) -> list[Derived]:
     """Fills what is None in `values`, in place; says what and why.
 
-    `values` are checked; `tokens`: the tokenizer's size; `node`: a node of a kind, of so many; `here`: this machine is all nodes.
+    `values` are checked; `tokens`: the tokenizer's size; `node`: a node of a kind, of so many;
+    `here`: this machine is all nodes.
     """
     found: list[Derived] = []
 
@@ -46,18 +51,30 @@ def derive(values: Values, tokens: int, node: OfKind = node_types.node, here: bo
     kind = owned_machines.node_type_of(fleet)
     machine = _given_by_gres(node(kind, fleet["nodes"]), kind, fleet)
     if fleet["ranks_per_node"] is None:
-        put(fleet, "fleet", "ranks_per_node", *ranks_of(machine, fleet["nodes"], train["global_batch"]))
+        put(
+            fleet,
+            "fleet",
+            "ranks_per_node",
+            *ranks_of(machine, fleet["nodes"], train["global_batch"]),
+        )
     if fleet["stack"] is None:
         put(fleet, "fleet", "stack", machine.stack, machine.reason)
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
         put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
-    if machine.cores and train["precision"] == "auto":  # which stays so in the config: ranks on other CPUs may decide otherwise
+    if (
+        machine.cores and train["precision"] == "auto"
+    ):  # which stays so in the config: ranks on other CPUs may decide otherwise
         speed = cpu_speed.of_this_machine()
         found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
     device = kind.accelerator if kind else node_types.local_accelerator() if here else None
     if device is not None and device.bf16 is None and train["precision"] == "auto":
-        why = f"{device.name} has no instructions for bf16; in fp16 its products run at {device.peak('fp16') / 1e12:.0f} TFLOP/s"
-        found.append(Derived("train.precision", device.half, f"{why}, in fp32 at {device.fp32 / 1e12:.1f}"))
+        why = (
+            f"{device.name} has no instructions for bf16; in fp16 its products run at "
+            f"{device.peak('fp16') / 1e12:.0f} TFLOP/s"
+        )
+        found.append(
+            Derived("train.precision", device.half, f"{why}, in fp32 at {device.fp32 / 1e12:.1f}")
+        )
     if train["compile"] is None:
         put(train, "train", "compile", *compilation(values))
     if train["schedule_steps"] is None:
@@ -65,22 +82,49 @@ def derive(values: Values, tokens: int, node: OfKind = node_types.node, here: bo
     if train["decay_steps"] is None:
         train["decay_steps"] = max(1, train["schedule_steps"] // 5)
         if train["schedule"] == "wsd":  # no other looks at it
-            put(train, "train", "decay_steps", train["decay_steps"], "a fifth of train.schedule_steps")
+            put(
+                train,
+                "train",
+                "decay_steps",
+                train["decay_steps"],
+                "a fifth of train.schedule_steps",
+            )
     if train["warmup_steps"] is None:
-        put(train, "train", "warmup_steps", min(2000, max(1, train["steps"] // 20)), "5 % of train.steps, at most 2000")
+        put(
+            train,
+            "train",
+            "warmup_steps",
+            min(2000, max(1, train["steps"] // 20)),
+            "5 % of train.steps, at most 2000",
+        )
     return found
 
 
-def _given_by_gres(machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values) -> node_types.Node:
-    """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that there are some at all."""
+def _given_by_gres(
+    machine: node_types.Node, kind: node_types.NodeType | None, fleet: Values
+) -> node_types.Node:
+    """The node as Slurm's gres has it: it may give a job fewer GPUs than there are, and tells that
+    there are some at all.
+    """
     gres, gpus = fleet["slurm"]["gres"], owned_machines.gpus_of(fleet["slurm"]["gres"])
-    if gpus is None or fleet["stack"] == "cpu" or (kind is not None and gpus.count >= machine.ranks):
+    if (
+        gpus is None
+        or fleet["stack"] == "cpu"
+        or (kind is not None and gpus.count >= machine.ranks)
+    ):
         return machine
-    return replace(machine, ranks=gpus.count, reason=f"fleet.slurm.gres {gres}", stack="cuda" if kind is None else machine.stack)
+    return replace(
+        machine,
+        ranks=gpus.count,
+        reason=f"fleet.slurm.gres {gres}",
+        stack="cuda" if kind is None else machine.stack,
+    )
 
 
 def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str]:
-    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as was measured to be faster."""
+    """Ranks of a node, and why: on cores that this machine lends it one of all, or one each, as was
+    measured to be faster.
+    """
     if machine.cores <= 1:
         return machine.ranks, machine.reason
     speed = cpu_speed.of_this_machine()
@@ -89,7 +133,9 @@ def ranks_of(machine: node_types.Node, nodes: int, batch: int) -> tuple[int, str
 
 
 def compilation(values: Values) -> tuple[bool, str]:
-    """Whether compiling pays: it takes half a minute on a CPU, once, and gains an eighth in fp32, a quarter in bf16 (LOG.md)."""
+    """Whether compiling pays: it takes half a minute on a CPU, once, and gains an eighth in fp32, a
+    quarter in bf16 (LOG.md).
+    """
     fleet, train, model = values["fleet"], values["train"], values["model"]
     if isinstance(train["recompute"], int | float):
         return True, f"train.recompute {train['recompute']} is a budget of compiled blocks"
@@ -122,15 +168,24 @@ def shape_of(preset: str | None) -> Preset | None:
 
 
 def other_family(model: Values) -> str:
-    """What speaks against `model.family` beside `model.preset`; nothing where they go together. Both are checked."""
+    """What speaks against `model.family` beside `model.preset`; nothing where they go together.
+    Both are checked.
+    """
     preset, family = shape_of(model["preset"]), model["family"]
     if preset is None or family in (None, preset.family) or model["preset"] in PLAIN:
         return ""
-    known = ", ".join(name for name, shape in PRESETS.items() if name in PLAIN or shape.family == family)
-    return f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or another preset works: {known}"
+    known = ", ".join(
+        name for name, shape in PRESETS.items() if name in PLAIN or shape.family == family
+    )
+    return (
+        f"{family}: model.preset {model['preset']} is a {preset.family}; leave this out, or "
+        f"another preset works: {known}"
+    )
 
 
-def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, Any, str], None]) -> None:
+def _derive_model(
+    model: Values, tokens: int, put: Callable[[Values, str, str, Any, str], None]
+) -> None:
     preset = shape_of(model["preset"])
     if preset is not None:
         for field in fields(Preset):
@@ -148,4 +203,10 @@ def _derive_model(model: Values, tokens: int, put: Callable[[Values, str, str, A
             put(model, "model", name, getattr(family, name), f"{family.name}'s")
     if model["vocabulary_size"] is None:
         size = -(-tokens // 64) * 64  # matrix products like multiples of 64
-        put(model, "model", "vocabulary_size", size, f"the tokenizer's {tokens}, rounded up to a multiple of 64")
+        put(
+            model,
+            "model",
+            "vocabulary_size",
+            size,
+            f"the tokenizer's {tokens}, rounded up to a multiple of 64",
+        )

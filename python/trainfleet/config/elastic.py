@@ -1,4 +1,6 @@
-"""Refits a run to fewer nodes: the global batch and the data order stay; only the division of the work changes."""
+"""Refits a run to fewer nodes: the global batch and the data order stay; only the division of the
+work changes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from .types import Config
 
 
 def smaller(config: Config) -> Iterator[Config]:
-    """The config for one node less, and so on down to fleet.nodes_min, without the numbers that no rule allows."""
+    """The config for one node less, and so on down to fleet.nodes_min, without the numbers that no
+    rule allows.
+    """
     least = config.fleet.nodes_min or config.fleet.nodes
     for nodes in range(config.fleet.nodes - 1, least - 1, -1):
         candidate = refit(config, nodes)
@@ -19,13 +23,22 @@ def smaller(config: Config) -> Iterator[Config]:
 
 
 def refit(config: Config, nodes: int) -> Config:
-    """The config for `nodes` nodes; each rank accumulates more micro-batches, none larger than before: that one fitted.
+    """The config for `nodes` nodes; each rank accumulates more micro-batches, none larger than
+    before: that one fitted.
 
     The state is sharded over as many ranks as before, or the most that divide those that are left.
     """
-    fewer = replace(config, fleet=replace(config.fleet, nodes=nodes, nodes_min=min(config.fleet.nodes_min or nodes, nodes)))
+    fewer = replace(
+        config,
+        fleet=replace(
+            config.fleet, nodes=nodes, nodes_min=min(config.fleet.nodes_min or nodes, nodes)
+        ),
+    )
     layout, ways = config.train.layout, fewer.data_parallel
-    shard = max((degree for degree in range(1, min(layout.shard, ways) + 1) if ways % degree == 0), default=1)
+    shard = max(
+        (degree for degree in range(1, min(layout.shard, ways) + 1) if ways % degree == 0),
+        default=1,
+    )
     fewer = replace(fewer, train=replace(fewer.train, layout=replace(layout, shard=shard)))
     part = fewer.train.global_batch // fewer.data_parallel if fewer.data_parallel else 0
     fits = [size for size in range(1, config.train.micro_batch + 1) if part % size == 0]

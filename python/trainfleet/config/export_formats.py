@@ -1,4 +1,6 @@
-"""What `make export` can make of a model (FORMAT): a Hugging Face folder, or weights as NxD Core's checkpoints have them."""
+"""What `make export` can make of a model (FORMAT): a Hugging Face folder, or weights as NxD Core's
+checkpoints have them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,14 @@ from ..trust.errors import RunError
 
 HUGGINGFACE = "huggingface"
 Degrees = tuple[int | None, int | None]  # tensor and pipeline; None: as the run has it
-FORMAT = re.compile(rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII)
+FORMAT = re.compile(
+    rf"{HUGGINGFACE}|nxd(?:-tp([1-9][0-9]{{0,2}}))?(?:-pp([1-9][0-9]{{0,2}}))?", re.ASCII
+)
 
 
 def degrees(form: str) -> Degrees | None:
-    """The tensor and pipeline degree that a FORMAT says, None for what it leaves open; None for a Hugging Face folder.
+    """The tensor and pipeline degree that a FORMAT says, None for what it leaves open; None for a
+    Hugging Face folder.
 
     Raises:
         ValueError: there is no such format.
@@ -29,7 +34,12 @@ def degrees(form: str) -> Degrees | None:
 def require_new(out: Path) -> None:
     """RunError where `out` is there already, and no empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError("is there already", where=str(out), why="an export begins a new folder", next="make export OUT=another")
+        raise RunError(
+            "is there already",
+            where=str(out),
+            why="an export begins a new folder",
+            next="make export OUT=another",
+        )
     if why := no_place(out):
         raise RunError("can't be made", where=str(out), why=why, next="make export OUT=another")
 
@@ -38,4 +48,7 @@ def opening(form: str, out: Path) -> str:
     """What loads an export, to be said after `next:`."""
     if degrees(form) is None:
         return f"transformers' from_pretrained({str(out)!r}) loads it"
-    return f"nxd.load_checkpoint({str(out)!r}, model=model) loads it, and so does train.init_from: {out}"
+    return (
+        f"nxd.load_checkpoint({str(out)!r}, model=model) loads it, and so does "
+        f"train.init_from: {out}"
+    )

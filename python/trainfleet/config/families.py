@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-MASKED = 0.15  # of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+# of a sequence's tokens are to be guessed (Devlin et al. 2018, arXiv:1810.04805, section 3.1)
+MASKED = 0.15
 Json = Mapping[str, Any]
 NONE: Json = MappingProxyType({})
 
 
 class Folder(NamedTuple):  # a sixth of a dataclass's time to load, as every verb does
-    """How Hugging Face's folders have a family: config.json (config/huggingface_config.py) and weights
-    (models/huggingface_weights.py).
+    """How Hugging Face's folders have a family: config.json (config/huggingface_config.py) and
+    weights (models/huggingface_weights.py).
 
     Of config.json, `keys`: which key each of our dimensions has there. `fixed`: what must stand in
     others. `written`: what is written besides. `refused`: what no folder may ask for, as it makes
@@ -116,7 +117,9 @@ class Family:
         return self.xla and self.rotary
 
     def guesses(self, sequence_length: int) -> int:
-        """Tokens of a sequence that the loss is a mean over; the same for every sequence, so that means of means are exact."""
+        """Tokens of a sequence that the loss is a mean over; the same for every sequence, so that
+        means of means are exact.
+        """
         return sequence_length if self.causal else max(1, round(MASKED * sequence_length))
 
 
@@ -141,19 +144,35 @@ _GPT2 = _COMMON | {
     "dropout": "resid_pdrop",
 }
 _GPT2_NAMES = {
-    "embed.tokens": "wte", "embed.positions": "wpe", "layers.": "h.", "input_layernorm": "ln_1", "norm.": "ln_f.",
-    "post_attention_layernorm": "ln_2", "self_attn.q_proj": "attn.c_attn", "self_attn.k_proj": "attn.c_attn",
-    "self_attn.v_proj": "attn.c_attn", "self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc",
+    "embed.tokens": "wte",
+    "embed.positions": "wpe",
+    "layers.": "h.",
+    "input_layernorm": "ln_1",
+    "norm.": "ln_f.",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.q_proj": "attn.c_attn",
+    "self_attn.k_proj": "attn.c_attn",
+    "self_attn.v_proj": "attn.c_attn",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.up_proj": "mlp.c_fc",
     "mlp.down_proj": "mlp.c_proj",
-}  # fmt: skip
+}
 _ENCODER_NAMES = {
-    "embed.tokens": "embeddings.word_embeddings", "embed.positions": "embeddings.position_embeddings",
-    "embed.segments": "embeddings.token_type_embeddings", "embed.norm": "embeddings.LayerNorm", "layers.": "encoder.layer.",
-    "self_attn.q_proj": "attention.self.query", "self_attn.k_proj": "attention.self.key",
-    "self_attn.v_proj": "attention.self.value", "self_attn.o_proj": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm", "mlp.up_proj": "intermediate.dense", "mlp.down_proj": "output.dense",
-    "mlp_norm": "output.LayerNorm", "pooler.dense": "pooler.dense",
-}  # fmt: skip
+    "embed.tokens": "embeddings.word_embeddings",
+    "embed.positions": "embeddings.position_embeddings",
+    "embed.segments": "embeddings.token_type_embeddings",
+    "embed.norm": "embeddings.LayerNorm",
+    "layers.": "encoder.layer.",
+    "self_attn.q_proj": "attention.self.query",
+    "self_attn.k_proj": "attention.self.key",
+    "self_attn.v_proj": "attention.self.value",
+    "self_attn.o_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense",
+    "mlp_norm": "output.LayerNorm",
+    "pooler.dense": "pooler.dense",
+}
 _OWN_NAMES = (
     r"embed_tokens|norm|(input|post_attention|post_feedforward)_layernorm"
     r"|self_attn\.([qkvo]_proj|[qk]_norm)|mlp\.(gate|up|down)_proj"
@@ -166,14 +185,28 @@ _TIED = {"tie_word_embeddings": True}  # the default of older architectures
 
 def _rotary(architecture: str, fixed: Json, epsilon: float = 1e-6, **more: Any) -> Folder:
     defaults = {"tie_word_embeddings": False, "rms_norm_eps": epsilon} | more.pop("defaults", {})
-    return Folder(architecture, _LLAMA, fixed, refused={"partial_rotary_factor": 1.0}, defaults=defaults, own=_OWN_NAMES, **more)
+    return Folder(
+        architecture,
+        _LLAMA,
+        fixed,
+        refused={"partial_rotary_factor": 1.0},
+        defaults=defaults,
+        own=_OWN_NAMES,
+        **more,
+    )
 
 
 def _encoder(architecture: str, fixed: Json, **more: Any) -> Folder:
     return Folder(
-        architecture, _BERT, {**_ENCODER, **fixed}, refused={"is_decoder": False, **_PARTS},
-        dropouts=("attention_probs_dropout_prob",), defaults=_TIED, names=_ENCODER_NAMES, **more,
-    )  # fmt: skip
+        architecture,
+        _BERT,
+        {**_ENCODER, **fixed},
+        refused={"is_decoder": False, **_PARTS},
+        dropouts=("attention_probs_dropout_prob",),
+        defaults=_TIED,
+        names=_ENCODER_NAMES,
+        **more,
+    )
 
 
 _SILU = {"hidden_act": "silu"}
@@ -189,50 +222,150 @@ _LLAMA_SLICES = Slices(
 FAMILIES = {
     family.name: family
     for family in (
-        Family("llama", "next", LLAMA, rotary=True, xla=True, slices=_LLAMA_SLICES,
-               folder=_rotary("LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS)),
-        # Llama's, but for its window, beyond which no sequence may go here; what was trained here saw whole sequences
-        Family("mistral", "next", LLAMA, rotary=True, slices=_LLAMA_SLICES,
-               folder=_rotary("MistralForCausalLM", _SILU, window="sliding_window", written={"sliding_window": None})),
-        Family("qwen2", "next", LLAMA, rotary=True, norm_epsilon=1e-6, biases=True,  # arXiv:2412.15115
-               folder=_rotary("Qwen2ForCausalLM", {**_SILU, "use_sliding_window": False})),
-        Family("qwen3", "next", LLAMA, rotary=True, norm_epsilon=1e-6, normed="head",  # arXiv:2505.09388
-               folder=_rotary("Qwen3ForCausalLM", {**_SILU, **_NO_BIAS, "use_sliding_window": False},
-                              defaults={"head_dim": 128})),
-        Family("olmo2", "next", "trainfleet.models.llama:Olmo2", rotary=True, norm_epsilon=1e-6, normed="all",
-               normed_after=True,  # arXiv:2501.00656
-               folder=_rotary("Olmo2ForCausalLM", {**_SILU, **_NO_BIAS}, 1e-5, same_as=_OWN_HEADS)),
-        Family("gemma", "next", LLAMA, rotary=True, norm_epsilon=1e-6, gains_from_one=True, scaled=True, gelu=True,
-               folder=_rotary("GemmaForCausalLM", _NO_BIAS, defaults={"head_dim": 256, **_TIED})),  # arXiv:2403.08295
-        Family("gpt2", "next", "trainfleet.models.gpt2:GPT2", dropout=0.1, tanh=True, xla=True,
-               folder=Folder(
-                   "GPT2LMHeadModel", _GPT2, {"activation_function": "gelu_new", **_PLAIN}, refused=_PARTS,
-                   dropouts=("attn_pdrop", "embd_pdrop"), defaults=_TIED, four_times={"n_inner": "n_embd"},
-                   aliases={_COMMON[ours]: _GPT2[ours] for ours in ("hidden_size", "layers", "heads", "max_sequence_length")},
-                   trunk="transformer", names=_GPT2_NAMES, turned=True, ignored=r"\.attn\.(masked_)?bias$",
-               )),
-        Family("bert", "pairs", "trainfleet.models.bert:Bert", segments=2, dropout=0.1, norm_epsilon=1e-12, xla=True,
-               slices=Slices(r"attention\.self\.(query|key|value)\.(weight|bias)$", r"attention\.output\.dense\.weight$",
-                             ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"), staged=False),
-               folder=_encoder(
-                   "BertForPreTraining", {"type_vocab_size": 2}, trunk="bert",
-                   heads={
-                       "head.dense": "cls.predictions.transform.dense", "head.norm": "cls.predictions.transform.LayerNorm",
-                       "head.lm_head.weight": "cls.predictions.decoder.weight", "head.lm_head.bias": "cls.predictions.bias",
-                       "pooler.follows": "cls.seq_relationship",
-                   },
-                   ignored=r"position_ids$|^cls\.predictions\.decoder\.bias$",
-               )),
+        Family(
+            "llama",
+            "next",
+            LLAMA,
+            rotary=True,
+            xla=True,
+            slices=_LLAMA_SLICES,
+            folder=_rotary(
+                "LlamaForCausalLM", {**_SILU, **_NO_BIAS, "mlp_bias": False}, same_as=_OWN_HEADS
+            ),
+        ),
+        # Llama's, but for its window, beyond which no sequence may go here; what was trained here
+        # saw whole sequences
+        Family(
+            "mistral",
+            "next",
+            LLAMA,
+            rotary=True,
+            slices=_LLAMA_SLICES,
+            folder=_rotary(
+                "MistralForCausalLM",
+                _SILU,
+                window="sliding_window",
+                written={"sliding_window": None},
+            ),
+        ),
+        Family(
+            "qwen2",
+            "next",
+            LLAMA,
+            rotary=True,
+            norm_epsilon=1e-6,
+            biases=True,  # arXiv:2412.15115
+            folder=_rotary("Qwen2ForCausalLM", {**_SILU, "use_sliding_window": False}),
+        ),
+        Family(
+            "qwen3",
+            "next",
+            LLAMA,
+            rotary=True,
+            norm_epsilon=1e-6,
+            normed="head",  # arXiv:2505.09388
+            folder=_rotary(
+                "Qwen3ForCausalLM",
+                {**_SILU, **_NO_BIAS, "use_sliding_window": False},
+                defaults={"head_dim": 128},
+            ),
+        ),
+        Family(
+            "olmo2",
+            "next",
+            "trainfleet.models.llama:Olmo2",
+            rotary=True,
+            norm_epsilon=1e-6,
+            normed="all",
+            normed_after=True,  # arXiv:2501.00656
+            folder=_rotary("Olmo2ForCausalLM", {**_SILU, **_NO_BIAS}, 1e-5, same_as=_OWN_HEADS),
+        ),
+        Family(
+            "gemma",
+            "next",
+            LLAMA,
+            rotary=True,
+            norm_epsilon=1e-6,
+            gains_from_one=True,
+            scaled=True,
+            gelu=True,
+            folder=_rotary("GemmaForCausalLM", _NO_BIAS, defaults={"head_dim": 256, **_TIED}),
+        ),  # arXiv:2403.08295
+        Family(
+            "gpt2",
+            "next",
+            "trainfleet.models.gpt2:GPT2",
+            dropout=0.1,
+            tanh=True,
+            xla=True,
+            folder=Folder(
+                "GPT2LMHeadModel",
+                _GPT2,
+                {"activation_function": "gelu_new", **_PLAIN},
+                refused=_PARTS,
+                dropouts=("attn_pdrop", "embd_pdrop"),
+                defaults=_TIED,
+                four_times={"n_inner": "n_embd"},
+                aliases={
+                    _COMMON[ours]: _GPT2[ours]
+                    for ours in ("hidden_size", "layers", "heads", "max_sequence_length")
+                },
+                trunk="transformer",
+                names=_GPT2_NAMES,
+                turned=True,
+                ignored=r"\.attn\.(masked_)?bias$",
+            ),
+        ),
+        Family(
+            "bert",
+            "pairs",
+            "trainfleet.models.bert:Bert",
+            segments=2,
+            dropout=0.1,
+            norm_epsilon=1e-12,
+            xla=True,
+            slices=Slices(
+                r"attention\.self\.(query|key|value)\.(weight|bias)$",
+                r"attention\.output\.dense\.weight$",
+                ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+                staged=False,
+            ),
+            folder=_encoder(
+                "BertForPreTraining",
+                {"type_vocab_size": 2},
+                trunk="bert",
+                heads={
+                    "head.dense": "cls.predictions.transform.dense",
+                    "head.norm": "cls.predictions.transform.LayerNorm",
+                    "head.lm_head.weight": "cls.predictions.decoder.weight",
+                    "head.lm_head.bias": "cls.predictions.bias",
+                    "pooler.follows": "cls.seq_relationship",
+                },
+                ignored=r"position_ids$|^cls\.predictions\.decoder\.bias$",
+            ),
+        ),
         # Position 0 has row 2: fairseq counts from the row after the padding token's, which is 1.
-        Family("roberta", "masked", "trainfleet.models.roberta:Roberta", positions_from=2, segments=1, dropout=0.1, xla=True,
-               folder=_encoder(
-                   "RobertaForMaskedLM", {"type_vocab_size": 1, "pad_token_id": 1}, trunk="roberta",
-                   heads={
-                       "head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm",
-                       "head.lm_head.weight": "lm_head.decoder.weight", "head.lm_head.bias": "lm_head.bias",
-                   },
-                   ignored=r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
-               )),
+        Family(
+            "roberta",
+            "masked",
+            "trainfleet.models.roberta:Roberta",
+            positions_from=2,
+            segments=1,
+            dropout=0.1,
+            xla=True,
+            folder=_encoder(
+                "RobertaForMaskedLM",
+                {"type_vocab_size": 1, "pad_token_id": 1},
+                trunk="roberta",
+                heads={
+                    "head.dense": "lm_head.dense",
+                    "head.norm": "lm_head.layer_norm",
+                    "head.lm_head.weight": "lm_head.decoder.weight",
+                    "head.lm_head.bias": "lm_head.bias",
+                },
+                ignored=r"position_ids$|^lm_head\.decoder\.bias$|^roberta\.pooler\.",
+            ),
+        ),
     )
-}  # fmt: skip
+}
 USUAL = next(iter(FAMILIES))  # of a model whose config names neither a family nor a preset

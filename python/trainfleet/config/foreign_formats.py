@@ -1,4 +1,6 @@
-"""Models and tokenizers in formats that are not read here: how each is recognized, its name, and what to do with it."""
+"""Models and tokenizers in formats that are not read here: how each is recognized, its name, and
+what to do with it.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +12,58 @@ MOST = 4096  # names of a folder that are looked at
 SAVE = "save it with transformers' save_pretrained, which writes safetensors"
 OTHER = "name the same model in Hugging Face's format, with config.json and safetensors"
 LIST = "name the tokenizer.json of the same model"
-TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"  # a line of its lists: a token in base64, and its rank
+# a line of its lists: a token in base64, and its rank
+TIKTOKEN = rb"[A-Za-z0-9+/]{1,400}={0,2} [0-9]{1,8}\r?\n"
 
 
-# Patterns of file names, of which one identifies a format; its name; what to do. The first that fits counts.
+# Patterns of file names, of which one identifies a format; its name; what to do. The first that
+# fits counts.
 FORMATS = (
-    (("adapter_config.json",), "a LoRA adapter of PEFT, without the weights of its base",
-     "merge it with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT)"),
+    (
+        ("adapter_config.json",),
+        "a LoRA adapter of PEFT, without the weights of its base",
+        "merge it with peft: "
+        "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OUT)",
+    ),
     (("model_index.json",), "a diffusers pipeline", "name the folder of a language model"),
     (("*.gguf",), "llama.cpp's GGUF", OTHER),
     (("lit_model.pth",), "litgpt's", f"litgpt convert_from_litgpt FOLDER OUT; then {SAVE}"),
-    (("consolidated*.pth", "consolidated*.safetensors"), "in the format of Meta's or Mistral's own code", OTHER),
-    ((".metadata", "*.distcp"), "a checkpoint of torch.distributed.checkpoint",
-            f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT; then {SAVE}"),
-    (("mp_rank_*", "latest_checkpointed_iteration.txt"), "Megatron-LM's or DeepSpeed's", f"convert it there; then {SAVE}"),
-    (("*.h5", "*.keras", "saved_model.pb", "*.msgpack"), "TensorFlow's, Keras's or Flax's",
-     "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or from_flax=True, then save_pretrained(OUT)"),
+    (
+        ("consolidated*.pth", "consolidated*.safetensors"),
+        "in the format of Meta's or Mistral's own code",
+        OTHER,
+    ),
+    (
+        (".metadata", "*.distcp"),
+        "a checkpoint of torch.distributed.checkpoint",
+        f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT; then {SAVE}",
+    ),
+    (
+        ("mp_rank_*", "latest_checkpointed_iteration.txt"),
+        "Megatron-LM's or DeepSpeed's",
+        f"convert it there; then {SAVE}",
+    ),
+    (
+        ("*.h5", "*.keras", "saved_model.pb", "*.msgpack"),
+        "TensorFlow's, Keras's or Flax's",
+        "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or "
+        "from_flax=True, "
+        "then "
+        "save_pretrained(OUT)",
+    ),
     (("*.onnx",), "ONNX, which is not trained", OTHER),
     (("*.bin", "*.pt", "*.pth"), "a pickle of PyTorch, which may hold code", SAVE),
     (("tekken.json",), "Mistral's Tekken", LIST),
     (("*.tiktoken",), "a list of tiktoken's", LIST),
-)  # fmt: skip
+)
 
 
 def told(path: Path) -> str:
-    """What a folder or file is, and what to do with it, as its names tell; "" where they tell nothing."""
+    """What a folder or file is, and what to do with it, as its names tell; "" where they tell
+    nothing.
+    """
     names = [at.name for at in islice(path.iterdir(), MOST)] if path.is_dir() else [path.name]
-    fits = (row for row in FORMATS if any(fnmatchcase(name, mark) for name in names for mark in row[0]))
+    fits = (
+        row for row in FORMATS if any(fnmatchcase(name, mark) for name in names for mark in row[0])
+    )
     return next((f"is {name}; {remedy}" for _, name, remedy in fits), "")

@@ -1,4 +1,6 @@
-"""The hosts of fleet.hosts: `address`, `name=address`, `address:port`; `gpu-[01,03-08]` for many at once, as in Slurm."""
+"""The hosts of fleet.hosts: `address`, `name=address`, `address:port`; `gpu-[01,03-08]` for many at
+once, as in Slurm.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def parse_hosts(words: Iterable[str]) -> tuple[Host, ...]:
 
 def count_of(word: str) -> int:
     """How many hosts a word stands for. ValueError for a range that runs backwards."""
-    return math.prod(sum(len(numbers) for _, numbers in _pieces(ranges)) for ranges in _RANGES.findall(word))
+    return math.prod(
+        sum(len(numbers) for _, numbers in _pieces(ranges)) for ranges in _RANGES.findall(word)
+    )
 
 
 def expand(word: str) -> Iterator[str]:
@@ -78,14 +82,18 @@ def _pieces(ranges: str) -> Iterator[tuple[int, range]]:
 
 
 def parse_host(word: str) -> Host:
-    """The host in a word without ranges: name=user@address:port, of which only the address must be there.
+    """The host in a word without ranges: name=user@address:port, of which only the address must be
+    there.
 
     Raises:
         ValueError: it is none; says which part is not.
     """
     match = _HOST.fullmatch(word)
     if match is None:
-        forms = "address, name=address, user@address or address:port; [::1] for IPv6; gpu-[01,03-08] for seven"
+        forms = (
+            "address, name=address, user@address or address:port; [::1] for IPv6; "
+            "gpu-[01,03-08] for seven"
+        )
         raise ValueError(f"{word!r} is not a host: {forms}")
     address, port = match["address"].strip("[]"), int(match["port"] or 22)
     if not 1 <= port <= 65535:

@@ -1,10 +1,13 @@
-"""Addresses on the Hugging Face Hub: of a model or tokenizer, where a folder goes, and of a dataset, as a source.
+"""Addresses on the Hugging Face Hub: of a model or tokenizer, where a folder goes, and of a
+dataset, as a source.
 
 A model:    hf://owner/name[@revision]
-A dataset:  hf://owner/name[@revision][/config][:split], hf://name[...] where it has no owner, or hf:///local/folder[:split]
+A dataset:  hf://owner/name[@revision][/config][:split], hf://name[...] where it has no owner, or
+            hf:///local/folder[:split]
 
-huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there when the Hub does not answer or
-with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are fetched: nothing that could be code or a pickle.
+huggingface_hub keeps what it fetches below HF_HOME (~/.cache/huggingface) and takes it from there
+when the Hub does not answer or with HF_HUB_OFFLINE=1. Only shapes, tokenizers and safetensors are
+fetched: nothing that could be code or a pickle.
 """
 
 from __future__ import annotations
@@ -29,23 +32,42 @@ SPLIT = re.compile(r"\w[\w.-]*(\+\w[\w.-]*)*", re.ASCII)
 DATASET_FORMS = f"{HUB}owner/name[@revision][/config][:split] or {HUB}/folder[:split]"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
-SMALL = ("config.json", "adapter_config.json", "model_index.json", "tokenizer.json", "tokenizer_config.json",
-         "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
-         "README.md")  # fmt: skip
+SMALL = (
+    "config.json",
+    "adapter_config.json",
+    "model_index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "README.md",
+)
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 SECONDS = 5  # that the Hub gets to answer before the cache is asked
 
 
 def folder_of(address: str, weights: bool = False) -> Path:
-    """The folder of this machine that an address means; `weights`: with those of a model from the Hub.
+    """The folder of this machine that an address means; `weights`: with those of a model from the
+    Hub.
 
     Raises:
-        InputError: it names no model of the Hub, or that can neither be fetched nor is in the cache.
+        InputError: it names no model of the Hub, or that can neither be fetched nor is in the
+            cache.
     """
     if not address.startswith(HUB):
         if (elsewhere := _ADDRESS.match(address)) or meant(address):
-            what = f"{elsewhere[0]} is nothing that models are read from" if elsewhere else "there is no such folder"
-            raise InputError(f"{what}: a path and hf://owner/name are read{meant(address)}", where=address)
+            what = (
+                f"{elsewhere[0]} is nothing that models are read from"
+                if elsewhere
+                else "there is no such folder"
+            )
+            raise InputError(
+                f"{what}: a path and hf://owner/name are read{meant(address)}", where=address
+            )
         return Path(address)
     if fault := fault_of(address):
         raise InputError(fault, where=address)
@@ -53,7 +75,8 @@ def folder_of(address: str, weights: bool = False) -> Path:
 
 
 def pinned(address: str) -> str:
-    """An address of the Hub with the revision that this machine has of it; any other address as it is.
+    """An address of the Hub with the revision that this machine has of it; any other address as it
+    is.
 
     Raises:
         InputError: as `folder_of`.
@@ -65,10 +88,16 @@ def pinned(address: str) -> str:
 
 
 def meant(address: str) -> str:
-    """A question that names the model on the Hub which an address that is none here seems to mean; "" where it means none."""
+    """A question that names the model on the Hub which an address that is none here seems to mean;
+    "" where it means none.
+    """
     page = _PAGE.match(address)
     path = Path(address)
-    is_model = MODEL.fullmatch(address) and not path.parent.exists() and path.suffix not in (".json", ".model", ".txt")
+    is_model = (
+        MODEL.fullmatch(address)
+        and not path.parent.exists()
+        and path.suffix not in (".json", ".model", ".txt")
+    )
     named = page[1] if page else address if is_model else ""
     return f"; did you mean hf://{named}?" if named else ""
 
@@ -76,12 +105,18 @@ def meant(address: str) -> str:
 def fault_of(address: str) -> str:
     """Why an address of the Hub is none; "" where it is one."""
     named = MODEL.fullmatch(address.removeprefix(HUB))
-    return "" if named else f"{address!r} names no model; hf://owner/name and hf://owner/name@revision do"
+    return (
+        ""
+        if named
+        else f"{address!r} names no model; hf://owner/name and hf://owner/name@revision do"
+    )
 
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Which dataset of the Hub, or which folder; None: the only configuration, the newest revision."""
+    """Which dataset of the Hub, or which folder; None: the only configuration, the newest
+    revision.
+    """
 
     name: str
     config: str | None
@@ -98,7 +133,10 @@ def dataset_of(address: str) -> HubDataset:
     path, colon, split = address.removeprefix(HUB).replace("?split=", ":").partition(":")
     if "[" in split:
         whole = address.partition("[")[0]
-        what = f"asks for a part of a split: datasets are streamed, which takes whole ones; {whole} works"
+        what = (
+            "asks for a part of a split: datasets are streamed, which takes whole ones; "
+            f"{whole} works"
+        )
         raise InputError(what, where=address)
     split = split if colon else "train"
     if path.startswith(("/", "./", "../")) and path.strip("/") and SPLIT.fullmatch(split):
@@ -118,8 +156,22 @@ def _fetched(address: str, weights: bool) -> Path:
 
     try:
         patterns = [*SMALL, *(WEIGHTS if weights else ())]
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns, etag_timeout=SECONDS))
-    except Exception as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
+        return Path(
+            snapshot_download(
+                name, revision=revision or None, allow_patterns=patterns, etag_timeout=SECONDS
+            )
+        )
+    except (
+        Exception
+    ) as error:  # of the network, the Hub, the cache, the disk: the library has a dozen kinds
         why = " ".join(str(error).split())[:300] or type(error).__name__
-        then = f"hf download {name}, where there is a network; a model behind a licence needs HF_TOKEN; or name a folder"
-        raise InputError("can't be fetched from the Hub, and is not in the cache", where=address, why=why, next=then) from error
+        then = (
+            f"hf download {name}, where there is a network; a model behind a licence needs "
+            "HF_TOKEN; or name a folder"
+        )
+        raise InputError(
+            "can't be fetched from the Hub, and is not in the cache",
+            where=address,
+            why=why,
+            next=then,
+        ) from error

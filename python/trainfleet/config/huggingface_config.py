@@ -1,4 +1,6 @@
-"""A model's shape as Hugging Face's config.json, both ways. Nothing is loaded for it: `make plan` reads one too."""
+"""A model's shape as Hugging Face's config.json, both ways. Nothing is loaded for it: `make plan`
+reads one too.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,22 @@ READ = ("model_type", "quantization_config", "layer_types")  # of every family
 TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
-ACTIVATIONS = ("hidden_act", "hidden_activation")  # older files have the first, in which gelu meant the same
-STRETCHED = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+ACTIVATIONS = (
+    "hidden_act",
+    "hidden_activation",
+)  # older files have the first, in which gelu meant the same
+STRETCHED = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def write(model: Model) -> Json:
-    """The config.json of a shape, but for what is the tokenizer's: where `transformers` 4 has another name than 5, under both."""
+    """The config.json of a shape, but for what is the tokenizer's: where `transformers` 4 has
+    another name than 5, under both.
+    """
     family = FAMILIES[model.family]
     form = family.folder
     content: Json = {"architectures": [form.architecture], "model_type": model.family}
@@ -41,13 +53,19 @@ def write(model: Model) -> Json:
         content |= {"head_dim": model.head_features}
         content |= dict.fromkeys(("hidden_act", "hidden_activation"), GELU) if family.gelu else {}
         content |= form.written
-        content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {"rope_theta": model.rope_theta}
-        content |= {"rope_theta": model.rope_theta, "rope_scaling": stretched}  # the names of versions before 5
+        content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {
+            "rope_theta": model.rope_theta
+        }
+        content |= {
+            "rope_theta": model.rope_theta,
+            "rope_scaling": stretched,
+        }  # the names of versions before 5
     return content | {"dtype": "float32", "torch_dtype": "float32"}
 
 
 def read(folder: Path) -> Preset:
-    """The shape that a folder's config.json has, each number within what the config's own key allows.
+    """The shape that a folder's config.json has, each number within what the config's own key
+    allows.
 
     Raises:
         InputError: there is none, or it is of a model that is not built here; which key says so.
@@ -58,7 +76,9 @@ def read(folder: Path) -> Preset:
         return _read(untrusted_input.parse_json(text, str(path)))
     except FileNotFoundError as error:
         raise InputError(
-            told(folder) or "there is no such file", where=str(path), next="model.preset: a known shape, or another folder"
+            told(folder) or "there is no such file",
+            where=str(path),
+            next="model.preset: a known shape, or another folder",
         ) from error
     except InputError as error:
         where = error.where or f"{path}:{untrusted_input.line_of(text, error.key)}"
@@ -66,7 +86,9 @@ def read(folder: Path) -> Preset:
 
 
 def unused(folder: Path) -> list[str]:
-    """The keys of a folder's config.json by which nothing here goes, whatever `transformers` does with them."""
+    """The keys of a folder's config.json by which nothing here goes, whatever `transformers` does
+    with them.
+    """
     content = untrusted_input.read_json(folder / CONFIG, LARGEST)
     form = (family := FAMILIES[content["model_type"]]).folder
     read = {
@@ -89,14 +111,22 @@ def _read(content: Any) -> Preset:
     _require_unquantized(content.get("quantization_config"))
     family = content.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise InputError(f"{show(family)} is not built; built: {', '.join(FAMILIES)}", key="model_type")
+        raise InputError(
+            f"{show(family)} is not built; built: {', '.join(FAMILIES)}", key="model_type"
+        )
     form, values = FAMILIES[family].folder, _defaults(content, family)
-    if FAMILIES[family].gelu and (other := [key for key in ACTIVATIONS if content.get(key) not in (None, "gelu", GELU)]):
-        raise InputError(f"{show(content[other[0]])} is not built for {family}: {show(GELU)} is", key=other[0])
+    if FAMILIES[family].gelu and (
+        other := [key for key in ACTIVATIONS if content.get(key) not in (None, "gelu", GELU)]
+    ):
+        raise InputError(
+            f"{show(content[other[0]])} is not built for {family}: {show(GELU)} is", key=other[0]
+        )
     without = {key: value for key, value in form.refused.items() if content.get(key) is not None}
     for key, value in {**form.fixed, **without}.items():
         if content.get(key, value) != value:
-            raise InputError(f"{show(content[key])} is not built for {family}: {show(value)} is", key=key)
+            raise InputError(
+                f"{show(content[key])} is not built for {family}: {show(value)} is", key=key
+            )
     _one_attention(content)
     if missing := sorted(theirs for theirs in form.keys.values() if values.get(theirs) is None):
         raise InputError(f"lacks {', '.join(missing)}", key=missing[0])
@@ -106,12 +136,17 @@ def _read(content: Any) -> Preset:
     for ours, theirs in form.keys.items():
         _check(ours, theirs, shape[ours])
     _one_dropout(content, family, shape.get("dropout"))
-    return fit(Preset, {"family": family, "kv_heads": shape["heads"]} | shape | _rotary(content, family))
+    return fit(
+        Preset, {"family": family, "kv_heads": shape["heads"]} | shape | _rotary(content, family)
+    )
 
 
 def _require_unquantized(how: Any) -> None:
     if how is not None:
-        what = f"its weights are quantized ({show(how)}), and cannot be trained; name the folder that it was made from"
+        what = (
+            f"its weights are quantized ({show(how)}), and cannot be trained; name the folder "
+            "that it was made from"
+        )
         raise InputError(what, key="quantization_config")
 
 
@@ -121,20 +156,31 @@ def _whole(value: Any) -> int:
 
 def _check(ours: str, theirs: str, value: Any) -> None:
     """InputError where a value is not what the key `model.<ours>` of a config takes."""
-    for fault in schema.faults(value, schema.load_schema()["properties"]["model"]["properties"][ours]):
+    for fault in schema.faults(
+        value, schema.load_schema()["properties"]["model"]["properties"][ours]
+    ):
         raise InputError(next(schema.explain(*fault))[1], key=theirs)
 
 
 def _one_attention(content: Json) -> None:
     kinds = content.get("layer_types")
-    if kinds is not None and (not isinstance(kinds, list) or any(kind != FULL_ATTENTION for kind in kinds)):
-        raise InputError(f"{show(kinds)} is not built: {show(FULL_ATTENTION)} in every layer is", key="layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list) or any(kind != FULL_ATTENTION for kind in kinds)
+    ):
+        raise InputError(
+            f"{show(kinds)} is not built: {show(FULL_ATTENTION)} in every layer is",
+            key="layer_types",
+        )
 
 
 def _one_dropout(content: Json, family: str, dropout: Any) -> None:
     for key in FAMILIES[family].folder.dropouts:
         if content.get(key, dropout) != dropout:
-            raise InputError(f"{show(content[key])}, where another dropout is {show(dropout)}; one for all is built", key=key)
+            raise InputError(
+                f"{show(content[key])}, where another dropout is {show(dropout)}; one for all is "
+                "built",
+                key=key,
+            )
 
 
 def _defaults(content: Json, family: str) -> Json:
@@ -163,19 +209,29 @@ def _rotary(content: Json, family: str) -> Json:
     if not isinstance(scaling, dict):
         raise InputError(f"must be an object, not {show(scaling)}", key=name)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    stretched: Json = {key: scaling.get(key) for key in STRETCHED if key != "rope_type"} if kind == "llama3" else {}
-    if kind not in ("default", "llama3") or any(STRETCHED[key] != value for key, value in stretched.items()):
+    stretched: Json = (
+        {key: scaling.get(key) for key in STRETCHED if key != "rope_type"}
+        if kind == "llama3"
+        else {}
+    )
+    if kind not in ("default", "llama3") or any(
+        STRETCHED[key] != value for key, value in stretched.items()
+    ):
         raise InputError(f"{show(scaling)} is not built: Llama 3's is", key=name)
     size, heads = content["hidden_size"], content["num_attention_heads"]
     head = content.get("head_dim", FAMILIES[family].folder.defaults.get("head_dim"))
     if head is not None:
         _check("head_size", "head_dim", head)
         if head % 2:
-            raise InputError(f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim")
+            raise InputError(
+                f"{head} is odd, and the rotary embedding turns features in pairs", key="head_dim"
+            )
     own = None if head is None or head == size / heads else head
     theta = scaling.get("rope_theta", content.get("rope_theta", 10_000.0))
     factor = scaling.get("factor") if kind == "llama3" else 1.0
-    _check("rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{name}.rope_theta", theta)
+    _check(
+        "rope_theta", "rope_theta" if "rope_theta" not in scaling else f"{name}.rope_theta", theta
+    )
     if theta is None or factor is None:
         raise InputError("is missing", key="rope_theta" if theta is None else f"{name}.factor")
     _check("rope_scaling", f"{name}.factor", factor)

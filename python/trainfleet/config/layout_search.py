@@ -1,8 +1,10 @@
-"""Every layout of a fleet that the rules allow, with what it needs of a rank's memory and how fast a step is predicted to be.
+"""Every layout of a fleet that the rules allow, with what it needs of a rank's memory and how fast
+a step is predicted to be.
 
-All degrees that divide are tried: tensor ranks within a node, stages, context ranks, the ranks that share one copy of the state,
-ZeRO stages, recomputation and micro-batches. Of those that fit, the fastest is taken, and where several are as fast as the model
-can tell (NEAR), the one that divides least.
+All degrees that divide are tried: tensor ranks within a node, stages, context ranks, the ranks that
+share one copy of the state, ZeRO stages, recomputation and micro-batches. Of those that fit, the
+fastest is taken, and where several are as fast as the model can tell (NEAR), the one that divides
+least.
 """
 
 from __future__ import annotations
@@ -23,15 +25,26 @@ from .speed import StepTime, step_of
 from .speed_inputs import as_device, work_of
 from .types import Config, Layout
 
-KEYS = ("layout.shard", "layout.zero", "layout.tensor", "layout.pipeline", "layout.context", "layout.interleave",
-        "micro_batch", "recompute")  # fmt: skip
+KEYS = (
+    "layout.shard",
+    "layout.zero",
+    "layout.tensor",
+    "layout.pipeline",
+    "layout.context",
+    "layout.interleave",
+    "micro_batch",
+    "recompute",
+)
 PLAIN = Layout(shard=1, tensor=1, pipeline=1, context=1)
 MODES = ("none", "selective", "full")
 MOST_TOKENS = 16384  # of a micro-batch, beyond which products get no faster
 MOST_CONTEXT = 64
 LONG = 16384  # tokens of a sequence from which context parallelism is tried
-NEAR = 0.05  # of the best speed: the model's own error between two layouts of one fleet is no smaller (tests/bench/LOG.md)
-MOST_SHARERS = 1024  # ranks that one copy of the state is divided over: no published run gathers weights over more
+# of the best speed: the model's own error between two layouts of one fleet is no smaller
+# (tests/bench/LOG.md)
+NEAR = 0.05
+# ranks that one copy of the state is divided over: no published run gathers weights over more
+MOST_SHARERS = 1024
 WIDER = (4, 16, 64)  # nodes that share one copy of the state, between one and the most
 ROUNDS = (1, 2, 4, 8)  # stages a rank of an interleaved pipeline
 
@@ -54,7 +67,16 @@ class Choice:
         train, layout = self.config.train, self.config.train.layout
         mode = MODES.index(train.recompute) if train.recompute in MODES else 1
         state = layout.shard > 1, layout.zero
-        return (layout.pipeline, layout.context, layout.tensor, layout.interleave, *state, layout.shard, mode, -train.micro_batch)
+        return (
+            layout.pipeline,
+            layout.context,
+            layout.tensor,
+            layout.interleave,
+            *state,
+            layout.shard,
+            mode,
+            -train.micro_batch,
+        )
 
 
 def needs(config: Config) -> int:
@@ -68,11 +90,22 @@ def ranked(config: Config, asked: set[str], device: Accelerator) -> list[Choice]
 
 
 def _undecided(config: Config, asked: set[str]) -> Config:
-    """The config without values for what is asked for: `make plan` asks twice, and is answered once."""
+    """The config without values for what is asked for: `make plan` asks twice, and is answered
+    once.
+    """
     train, layout = config.train, config.train.layout
     kept = "layout.zero" if layout.shard == 1 else ""  # shown with a layout that shards nothing
-    plain = {name: getattr(PLAIN, name) for key in asked - {kept} for name in [key.removeprefix("layout.")] if name != key}
-    rest = {name: value for name, value in (("micro_batch", 1), ("recompute", MODES[0])) if name in asked}
+    plain = {
+        name: getattr(PLAIN, name)
+        for key in asked - {kept}
+        for name in [key.removeprefix("layout.")]
+        if name != key
+    }
+    rest = {
+        name: value
+        for name, value in (("micro_batch", 1), ("recompute", MODES[0]))
+        if name in asked
+    }
     return replace(config, train=replace(train, layout=replace(layout, **plain), **rest))  # type: ignore[arg-type]
 
 
@@ -88,7 +121,9 @@ def _ranked(config: Config, asked: frozenset[str], device: Accelerator) -> tuple
 
 
 def choose(choices: list[Choice]) -> Choice:
-    """Of `ranked` choices the least division that is as fast as the best, as far as the model can tell."""
+    """Of `ranked` choices the least division that is as fast as the best, as far as the model can
+    tell.
+    """
     near = [choice for choice in choices if choice.seconds <= choices[0].seconds * (1 + NEAR)]
     return min(near, key=lambda choice: choice.division)
 
@@ -100,11 +135,17 @@ def least(config: Config, asked: set[str], device: Accelerator) -> Config | None
 
 def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Config]:
     """Every division that no rule refuses, with the smallest micro-batch."""
-    choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]  # NxD Core recomputes whole blocks
+    choices = [
+        mode for mode in MODES if mode != "selective" or not is_xla(config)
+    ]  # NxD Core recomputes whole blocks
     modes = choices if "recompute" in asked else [config.train.recompute]
     for layout in _layouts(config, asked, device):
         one = replace(config, train=replace(config.train, layout=layout))
-        one = replace(one, train=replace(one.train, micro_batch=smallest(one))) if "micro_batch" in asked else one
+        one = (
+            replace(one, train=replace(one.train, micro_batch=smallest(one)))
+            if "micro_batch" in asked
+            else one
+        )
         if not any(message for rule in cross_checks.OF_A_LAYOUT for message in rule(one)):
             yield from (replace(one, train=replace(one.train, recompute=mode)) for mode in modes)
 
@@ -121,8 +162,13 @@ def sizes_of(config: Config, asked: Set[str]) -> Iterator[Config]:
 
 
 def sizes(config: Config) -> list[int]:
-    """The micro-batches that divide a rank's part of the global batch into passes that the pipeline can take."""
-    part, layout = max(1, config.train.global_batch // max(1, config.data_parallel)), config.train.layout
+    """The micro-batches that divide a rank's part of the global batch into passes that the pipeline
+    can take.
+    """
+    part, layout = (
+        max(1, config.train.global_batch // max(1, config.data_parallel)),
+        config.train.layout,
+    )
     return [size for size in divisors(part) if cross_checks.fills(part // size, layout)] or [1]
 
 
@@ -135,29 +181,47 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
     for tensor in _tensors(config, device) if "layout.tensor" in asked else [fixed.tensor]:
         for context in _contexts(config) if "layout.context" in asked else [fixed.context]:
             together = tensor * context
-            for pipeline in _pipelines(config, together) if "layout.pipeline" in asked else [fixed.pipeline]:
+            for pipeline in (
+                _pipelines(config, together) if "layout.pipeline" in asked else [fixed.pipeline]
+            ):
                 ways = world // (together * pipeline)
                 if together * pipeline * ways != world or config.train.global_batch % ways:
                     continue
                 divided = replace(fixed, tensor=tensor, pipeline=pipeline, context=context)
-                for interleave in _interleaves(config, divided) if "layout.interleave" in asked else [fixed.interleave]:
-                    yield from _sharded(config, replace(divided, interleave=interleave), asked, ways)
+                for interleave in (
+                    _interleaves(config, divided)
+                    if "layout.interleave" in asked
+                    else [fixed.interleave]
+                ):
+                    yield from _sharded(
+                        config, replace(divided, interleave=interleave), asked, ways
+                    )
 
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
     """Degrees within a node, over links that are made for it."""
-    copied = is_xla(config) and FAMILIES[config.model.family].copies_heads  # key-value heads may be copied (neuron.copies_heads)
+    copied = (
+        is_xla(config) and FAMILIES[config.model.family].copies_heads
+    )  # key-value heads may be copied (neuron.copies_heads)
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
     together = FAMILIES[config.model.family].normed == "all"
     most = config.fleet.ranks_per_node if device.links and not together else 1
-    return [degree for degree in divisors(heads) if degree <= most and config.fleet.ranks_per_node % degree == 0]
+    return [
+        degree
+        for degree in divisors(heads)
+        if degree <= most and config.fleet.ranks_per_node % degree == 0
+    ]
 
 
 def _contexts(config: Config) -> list[int]:
     train = config.train
     if is_xla(config) or train.sequence_length < LONG:
         return [1]  # NxD Core has none for training
-    pieces = [degree for degree in divisors(config.world_size) if train.sequence_length % (2 * degree) == 0]
+    pieces = [
+        degree
+        for degree in divisors(config.world_size)
+        if train.sequence_length % (2 * degree) == 0
+    ]
     return [degree for degree in pieces if degree <= MOST_CONTEXT]
 
 
@@ -169,18 +233,30 @@ def _pipelines(config: Config, together: int) -> list[int]:
 def _interleaves(config: Config, layout: Layout) -> list[int]:
     if layout.pipeline == 1 or is_xla(config):
         return [1]
-    return [rounds for rounds in ROUNDS if config.model.layers % (layout.pipeline * rounds) == 0 or rounds == 1]
+    return [
+        rounds
+        for rounds in ROUNDS
+        if config.model.layers % (layout.pipeline * rounds) == 0 or rounds == 1
+    ]
 
 
 def _sharded(config: Config, layout: Layout, asked: Set[str], ways: int) -> Iterator[Layout]:
-    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, of some (WIDER), and of all that see other sequences."""
+    """Not sharded, ZeRO 1, ZeRO 3: each over the ranks of a node, of some (WIDER), and of all that
+    see other sequences.
+    """
     inside = max(1, config.fleet.ranks_per_node // (layout.tensor * layout.context))
     widest = max(shard for shard in divisors(ways) if shard <= MOST_SHARERS)
     between = [inside * nodes for nodes in WIDER if inside * nodes < widest]
-    shards = sorted({shard for shard in (inside, *between, widest) if shard > 1 and ways % shard == 0})
+    shards = sorted(
+        {shard for shard in (inside, *between, widest) if shard > 1 and ways % shard == 0}
+    )
     if "layout.shard" in asked:
         yield replace(layout, shard=1)
-    # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the whole step
+    # NxD Core divides the optimizer's state alone, and torch's pipelining gathers weights for the
+    # whole step
     zeros = (1,) if is_xla(config) or layout.pipeline > 1 else (1, 3)
     for zero in zeros if "layout.zero" in asked else (layout.zero,):
-        yield from (replace(layout, shard=shard, zero=zero) for shard in (shards if "layout.shard" in asked else [layout.shard]))
+        yield from (
+            replace(layout, shard=shard, zero=zero)
+            for shard in (shards if "layout.shard" in asked else [layout.shard])
+        )

@@ -1,4 +1,6 @@
-"""Chooses a layout that is left open: the fastest that fits the device, by prediction, with its micro-batch and recomputation."""
+"""Chooses a layout that is left open: the fastest that fits the device, by prediction, with its
+micro-batch and recomputation.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,25 @@ CPU_TOKENS = 4096  # enough to keep a CPU core's matrix products large; see test
 
 
 def provide(train: dict[str, Any]) -> set[str]:
-    """Fills what is left open in `train` with what is least, in place; the keys that `settle` is then asked for."""
+    """Fills what is left open in `train` with what is least, in place; the keys that `settle` is
+    then asked for.
+    """
     asked = {f"layout.{name}" for name, value in train["layout"].items() if value is None}
     asked |= {name for name in ("micro_batch", "recompute") if train[name] is None}
     plain = asdict(PLAIN)
-    train["layout"] = {name: plain[name] if value is None else value for name, value in train["layout"].items()}
-    train |= {name: value for name, value in (("micro_batch", 1), ("recompute", "none")) if name in asked}
+    train["layout"] = {
+        name: plain[name] if value is None else value for name, value in train["layout"].items()
+    }
+    train |= {
+        name: value for name, value in (("micro_batch", 1), ("recompute", "none")) if name in asked
+    }
     return asked
 
 
 def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
-    """The config with the keys in `asked` (`layout.shard`, `micro_batch` ...) chosen; what was chosen, and why."""
+    """The config with the keys in `asked` (`layout.shard`, `micro_batch` ...) chosen; what was
+    chosen, and why.
+    """
     device = config.fleet.rank_device
     if device is None or not asked:
         settled = _for_cpus(config, asked)
@@ -39,31 +49,49 @@ def settle(config: Config, asked: set[str]) -> tuple[Config, list[Derived]]:
     else:
         settled, reasons = least(config, asked, device) or config, {}
     reasons = {key: why for key, why in reasons.items() if _is_shown(key, settled, config)}
-    return settled, [Derived(f"train.{key}", _value(settled, key), why) for key, why in reasons.items()]
+    return settled, [
+        Derived(f"train.{key}", _value(settled, key), why) for key, why in reasons.items()
+    ]
 
 
 def lack(config: Config, asked: set[str]) -> str | None:
-    """Why a layout that was left open does not fit, with a number of nodes that would; None when it fits, or that is unknown."""
+    """Why a layout that was left open does not fit, with a number of nodes that would; None when it
+    fits, or that is unknown.
+    """
     device = config.fleet.rank_device
-    if device is None or not any(key.startswith("layout.") for key in asked) or needs(config) <= usable_bytes(device):
+    if (
+        device is None
+        or not any(key.startswith("layout.") for key in asked)
+        or needs(config) <= usable_bytes(device)
+    ):
         return None
     if any(message for rule in cross_checks.DIVISION for message in rule(config)):
         return None  # no layout was found for another reason, which that rule tells
     for times in (2, 4, 8, 16, 32, 64):
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         if _fits(least(more, asked, device), device):
-            return f"{_lacking(config, device)}; NODES={more.fleet.nodes} works{_halved(config, asked, device)}"
-    return f"{_lacking(config, device)}, nor would many more nodes; a shorter train.sequence_length or a smaller model would"
+            return (
+                f"{_lacking(config, device)}; NODES={more.fleet.nodes} "
+                f"works{_halved(config, asked, device)}"
+            )
+    return (
+        f"{_lacking(config, device)}, nor would many more nodes; a shorter "
+        "train.sequence_length or a smaller model would"
+    )
 
 
 def best(config: Config, count: int) -> list[Choice]:
-    """The fastest ways to divide this model over this fleet, whatever its layout says; none for an unknown device."""
+    """The fastest ways to divide this model over this fleet, whatever its layout says; none for an
+    unknown device.
+    """
     device = config.fleet.rank_device
     if device is None or config.world_size == 1:
         return []
     asked = {key for key in KEYS if key != "recompute" or isinstance(config.train.recompute, str)}
     seen: dict[object, Choice] = {}
-    for choice in ranked(config, asked, device):  # one of each division, whatever its micro-batch and recomputation
+    for choice in ranked(
+        config, asked, device
+    ):  # one of each division, whatever its micro-batch and recomputation
         seen.setdefault(replace(choice.config.train.layout, interleave=1), choice)
     return list(seen.values())[:count]
 
@@ -73,7 +101,10 @@ def _for_cpus(config: Config, asked: set[str]) -> Config:
     if "micro_batch" not in asked:
         return config
     found = sizes(config)
-    size = max((size for size in found if size * config.train.sequence_length <= CPU_TOKENS), default=found[0])
+    size = max(
+        (size for size in found if size * config.train.sequence_length <= CPU_TOKENS),
+        default=found[0],
+    )
     return replace(config, train=replace(config.train, micro_batch=size))
 
 
@@ -83,45 +114,72 @@ def _fits(config: Config | None, device: Accelerator) -> bool:
 
 def _halved(config: Config, asked: set[str], device: Accelerator) -> str:
     """`, or train.weights=bf16`, where that alone makes it fit."""
-    if "bf16" not in OPTIMIZERS[config.train.optimizer].formats or config.train.weights == "bf16" or not is_half(config):
+    if (
+        "bf16" not in OPTIMIZERS[config.train.optimizer].formats
+        or config.train.weights == "bf16"
+        or not is_half(config)
+    ):
         return ""
-    small = least(replace(config, train=replace(config.train, weights="bf16", precision="bf16")), asked, device)
+    small = least(
+        replace(config, train=replace(config.train, weights="bf16", precision="bf16")),
+        asked,
+        device,
+    )
     return ", or train.weights=bf16 train.precision=bf16" if _fits(small, device) else ""
 
 
 def _lacking(config: Config, device: Accelerator) -> str:
     ranks = f"{config.world_size} ranks of {usable_bytes(device) / 2**30:.1f} GiB ({device.name})"
-    return f"auto: no layout of {ranks} holds the model; the least takes {needs(config) / 2**30:.1f} GiB per rank"
+    return (
+        f"auto: no layout of {ranks} holds the model; the least takes "
+        f"{needs(config) / 2**30:.1f} GiB per rank"
+    )
 
 
 def _is_shown(key: str, settled: Config, given: Config) -> bool:
-    """What is plain goes without saying, but for how the state is divided, the micro-batch and recomputation."""
+    """What is plain goes without saying, but for how the state is divided, the micro-batch and
+    recomputation.
+    """
     if key == "layout.zero":
         return settled.train.layout.shard > 1
     return "." not in key or key == "layout.shard" or _value(settled, key) != _value(given, key)
 
 
 def _value(config: Config, key: str) -> object:
-    return getattr(config.train.layout, key.removeprefix("layout.")) if "." in key else getattr(config.train, key)
+    return (
+        getattr(config.train.layout, key.removeprefix("layout."))
+        if "." in key
+        else getattr(config.train, key)
+    )
 
 
 def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
     """The reasons on a device without figures."""
     known = "on CPUs the fastest, as was measured"
-    unknown = "the table of devices does not have this one, so memory can't be checked; set train.layout yourself"
+    unknown = (
+        "the table of devices does not have this one, so memory can't be checked; set "
+        "train.layout yourself"
+    )
     part = max(1, config.train.global_batch // max(1, config.data_parallel))
     why = {
-        "layout.shard": f"every rank has the whole model: {unknown if node_types.local_accelerators() else known}",
-        "micro_batch": f"largest that divides {part} (train.global_batch over {config.data_parallel} data-parallel ranks)"
+        "layout.shard": "every rank has the whole model: "
+        f"{unknown if node_types.local_accelerators() else known}",
+        "micro_batch": f"largest that divides {part} (train.global_batch over "
+        f"{config.data_parallel} data-parallel ranks)"
         f" within {CPU_TOKENS} tokens",
     }
     return {key: reason for key, reason in why.items() if key in asked}
 
 
 def _reason(key: str, settled: Config, choices: list[Choice], device: Accelerator) -> str:
-    """Why a key has its value: what the fastest choice with the next lesser value would cost, or that none fits."""
+    """Why a key has its value: what the fastest choice with the next lesser value would cost, or
+    that none fits.
+    """
     chosen = next(choice for choice in choices if choice.config is settled)
-    there = f"{chosen.bytes / 2**30:.1f} of {usable_bytes(device) / 2**30:.1f} GiB usable ({device.name})"
+    there = (
+        f"{chosen.bytes / 2**30:.1f} of {usable_bytes(device) / 2**30:.1f} GiB usable "
+        f"({device.name})"
+    )
     if key == "micro_batch":
         others = [choice for choice in choices if _differs(choice, settled)]
         return f"{there}; {_against(chosen, others, 'any other')}"
@@ -146,11 +204,16 @@ def _against(chosen: Choice, others: list[Choice], what: str) -> str:
 def _differs(choice: Choice, settled: Config) -> bool:
     """Whether a choice is as settled in all but the micro-batch."""
     train, other = settled.train, choice.config.train
-    return other.micro_batch != train.micro_batch and replace(other, micro_batch=train.micro_batch) == train
+    return (
+        other.micro_batch != train.micro_batch
+        and replace(other, micro_batch=train.micro_batch) == train
+    )
 
 
 def _plain(key: str) -> object:
-    return {"recompute": "none", "layout.zero": 1}.get(key) or getattr(PLAIN, key.removeprefix("layout."))
+    return {"recompute": "none", "layout.zero": 1}.get(key) or getattr(
+        PLAIN, key.removeprefix("layout.")
+    )
 
 
 def _order(key: str, config: Config) -> float:

@@ -1,4 +1,6 @@
-"""config.yaml, SET and the make variables → one checked, complete Config, or every problem at once."""
+"""config.yaml, SET and the make variables → one checked, complete Config, or every problem at
+once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from .types import Config, Data
 from .vocabulary import lack_for, vocabulary_size_of
 from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
-LARGEST, LONGEST_SET = 256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE  # a config of 4,096 hosts has 160 KiB
+LARGEST, LONGEST_SET = (
+    256 * untrusted_input.KIBIBYTE,
+    32 * untrusted_input.KIBIBYTE,
+)  # a config of 4,096 hosts has 160 KiB
 KEYS = f"all keys: {page('schema/README.md')}"
 RETYPE = f"SET='train.steps=50 train.seed=2', with blanks between the keys; {KEYS}"
 COMPARE = "make config RECIPE=first-run CONFIG=new.yaml, which writes a good one to compare with"
@@ -39,11 +44,15 @@ class Settings:
 
     path: Path
     set: str = ""
-    short: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)  # variable → (dotted key, text)
+    short: Mapping[str, tuple[str, str]] = dataclasses.field(
+        default_factory=dict
+    )  # variable → (dotted key, text)
 
 
 class Derivation(list[Derived]):
-    """What was derived, in order; with the document that was asked for, and the config that both came to."""
+    """What was derived, in order; with the document that was asked for, and the config that both
+    came to.
+    """
 
     def __init__(self, derived: list[Derived], asked: dict[str, Any], config: Config) -> None:
         super().__init__(derived)
@@ -52,7 +61,9 @@ class Derivation(list[Derived]):
 
 @dataclass(frozen=True)
 class BackendTerms:
-    """A backend's terms for a config: a node of a kind, given a number of nodes; what it refuses; whether this machine is all."""
+    """A backend's terms for a config: a node of a kind, given a number of nodes; what it refuses;
+    whether this machine is all.
+    """
 
     node: OfKind
     refuse: Callable[[Config], Iterator[tuple[str, str]]]  # (key, message) each
@@ -64,8 +75,11 @@ def no_terms(backend: str) -> BackendTerms:
     return BackendTerms(node_types.node, lambda config: iter(()))
 
 
-def load(settings: Settings, terms_of: Callable[[str], BackendTerms] = no_terms) -> tuple[Config, Derivation]:
-    """The config with everything derived, and from what. `terms_of`: what the backend of that name says to it.
+def load(
+    settings: Settings, terms_of: Callable[[str], BackendTerms] = no_terms
+) -> tuple[Config, Derivation]:
+    """The config with everything derived, and from what. `terms_of`: what the backend of that name
+    says to it.
 
     Raises:
         ConfigError: with all that is wrong, in file order.
@@ -73,7 +87,9 @@ def load(settings: Settings, terms_of: Callable[[str], BackendTerms] = no_terms)
     config, derived, problems, asked = _loaded(settings, terms_of)
     if problems:
         blamed = _blamed(problems, settings, terms_of)
-        raise ConfigError(blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY)
+        raise ConfigError(
+            blamed, next=RETYPE if all(problem.where == "SET" for problem in blamed) else REMEDY
+        )
     assert config is not None
     keep_secret(config.fleet.secrets)
     return config, Derivation(derived, asked, config)
@@ -98,9 +114,15 @@ def _loaded(
     except InputError as error:
         report("model.preset", f"{error.head}: {error.why}" if error.why else error.head)
         broken.add("model.preset")
-        values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"]["preset"]["default"]
+        values["model"]["preset"] = schema.load_schema()["properties"]["model"]["properties"][
+            "preset"
+        ]["default"]
     derived = derive(values, tokens, terms.node, terms.here)
-    missing = [name for name, value in values["model"].items() if value is None and name not in ("preset", "head_size", "module")]
+    missing = [
+        name
+        for name, value in values["model"].items()
+        if value is None and name not in ("preset", "head_size", "module")
+    ]
     for name in missing:
         report(f"model.{name}", "must be given, as model.preset is null")
     if missing:
@@ -118,22 +140,36 @@ def _loaded(
     return config, [*derived, *chosen, *interval], problems, document.value
 
 
-def _blamed(problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]) -> list[Problem]:
-    """The problems, with those that the file alone has not blamed on the variables that brought them about."""
+def _blamed(
+    problems: list[Problem], settings: Settings, terms_of: Callable[[str], BackendTerms]
+) -> list[Problem]:
+    """The problems, with those that the file alone has not blamed on the variables that brought
+    them about.
+    """
     named = [name for name in ("SET" if settings.set else "", *settings.short) if name]
     if not named or all(problem.where in named for problem in problems):
         return problems
     try:
-        before = {(problem.key, problem.message) for problem in _loaded(Settings(settings.path), terms_of)[2]}
+        before = {
+            (problem.key, problem.message)
+            for problem in _loaded(Settings(settings.path), terms_of)[2]
+        }
     except ConfigError as error:
         before = {(problem.key, problem.message) for problem in error.problems}
     source = ", ".join(named)
     own = {(problem.key, problem.message) for problem in problems} - before
-    return [replace(p, line=0, where=source) if (p.key, p.message) in own and p.where not in named else p for p in problems]
+    return [
+        replace(p, line=0, where=source)
+        if (p.key, p.message) in own and p.where not in named
+        else p
+        for p in problems
+    ]
 
 
 def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
-    """How many tokens the tokenizer has or will have; a broken one is reported, and its size taken to be as asked for."""
+    """How many tokens the tokenizer has or will have; a broken one is reported, and its size taken
+    to be as asked for.
+    """
     try:
         return vocabulary_size_of(data)
     except DataError as error:
@@ -143,14 +179,19 @@ def _tokenizer_size(data: Data, report: Callable[[str, str], None]) -> int:
 
 def _lacks(config: Config, problems: list[Problem]) -> str | None:
     """What the tokenizer lacks for the model's family, unless it can't be read anyway."""
-    return None if any(problem.key == "data.tokenizer" for problem in problems) else lack_for(config.data, config.model.family)
+    return (
+        None
+        if any(problem.key == "data.tokenizer" for problem in problems)
+        else lack_for(config.data, config.model.family)
+    )
 
 
 def load_name(settings: Settings) -> str:
     """Only the run's name: for the verbs that look at a run and need no working config for it.
 
     Raises:
-        ConfigError: the file has no good one; or a variable is wrong, as it may have been to name another run.
+        ConfigError: the file has no good one; or a variable is wrong, as it may have been to name
+            another run.
     """
     _, values, broken, problems = _checked(settings)
     mine = [problem for problem in problems if problem.line == 0]
@@ -165,10 +206,11 @@ def place_of(settings: Settings, key: Key) -> tuple[int, str]:
 
 
 def load_resolved(path: Path) -> Config:
-    """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived again, and checked like any other.
+    """The config of a run folder, as `dump_resolved` left it: complete, so nothing is derived
+    again, and checked like any other.
 
-    Keys that came into the schema after it was written have their defaults, and keys that have left it are passed over, so
-    that an older run's model stays of use.
+    Keys that came into the schema after it was written have their defaults, and keys that have left
+    it are passed over, so that an older run's model stays of use.
 
     Raises:
         ConfigError: it is not what a run leaves; with all that is wrong.
@@ -185,7 +227,9 @@ def load_resolved(path: Path) -> Config:
             wrong = cross_checks.check_shape(config)
         except InputError as error:
             wrong = iter([(error.key, f"is not a resolved config: {error.what}")])
-        problems = [Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong]
+        problems = [
+            Problem(*document.where(tuple(key.split("."))), key, message) for key, message in wrong
+        ]
     if problems:
         raise ConfigError(problems, next="make train writes it anew")
     keep_secret(config.fleet.secrets)
@@ -202,17 +246,22 @@ def load_steps(path: Path) -> int:
 
 
 def dump_known(path: Path) -> str:
-    """What a run folder's config.yaml says of the keys that there are, as YAML; of other keys and wrong values nothing.
+    """What a run folder's config.yaml says of the keys that there are, as YAML; of other keys and
+    wrong values nothing.
 
     Raises:
         ConfigError: it can't be read, or has no keys.
     """
     document = _read(path)
     if document.problems or not isinstance(document.value, dict):
-        raise ConfigError(document.problems or [Problem(1, f"{path}:1", "", "is not a resolved config")])
+        raise ConfigError(
+            document.problems or [Problem(1, f"{path}:1", "", "is not a resolved config")]
+        )
     for key, _ in list(schema.check(document, strict=False)):
         _drop(document.value, key)
-    return yaml.safe_dump(_known(document.value, schema.load_schema()), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        _known(document.value, schema.load_schema()), sort_keys=False, allow_unicode=True
+    )
 
 
 def _known(value: Any, of: Mapping[str, Any]) -> Any:
@@ -224,10 +273,14 @@ def _known(value: Any, of: Mapping[str, Any]) -> Any:
 
 
 def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str], list[Problem]]:
-    """The document, its values with defaults in, the keys that are wrong (these are back at their defaults), and why."""
+    """The document, its values with defaults in, the keys that are wrong (these are back at their
+    defaults), and why.
+    """
     document = _read(settings.path)
     problems, top = document.problems, f"{settings.path}:1"
-    unread = not isinstance(document.value, dict) or any("is no key" in problem.message for problem in problems)
+    unread = not isinstance(document.value, dict) or any(
+        "is no key" in problem.message for problem in problems
+    )
     endings = (*untrusted_input.MISTAKEN, untrusted_input.TEMPLATE)
     if unread and (other := untrusted_input.mistaken(document.text, str(settings.path), endings)):
         raise ConfigError([Problem(1, other.where, "", other.what)], next=COMPARE)
@@ -250,17 +303,30 @@ def _checked(settings: Settings) -> tuple[YamlDocument, dict[str, Any], set[str]
 
 
 def _secrets_in(document: YamlDocument, value: Any, key: Key = ()) -> Iterator[Problem]:
-    """Values that have a secret's form: a config is printed, kept with its run and copied to nodes."""
+    """Values that have a secret's form: a config is printed, kept with its run and copied to
+    nodes.
+    """
     if isinstance(value, str) and looks_secret(value):
-        what = "holds what looks like a secret: export it as a variable, and name that in fleet.secrets"
+        what = (
+            "holds what looks like a secret: export it as a variable, and name that in "
+            "fleet.secrets"
+        )
         yield Problem(*document.where(key), dotted(key), what)
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, inner in items:
         yield from _secrets_in(document, inner, key if isinstance(value, list) else (*key, name))
 
 
 def _open_short(document: YamlDocument) -> None:
-    """Writes out the words that stand for a group: `train.layout: auto`, which is null for all of it, and `fleet.accelerator`."""
+    """Writes out the words that stand for a group: `train.layout: auto`, which is null for all of
+    it, and `fleet.accelerator`.
+    """
     train, fleet = document.value.get("train"), document.value.get("fleet")
     if isinstance(train, dict) and train.get("layout") == "auto":
         train["layout"] = {}
@@ -280,11 +346,15 @@ def _read(path: Path) -> YamlDocument:
 
 
 def _instead(path: Path) -> str:
-    """What to type where there is no config of this name: the one that was meant, if it is there."""
+    """What to type where there is no config of this name: the one that was meant, if it is
+    there.
+    """
     with contextlib.suppress(OSError):
         folder = path if path.is_dir() else path.parent
         there = {
-            found.name: found for found in islice(folder.iterdir(), 1000) if found.suffix in (".yaml", ".yml") and found.is_file()
+            found.name: found
+            for found in islice(folder.iterdir(), 1000)
+            if found.suffix in (".yaml", ".yml") and found.is_file()
         }
         meant = spelling.nearest(path.name, there) or next(iter(sorted(there)), None)
         if meant and not path.is_file():
@@ -295,7 +365,9 @@ def _instead(path: Path) -> str:
 def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
     try:
         if len(settings.set) > LONGEST_SET:
-            raise ValueError(f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are read")
+            raise ValueError(
+                f"it has {len(settings.set):,} characters; at most {LONGEST_SET:,} are read"
+            )
         words = _words(settings.set)
     except ValueError as error:
         yield Problem(0, "SET", "", f"{untrusted_input.show(settings.set)} can't be read: {error}")
@@ -309,7 +381,9 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
         name, equals, text = word.partition("=")
         if not equals or not name:
             shown = untrusted_input.shortened(repr(word))
-            yield Problem(0, "SET", "", f"{shown} is not key=value, as in SET='train.steps=50 train.seed=2'")
+            yield Problem(
+                0, "SET", "", f"{shown} is not key=value, as in SET='train.steps=50 train.seed=2'"
+            )
         elif name in names:
             yield Problem(0, "SET", name, "is set twice")
         else:
@@ -321,11 +395,17 @@ def _override(document: YamlDocument, settings: Settings) -> Iterator[Problem]:
 
 def quoted(text: str) -> str:
     """A text as a shell takes it in quotes, cut where it is long."""
-    return f"'{short}'" if "'" not in (short := untrusted_input.shortened(text)) else shlex.quote(short)
+    return (
+        f"'{short}'"
+        if "'" not in (short := untrusted_input.shortened(text))
+        else shlex.quote(short)
+    )
 
 
 def _words(text: str) -> list[str]:
-    """The words of SET, as a shell parts them; but brackets hold together, and quotes within them are YAML's own."""
+    """The words of SET, as a shell parts them; but brackets hold together, and quotes within them
+    are YAML's own.
+    """
     depth, quote, parts = 0, "", list[str]()
     for letter in text:
         if letter in "\"'" and not depth and quote in ("", letter):

@@ -1,10 +1,13 @@
-"""What a rank needs of its device's memory, from the layout and the shapes alone: arithmetic, which tests compare with torch.
+"""What a rank needs of its device's memory, from the layout and the shapes alone: arithmetic, which
+tests compare with torch.
 
-Counted is what engine/ does (parallel/blocks.py shards, models/ keep for backward), not what a device could do at best. Where a
-compiled block keeps less than its modules one by one, it is the latter that counts: an estimate errs on the side that fits.
+Counted is what engine/ does (parallel/blocks.py shards, models/ keep for backward), not what a
+device could do at best. Where a compiled block keeps less than its modules one by one, it is the
+latter that counts: an estimate errs on the side that fits.
 
-No moment of a step holds everything: logits are gone before a block's gradients come, activations before the last gradients
-are summed. So each moment that can be the fullest is reckoned (_moments), and the fullest of them is the answer.
+No moment of a step holds everything: logits are gone before a block's gradients come, activations
+before the last gradients are summed. So each moment that can be the fullest is reckoned (_moments),
+and the fullest of them is the answer.
 """
 
 from __future__ import annotations
@@ -24,11 +27,19 @@ from .types import Config, Layout
 
 FORMATS = {"fp32": 4, "bf16": 2}  # bytes of a number
 REDUCED = 4  # bytes of a number while gradients are summed over ranks, which is done in fp32
-GATHERED_BLOCKS = 2  # with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP, 3.3.2)
-LOGITS_BYTES = 1 << 30  # of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
+# with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP,
+# 3.3.2)
+GATHERED_BLOCKS = 2
+LOGITS_BYTES = (
+    1 << 30
+)  # of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
 ROUNDING = 10  # fp32 copies of a matrix that an update in bf16 works with, where it is not compiled
-ROUNDED, STRAIGHTENED = 1 << 26, 1 << 24  # numbers of matrices that are rounded, or made orthogonal, at once
-# fp32 copies of the logits at the peak: their log-softmax, its gradient and their own (models/loss.py); of slices one more
+ROUNDED, STRAIGHTENED = (
+    1 << 26,
+    1 << 24,
+)  # numbers of matrices that are rounded, or made orthogonal, at once
+# fp32 copies of the logits at the peak: their log-softmax, its gradient and their own
+# (models/loss.py); of slices one more
 LOSS = 3
 
 
@@ -41,16 +52,27 @@ class Memory:
     moments: int  # the optimizer's state
     copies: int  # of weights in the format of the products, and gathered from other ranks
     activations: int  # kept from forward for backward, and what one block works with
-    loss: int  # logits and their gradients; or what gradients are summed over ranks in, or an update works with
+    # logits and their gradients; or what gradients are summed over ranks in, or an update works
+    # with
+    loss: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.moments + self.copies + self.activations + self.loss
+        return (
+            self.weights
+            + self.gradients
+            + self.moments
+            + self.copies
+            + self.activations
+            + self.loss
+        )
 
 
 @dataclass(frozen=True)
 class StageNumbers:
-    """What a rank of a pipeline has: numbers in blocks and around them, and the micro-batches that are under way at once."""
+    """What a rank of a pipeline has: numbers in blocks and around them, and the micro-batches that
+    are under way at once.
+    """
 
     blocks: int
     block: int
@@ -63,11 +85,15 @@ class StageNumbers:
 
 
 def memory_of(config: Config, half: bool) -> Memory:
-    """The memory of the stage that needs most at its fullest moment; `half`: products are computed in bf16."""
+    """The memory of the stage that needs most at its fullest moment; `half`: products are computed
+    in bf16.
+    """
     width = 2 if half else 4
     flow = flow_of(config, width)
     stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
-    if is_xla(config):  # where a compiler orders what a step does: as if all parts were at their fullest at once
+    if is_xla(
+        config
+    ):  # where a compiler orders what a step does: as if all parts were at their fullest at once
         stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
     return Memory(*max(chain.from_iterable(stages), key=sum))
 
@@ -87,22 +113,38 @@ def _stages(config: Config) -> list[StageNumbers]:
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
     blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
     stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
-    for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():  # the most under way, and the most blocks
-        stages.append(StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both))
-    return [*stages, StageNumbers(blocks[end], block, last + again, under_way[end], True, False, output, both - 1)]
+    for rank in (
+        {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ()
+    ):  # the most under way, and the most blocks
+        stages.append(
+            StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both)
+        )
+    return [
+        *stages,
+        StageNumbers(
+            blocks[end], block, last + again, under_way[end], True, False, output, both - 1
+        ),
+    ]
 
 
 def _blocks(layers: int, layout: Layout, rank: int) -> int:
-    """The blocks of a rank's stages, which differ by one at most (engine/parallel/pipeline.py, _bounds)."""
+    """The blocks of a rank's stages, which differ by one at most (engine/parallel/pipeline.py,
+    _bounds).
+    """
     stages = layout.pipeline * layout.interleave
-    return sum(layers * (stage + 1) // stages - layers * stage // stages for stage in range(rank, stages, layout.pipeline))
+    return sum(
+        layers * (stage + 1) // stages - layers * stage // stages
+        for stage in range(rank, stages, layout.pipeline)
+    )
 
 
 def _under_way(layout: Layout, rank: int) -> float:
-    """Micro-batches whose forward pass has run on a rank's blocks and whose backward pass has not, at most.
+    """Micro-batches whose forward pass has run on a rank's blocks and whose backward pass has not,
+    at most.
 
-    With 1F1B p on the first rank, one less on each after it. Interleaved, with v stages a rank, (p - 1) / v more on the first
-    (Narayanan et al. 2021, arXiv:2104.04473, 2.2), and two stages' worth less on each after it.
+    With 1F1B p on the first rank, one less on each after it. Interleaved, with v stages a rank, (p
+    - 1) / v more on the first (Narayanan et al. 2021, arXiv:2104.04473, 2.2), and two stages' worth
+    less on each after it.
     """
     ranks, stages = layout.pipeline, layout.interleave
     if stages == 1:
@@ -112,16 +154,20 @@ def _under_way(layout: Layout, rank: int) -> float:
 
 def passes_of(config: Config) -> int:
     """Micro-batches of a rank in a step."""
-    return max(1, config.train.global_batch // max(1, config.data_parallel * config.train.micro_batch))
+    return max(
+        1, config.train.global_batch // max(1, config.data_parallel * config.train.micro_batch)
+    )
 
 
 @dataclass(frozen=True)
 class HeldBytes:
-    """Bytes of a rank whatever the activations: weights, the optimizer's state; gradients `before` the last pass and `after` it.
+    """Bytes of a rank whatever the activations: weights, the optimizer's state; gradients `before`
+    the last pass and `after` it.
 
-    `gathered` are copies of all weights that are gathered at once, of which a block's and what is around blocks are each a part;
-    `reduced`: in which a block's gradients are summed over ranks; `replicated`: over replicas, which FSDP frees at a step's end
-    alone (torch 2.13, _fsdp_param_group.py). 0 where nothing is copied.
+    `gathered` are copies of all weights that are gathered at once, of which a block's and what is
+    around blocks are each a part; `reduced`: in which a block's gradients are summed over ranks;
+    `replicated`: over replicas, which FSDP frees at a step's end alone (torch 2.13,
+    _fsdp_param_group.py). 0 where nothing is copied.
     """
 
     weights: int
@@ -142,17 +188,24 @@ class HeldBytes:
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.layout, passes_of(config) > 1
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.weights]
-    ranks = layout.shard * layout.context  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
+    ranks = (
+        layout.shard * layout.context
+    )  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
     copied = _copied(config, width)
-    # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch (torch 2.13, stage.py)
+    # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch
+    # (torch 2.13, stage.py)
     whole = layout.zero == 1 or layout.pipeline > 1
     after = REDUCED * numbers if whole and several and ranks > 1 else format_ * numbers // ranks
     after += 0 if copied else _looked_up(config, format_, stage)
     # where gradients were whole already, a block's sum takes the place of them
     summed = copied and (is_xla(config) or not (whole and several))
-    replicas = layout.shard < config.data_parallel and several  # whose sums are added to those of passes before
+    replicas = (
+        layout.shard < config.data_parallel and several
+    )  # whose sums are added to those of passes before
     buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
-    cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0  # for products, in a whole pass
+    cast = (
+        width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
+    )  # for products, in a whole pass
     all_ = width * numbers if copied else cast
     return HeldBytes(
         weights=format_ * numbers // ranks,
@@ -168,31 +221,49 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
 
 
 def _copied(config: Config, width: int) -> bool:
-    """Whether FSDP copies weights for the products: it gathers parts, or casts; DDP, where it can be, keeps no other copy."""
+    """Whether FSDP copies weights for the products: it gathers parts, or casts; DDP, where it can
+    be, keeps no other copy.
+    """
     layout, format_ = config.train.layout, FORMATS[config.train.weights]
     parted = layout.tensor * layout.pipeline > 1  # whose replicas are FSDP's too
     replicas = config.data_parallel > 1 and (width != 4 or parted)
-    return layout.shard * layout.context > 1 or ((width != format_ or replicas) and not casts(config))
+    return layout.shard * layout.context > 1 or (
+        (width != format_ or replicas) and not casts(config)
+    )
 
 
 def _looked_up(config: Config, width: int, stage: StageNumbers) -> int:
-    """Bytes of an embedding's gradient beyond a tensor rank's part: DTensor computes all of it and takes a view (torch 2.13)."""
+    """Bytes of an embedding's gradient beyond a tensor rank's part: DTensor computes all of it and
+    takes a view (torch 2.13).
+    """
     part = config.train.layout.tensor
     whole = width * config.model.vocabulary_size * config.model.hidden_size
     return whole - whole // part if stage.first and not is_xla(config) else 0
 
 
-def _moments(config: Config, width: int, stage: StageNumbers, flow: Flow) -> Iterator[tuple[int, ...]]:
-    """`Memory` at the moments of a step that may be the fullest: the loss, blocks' backward passes, the end, the update."""
+def _moments(
+    config: Config, width: int, stage: StageNumbers, flow: Flow
+) -> Iterator[tuple[int, ...]]:
+    """`Memory` at the moments of a step that may be the fullest: the loss, blocks' backward passes,
+    the end, the update.
+    """
     held = _held(config, width, stage)
     kept = stage.under_way * stage.blocks * flow.kept + _exchanged(config, stage) * flow.hidden
     busy, part = flow.again + flow.work, config.train.layout.tensor
     matrix = config.model.hidden_size * config.model.intermediate_size // part
-    # to a pass's end the output layer's gradient waits, and a block's first one until the block has all
+    # to a pass's end the output layer's gradient waits, and a block's first one until the block has
+    # all
     waiting = width * (stage.output + matrix) if held.reduced else 0
 
     def memory(gradients: int, blocks: int, activations: float, reducing: float) -> tuple[int, ...]:
-        return held.weights, gradients, held.moments, held.copies(blocks), int(activations), int(reducing)
+        return (
+            held.weights,
+            gradients,
+            held.moments,
+            held.copies(blocks),
+            int(activations),
+            int(reducing),
+        )
 
     if stage.last:
         yield memory(held.before, 1, kept + flow.entering, _loss(config, width, flow))
@@ -200,10 +271,20 @@ def _moments(config: Config, width: int, stage: StageNumbers, flow: Flow) -> Ite
     waiting += held.reduced
     yield memory(held.before, GATHERED_BLOCKS, kept - flow.kept + busy, waiting + held.replicated)
     others = stage.blocks - 1
-    yield memory(held.after, GATHERED_BLOCKS, kept - others * flow.kept + busy, waiting + others * held.replicated)
+    yield memory(
+        held.after,
+        GATHERED_BLOCKS,
+        kept - others * flow.kept + busy,
+        waiting + others * held.replicated,
+    )
     if held.reduced:
         around = (width + REDUCED) * stage.around + _looked_up(config, width, stage) + held.reduced
-        yield memory(held.after, 1, kept - stage.blocks * flow.kept + 2 * flow.hidden, around + stage.blocks * held.replicated)
+        yield memory(
+            held.after,
+            1,
+            kept - stage.blocks * flow.kept + 2 * flow.hidden,
+            around + stage.blocks * held.replicated,
+        )
     yield held.weights, held.weights, held.moments, 0, 0, _updating(config, stage)
 
 
@@ -214,7 +295,9 @@ def _moments_of(config: Config, stage: StageNumbers, numbers: int) -> int:
 
 
 def _updating(config: Config, stage: StageNumbers) -> int:
-    """Bytes that an optimizer's step works with, beyond its state (engine/optimizers.py, engine/rounding.py)."""
+    """Bytes that an optimizer's step works with, beyond its state (engine/optimizers.py,
+    engine/rounding.py).
+    """
     model, train, layout = config.model, config.train, config.train.layout
     shape = (model.hidden_size, model.intermediate_size)
     if OPTIMIZERS[train.optimizer].orthogonal:
@@ -222,13 +305,17 @@ def _updating(config: Config, stage: StageNumbers) -> int:
         together = min(alike, max(1, STRAIGHTENED // prod(shape)))
         return 4 * together * (3 * prod(shape) + 2 * min(shape) ** 2)
     if train.weights == "bf16" and not train.compile:
-        largest = max(prod(shape), model.hidden_size * model.vocabulary_size) // (layout.tensor * layout.shard * layout.context)
+        largest = max(prod(shape), model.hidden_size * model.vocabulary_size) // (
+            layout.tensor * layout.shard * layout.context
+        )
         return ROUNDING * 4 * min(ROUNDED, largest)
     return 0
 
 
 def _loss(config: Config, width: int, flow: Flow) -> float:
-    """Bytes of logits and their gradients; or those gradients, the output layer's and the hidden states', which follow."""
+    """Bytes of logits and their gradients; or those gradients, the output layer's and the hidden
+    states', which follow.
+    """
     family, train, model = FAMILIES[config.model.family], config.train, config.model
     guessed = train.micro_batch * family.guesses(train.sequence_length) / train.layout.context
     logits = 4 * guessed * model.vocabulary_size / train.layout.tensor
@@ -240,23 +327,33 @@ def _loss(config: Config, width: int, flow: Flow) -> float:
 
 
 def _pieces(config: Config, width: int, flow: Flow) -> float:
-    """Bytes of a loss in pieces (models/loss.py, Pieces): one piece's logits, in fp32 and for products, beside both gradients.
+    """Bytes of a loss in pieces (models/loss.py, Pieces): one piece's logits, in fp32 and for
+    products, beside both gradients.
 
     After the last piece, both gradients are there as they were computed and as they go on.
     """
     numbers = config.model.vocabulary_size * config.model.hidden_size
     logits = LOGITS_BYTES * (1 + (width / FULL if width < FULL else 0))
     layer, product = width, 0
-    if casts(config):  # a piece's product is cast, and added to what is not: a CPU makes a copy of it in that format first
+    if casts(
+        config
+        # a piece's product is cast, and added to what is not: a CPU makes a copy of it in that
+        # format first
+    ):
         layer, product = FULL, width + FULL
-    return max(logits + (layer + product) * numbers, 2 * layer * numbers + flow.gradient) + flow.gradient
+    return (
+        max(logits + (layer + product) * numbers, 2 * layer * numbers + flow.gradient)
+        + flow.gradient
+    )
 
 
 def _exchanged(config: Config, stage: StageNumbers) -> float:
-    """How many times stages keep a micro-batch's hidden states, or their gradients, because they pass them on.
+    """How many times stages keep a micro-batch's hidden states, or their gradients, because they
+    pass them on.
 
-    torch.distributed.pipelining has a buffer for whatever a stage receives in a step, and interleaved it lets go of what was sent
-    at the step's end alone (torch 2.13, schedules.py); 1F1B keeps the outputs of micro-batches under way.
+    torch.distributed.pipelining has a buffer for whatever a stage receives in a step, and
+    interleaved it lets go of what was sent at the step's end alone (torch 2.13, schedules.py); 1F1B
+    keeps the outputs of micro-batches under way.
     """
     layout, received = config.train.layout, stage.neighbours * passes_of(config)
     if not received:

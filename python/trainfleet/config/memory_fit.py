@@ -1,8 +1,8 @@
 """Whether a run can fit the memory that it is given, and which smaller runs would.
 
-An estimate comes out at up to 3 % more than a step takes, and where a compiler decides what is kept at up to a fifth
-(tests/bench/LOG.md). So a run is refused when even that much less would not fit, and one that is merely tight is planned
-with a warning.
+An estimate comes out at up to 3 % more than a step takes, and where a compiler decides what is kept
+at up to a fifth (tests/bench/LOG.md). So a run is refused when even that much less would not fit,
+and one that is merely tight is planned with a warning.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from .presets import PLAIN, PRESETS
 from .sizes import count_parameters
 from .types import Config
 
-TOO_HIGH, TOO_HIGH_COMPILED = 1.05, 1.2  # the most by which an estimate has been too high, and some room
+TOO_HIGH, TOO_HIGH_COMPILED = (
+    1.05,
+    1.2,
+)  # the most by which an estimate has been too high, and some room
 SHOWN = 4  # suggestions
 MOST_TIMES = 64  # as many nodes as asked for, that are suggested
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory in bytes, by whom it is shared (a `rank` has it alone, a `node`, or `all` nodes), and whose it is, in words."""
+    """Memory in bytes, by whom it is shared (a `rank` has it alone, a `node`, or `all` nodes), and
+    whose it is, in words.
+    """
 
     bytes: float
     of: str
@@ -44,7 +49,9 @@ class Room:
 
     def holds(self, config: Config) -> bool:
         """Whether the config may fit."""
-        kept = config.train.compile and config.train.recompute != "full"  # a block's input stays as it is
+        kept = (
+            config.train.compile and config.train.recompute != "full"
+        )  # a block's input stays as it is
         compiled = kept or is_xla(config)
         return self.wanted(config) <= (TOO_HIGH_COMPILED if compiled else TOO_HIGH) * self.bytes
 
@@ -66,17 +73,23 @@ def lack(config: Config, room: Room) -> tuple[str, str] | None:
     found = [words for words, candidate in smaller(config, room) if _works(candidate, room)][:SHOWN]
     offered = f"; what fits: {', or '.join(found)}" if found else "; a much smaller model would"
     return "model.preset" if model.preset else "model", (
-        f"{name} needs {gib(rank)} per rank{together}, and {room.whose} has {gib(room.bytes)}{offered}"
+        f"{name} needs {gib(rank)} per rank{together}, and {room.whose} has "
+        f"{gib(room.bytes)}{offered}"
     )
 
 
 def smaller(config: Config, room: Room) -> Iterator[tuple[str, Config]]:
-    """What could be asked for instead, the least change first: in the words of SET or a make variable, and as a config."""
+    """What could be asked for instead, the least change first: in the words of SET or a make
+    variable, and as a config.
+    """
     train, ways = config.train, config.data_parallel
     if train.micro_batch > (least := smallest(config)):
         yield f"train.micro_batch={least}", _training(config, micro_batch=least)
     if train.recompute != "full":
-        yield f"train.micro_batch={least} train.recompute=full", _training(config, micro_batch=least, recompute="full")
+        yield (
+            f"train.micro_batch={least} train.recompute=full",
+            _training(config, micro_batch=least, recompute="full"),
+        )
     if config.fleet.nodes > 1 and room.of == "all":
         yield "NODES=1", refit(config, 1)
     if train.layout.shard < ways and train.layout.pipeline == 1:
@@ -98,20 +111,36 @@ def _wider(config: Config) -> Iterator[tuple[str, Config]]:
         more = replace(config, fleet=replace(config.fleet, nodes=times * config.fleet.nodes))
         ways = more.data_parallel
         more = _training(more, layout=replace(layout, shard=ways, zero=3))
-        yield f"NODES={more.fleet.nodes} train.layout.shard={ways} train.micro_batch=1", _training(more, micro_batch=1)
+        yield (
+            f"NODES={more.fleet.nodes} train.layout.shard={ways} train.micro_batch=1",
+            _training(more, micro_batch=1),
+        )
         times *= 2
 
 
 def _presets(config: Config) -> Iterator[tuple[str, Config]]:
-    """Smaller models of the family, the largest first, each as it is and with the smallest micro-batch."""
-    shapes = [(name, shape) for name, shape in PRESETS.items() if shape.family == config.model.family or name in PLAIN]
+    """Smaller models of the family, the largest first, each as it is and with the smallest
+    micro-batch.
+    """
+    shapes = [
+        (name, shape)
+        for name, shape in PRESETS.items()
+        if shape.family == config.model.family or name in PLAIN
+    ]
     for name, shape in sorted(shapes, key=lambda pair: -pair[1].layers * pair[1].hidden_size ** 2):
-        given = {key: value for key, value in asdict(shape).items() if value is not None and key != "family"}
+        given = {
+            key: value
+            for key, value in asdict(shape).items()
+            if value is not None and key != "family"
+        }
         model = replace(config.model, preset=name, head_size=shape.head_size, **given)
         if count_parameters(model) < count_parameters(config.model):
             candidate, least = replace(config, model=model), smallest(config)
             yield f"model.preset={name}", candidate
-            yield f"model.preset={name} train.micro_batch={least}", _training(candidate, micro_batch=least)
+            yield (
+                f"model.preset={name} train.micro_batch={least}",
+                _training(candidate, micro_batch=least),
+            )
 
 
 def _training(config: Config, **changes: object) -> Config:
@@ -119,11 +148,15 @@ def _training(config: Config, **changes: object) -> Config:
 
 
 def _works(config: Config, room: Room) -> bool:
-    return room.wanted(config) <= USABLE * room.bytes and not any(cross_checks.check(config, set(), 0))
+    return room.wanted(config) <= USABLE * room.bytes and not any(
+        cross_checks.check(config, set(), 0)
+    )
 
 
 def checkpoint_bytes(config: Config) -> int:
-    """Of one checkpoint: the weights and the optimizer's moments, by those of blocks' matrices, which most weights are."""
+    """Of one checkpoint: the weights and the optimizer's moments, by those of blocks' matrices,
+    which most weights are.
+    """
     copies = 1 + OPTIMIZERS[config.train.optimizer].moments
     return FORMATS[config.train.weights] * count_parameters(config.model) * copies
 

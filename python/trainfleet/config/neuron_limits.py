@@ -1,7 +1,8 @@
 """What Trainium's two stacks can't do, as rules between keys: each with what would work.
 
-`neuron-xla` is PyTorch/XLA with NxD Core, all that Trn1 has (SDK 2.31 is its last); `neuron` is native PyTorch, for Trn2 and Trn3
-alone (awsdocs-neuron.readthedocs-hosted.com: v2.31.0 and v2.33.0, release notes, 2026-07-07 and 2026-10-19).
+`neuron-xla` is PyTorch/XLA with NxD Core, all that Trn1 has (SDK 2.31 is its last); `neuron` is
+native PyTorch, for Trn2 and Trn3 alone (awsdocs-neuron.readthedocs-hosted.com: v2.31.0 and v2.33.0,
+release notes, 2026-07-07 and 2026-10-19).
 """
 
 from __future__ import annotations
@@ -15,8 +16,17 @@ from .types import Config
 
 XLA = "neuron-xla"
 NATIVE = "neuron"
-RANKS = (1, 2, 8, 32)  # of a trn1 node, whose collectives run on these numbers of cores alone (optimum-neuron issue 761)
-LENGTHS = 128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of so many tokens
+RANKS = (
+    1,
+    2,
+    8,
+    32,
+    # of a trn1 node, whose collectives run on these numbers of cores alone (optimum-neuron issue
+    # 761)
+)
+LENGTHS = (
+    128  # a NeuronCore's partitions: attention's kernels take sequences in tiles of so many tokens
+)
 
 
 def is_xla(config: Config) -> bool:
@@ -24,7 +34,9 @@ def is_xla(config: Config) -> bool:
 
 
 def copies(config: Config) -> dict[int, int]:
-    """Tensor degrees above the number of key-value heads that work -> on how many ranks each head is (kv_size_multiplier)."""
+    """Tensor degrees above the number of key-value heads that work -> on how many ranks each head
+    is (kv_size_multiplier).
+    """
     model = config.model
     if not is_xla(config) or not FAMILIES[model.family].copies_heads:
         return {}
@@ -40,7 +52,12 @@ def copies_heads(config: Config) -> bool:
 def check_node(config: Config) -> Iterator[tuple[str, str]]:
     """What a type of node has against the stack, the ranks and the sequence length."""
     fleet, row = config.fleet, config.fleet.node_type
-    if row is None or row.accelerator is None or row.accelerator.kind != "neuron" or fleet.stack == "cpu":
+    if (
+        row is None
+        or row.accelerator is None
+        or row.accelerator.kind != "neuron"
+        or fleet.stack == "cpu"
+    ):
         return
     made_for = node_types.stack_of(row)
     if fleet.stack in (NATIVE, XLA) and fleet.stack != made_for:
@@ -49,13 +66,21 @@ def check_node(config: Config) -> Iterator[tuple[str, str]]:
     fit = [ranks for ranks in RANKS if ranks <= row.accelerators]
     if made_for == XLA and fleet.ranks_per_node not in fit:
         fits = ", ".join(map(str, fit))
-        yield "fleet.ranks_per_node", f"{fleet.ranks_per_node}: the collectives of a {row.name} run on {fits} cores"
+        yield (
+            "fleet.ranks_per_node",
+            f"{fleet.ranks_per_node}: the collectives of a {row.name} run on {fits} cores",
+        )
     if config.train.sequence_length % LENGTHS:
         below = config.train.sequence_length // LENGTHS * LENGTHS
-        near = ", ".join(str(length) for length in (below, below + LENGTHS) if 0 < length <= config.model.max_sequence_length)
+        near = ", ".join(
+            str(length)
+            for length in (below, below + LENGTHS)
+            if 0 < length <= config.model.max_sequence_length
+        )
         yield (
             "train.sequence_length",
-            f"{config.train.sequence_length}: Trainium's kernels take multiples of {LENGTHS}; {near} work",
+            f"{config.train.sequence_length}: Trainium's kernels take multiples of {LENGTHS}; "
+            f"{near} work",
         )
 
 
@@ -65,22 +90,36 @@ def check_layout(config: Config) -> Iterator[tuple[str, str]]:
     if not is_xla(config):
         return
     if layout.shard not in (1, ways):
-        yield "train.layout.shard", f"{layout.shard}: NxD Core shards over all {ways} data-parallel ranks or none; 1, {ways} work"
+        yield (
+            "train.layout.shard",
+            f"{layout.shard}: NxD Core shards over all {ways} data-parallel ranks or none; 1, "
+            f"{ways} work",
+        )
     if layout.shard > 1 and layout.zero != 1:
-        yield "train.layout.zero", f"{layout.zero}: NxD Core shards the optimizer's state alone; 1 works"
+        yield (
+            "train.layout.zero",
+            f"{layout.zero}: NxD Core shards the optimizer's state alone; 1 works",
+        )
     for name in ("context", "interleave"):
         if (degree := getattr(layout, name)) > 1:
             yield f"train.layout.{name}", f"{degree}: not with stack {XLA}; 1 works"
     if train.recompute not in ("none", "full"):
-        yield "train.recompute", f"{train.recompute}: NxD Core recomputes whole blocks; full works, or none"
+        yield (
+            "train.recompute",
+            f"{train.recompute}: NxD Core recomputes whole blocks; full works, or none",
+        )
     row = OPTIMIZERS[train.optimizer]
     if row.xla and row.whole and (layout.shard > 1 or layout.tensor > 1):
-        needs = "needs the norm of whole matrices, so train.layout.shard 1 and train.layout.tensor 1"
+        needs = (
+            "needs the norm of whole matrices, so train.layout.shard 1 and train.layout.tensor 1"
+        )
         yield "train.optimizer", f"{row.name}: {needs}; {USUAL} works"
 
 
 def check_training(config: Config) -> Iterator[tuple[str, str]]:
-    """What a step can't be where PyTorch/XLA runs it as one program, and NxD's optimizer makes it."""
+    """What a step can't be where PyTorch/XLA runs it as one program, and NxD's optimizer makes
+    it.
+    """
     train = config.train
     if not is_xla(config):
         return
@@ -88,11 +127,17 @@ def check_training(config: Config) -> Iterator[tuple[str, str]]:
         built = ", ".join(family.name for family in FAMILIES.values() if family.xla)
         yield "model.family", f"{config.model.family}: not built on NxD Core; {built} are"
     if train.spike_sigmas:
-        yield "train.spike_sigmas", f"{train.spike_sigmas:g}: NxD's optimizer can't leave a step out; 0 works"
+        yield (
+            "train.spike_sigmas",
+            f"{train.spike_sigmas:g}: NxD's optimizer can't leave a step out; 0 works",
+        )
     if not OPTIMIZERS[train.optimizer].xla:
         yield "train.optimizer", f"{train.optimizer}: not with stack {XLA}; {USUAL} works"
     if train.weights == "bf16":
-        yield "train.weights", f"bf16: not with stack {XLA}; fp32 works, of which ZeRO 1 keeps the only copy"
+        yield (
+            "train.weights",
+            f"bf16: not with stack {XLA}; fp32 works, of which ZeRO 1 keeps the only copy",
+        )
     if train.precision == "fp8":
         yield "train.precision", "fp8: not on Trainium; bf16 works"
     if train.compile:

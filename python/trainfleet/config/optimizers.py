@@ -1,4 +1,6 @@
-"""The optimizers that `train.optimizer` names, a row each: all that config, plan and engine know of one."""
+"""The optimizers that `train.optimizer` names, a row each: all that config, plan and engine know of
+one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ OPTIMIZERS = {
     row.name: row
     for row in (
         # Loshchilov and Hutter 2017, arXiv:1711.05101
-        Optimizer("adamw", f"{ENGINE}.optimizer:adamw", formats=("fp32", "bf16"), xla="torch.optim:AdamW"),
+        Optimizer(
+            "adamw", f"{ENGINE}.optimizer:adamw", formats=("fp32", "bf16"), xla="torch.optim:AdamW"
+        ),
         # You et al. 2019, arXiv:1904.00962
         Optimizer("lamb", f"{ENGINE}.optimizer:lamb", whole=True, xla=f"{ENGINE}.optimizers:Lamb"),
         # Jordan 2024; Liu et al. 2025, arXiv:2502.16982

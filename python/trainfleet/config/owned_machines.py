@@ -1,4 +1,6 @@
-"""fleet.accelerator: machines that are no EC2 type. What is left open of it, from Slurm's gres or as is usual, and its rules."""
+"""fleet.accelerator: machines that are no EC2 type. What is left open of it, from Slurm's gres or
+as is usual, and its rules.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ from .types import Config, Devices, Fleet
 
 KEY = "fleet.accelerator"
 SHORT = re.compile(r"\s*(?:([0-9]{1,4}) ?[xX×*] ?)?(\S.*?)\s*", re.DOTALL)
-GPUS = re.compile(r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?")
+GPUS = re.compile(
+    r"(?:gres/)?gpu(?:[:=]([A-Za-z][A-Za-z0-9_.-]*))?(?:[:=]([0-9]{1,4}))?(?:\([^)]*\))?"
+)
 LOOK = "make doctor looks at the nodes and prints what to write"
 FURTHEST = 3.0  # times the memory that the name says: more or less of it is another device
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a gres of Slurm's says of GPUs: what the cluster calls them, and how many of them a node gives."""
+    """What a gres of Slurm's says of GPUs: what the cluster calls them, and how many of them a node
+    gives.
+    """
 
     type: str
     count: int
@@ -40,10 +46,17 @@ def expand(text: str) -> dict[str, Any]:
 
 def gpus_of(gres: str | None) -> Gpus | None:
     """The GPUs in a gres: `gpu:8`, `gpu:h100:8(S:0-1),nvme:1`; None where it has none."""
-    found = [match for word in re.split(r",(?![^(]*\))", gres or "") if (match := GPUS.fullmatch(word.strip()))]
+    found = [
+        match
+        for word in re.split(r",(?![^(]*\))", gres or "")
+        if (match := GPUS.fullmatch(word.strip()))
+    ]
     if not found:
         return None
-    return Gpus(next((match[1] for match in found if match[1]), ""), sum(int(match[2] or 1) for match in found))
+    return Gpus(
+        next((match[1] for match in found if match[1]), ""),
+        sum(int(match[2] or 1) for match in found),
+    )
 
 
 def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
@@ -54,13 +67,18 @@ def node_type_of(fleet: dict[str, Any]) -> node_types.NodeType | None:
 
 
 def settle(fleet: dict[str, Any], here: bool) -> Iterator[tuple[str, Any, str]]:
-    """Fills what is open of the accelerators, in place: key, value and reason of each. `here`: this machine is the fleet's."""
+    """Fills what is open of the accelerators, in place: key, value and reason of each. `here`: this
+    machine is the fleet's.
+    """
     gres, gpus = fleet["slurm"]["gres"], gpus_of(fleet["slurm"]["gres"])
     if fleet["accelerator"] is None:
         row = find_accelerator(gpus.type) if gpus and fleet["instance_type"] is None else None
         if row is None or gpus is None:
             return
-        fleet["accelerator"] = dict.fromkeys(Devices.__dataclass_fields__) | {"name": gpus.type, "per_node": gpus.count}
+        fleet["accelerator"] = dict.fromkeys(Devices.__dataclass_fields__) | {
+            "name": gpus.type,
+            "per_node": gpus.count,
+        }
         yield KEY, f"{gpus.count} x {row.label}", f"fleet.slurm.gres {gres}"
     own = fleet["accelerator"]
     if own["name"] is None and (found := _named(gpus, gres, here)):
@@ -82,7 +100,9 @@ def _named(gpus: Gpus | None, gres: str | None, here: bool) -> tuple[str, str] |
     return (row.label, "this machine has it") if row else None
 
 
-def _count(fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: bool) -> tuple[int, str]:
+def _count(
+    fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: bool
+) -> tuple[int, str]:
     if here and (devices := node_types.local_accelerators()):
         return devices, "this machine has so many"
     if gpus:
@@ -92,18 +112,36 @@ def _count(fleet: dict[str, Any], row: Accelerator, gpus: Gpus | None, here: boo
     return row.per_node, f"a node of {row.label} usually has {row.per_node}; {LOOK}"
 
 
-def _assumed(own: dict[str, Any], row: Accelerator, nodes: int, here: bool) -> Iterator[tuple[str, Any, str]]:
+def _assumed(
+    own: dict[str, Any], row: Accelerator, nodes: int, here: bool
+) -> Iterator[tuple[str, Any, str]]:
     """What stays open, and is reckoned with: key, value and reason of each."""
     sizes = sorted({each.size for each in NVIDIA if each.words == row.words})
-    if own["memory_gib"] is None and len(sizes) > 1 and not any(str(size) in own["name"] for size in sizes):
-        yield f"{KEY}.memory_gib", row.size, f"it comes with {' or '.join(map(str, sizes))}, and nobody has said which"
+    if (
+        own["memory_gib"] is None
+        and len(sizes) > 1
+        and not any(str(size) in own["name"] for size in sizes)
+    ):
+        yield (
+            f"{KEY}.memory_gib",
+            row.size,
+            f"it comes with {' or '.join(map(str, sizes))}, and nobody has said which",
+        )
     if nodes == 1 or here:
         return
     usual = node_types.usual_network(row, own["per_node"], own["network"])
     if own["network"] is None:
-        yield f"{KEY}.network", "unknown", f"NCCL takes the fastest that it finds; one of {', '.join(node_types.FABRICS)}. {LOOK}"
+        yield (
+            f"{KEY}.network",
+            "unknown",
+            f"NCCL takes the fastest that it finds; one of {', '.join(node_types.FABRICS)}. {LOOK}",
+        )
     if own["network_gbps"] is None:
-        rails = f"{row.rail} for each device, as is usual" if usual == row.rail * own["per_node"] else "assumed"
+        rails = (
+            f"{row.rail} for each device, as is usual"
+            if usual == row.rail * own["per_node"]
+            else "assumed"
+        )
         yield f"{KEY}.network_gbps", f"{usual:g}", f"{rails}: no node is held to it. {LOOK}"
 
 
@@ -112,10 +150,15 @@ def _bytes(gib: float | None) -> float | None:
 
 
 def check(config: Config) -> Iterator[tuple[str, str]]:
-    """What speaks against fleet.accelerator: a name, a memory, or an instance type that says otherwise."""
+    """What speaks against fleet.accelerator: a name, a memory, or an instance type that says
+    otherwise.
+    """
     own, gpus = config.fleet.accelerator, gpus_of(config.fleet.slurm.gres)
     if gpus and config.fleet.device != "cpu" and config.fleet.ranks_per_node > gpus.count:
-        gives = f"fleet.slurm.gres {config.fleet.slurm.gres} gives a node {gpus.count}, and two ranks can't share one"
+        gives = (
+            f"fleet.slurm.gres {config.fleet.slurm.gres} gives a node {gpus.count}, and two "
+            "ranks can't share one"
+        )
         yield "fleet.ranks_per_node", f"{config.fleet.ranks_per_node}: {gives}"
     if own is None:
         return
@@ -124,7 +167,10 @@ def check(config: Config) -> Iterator[tuple[str, str]]:
     elif (row := find_accelerator(own.name, _bytes(own.memory_gib))) is None:
         yield f"{KEY}.name", unknown(own.name)
     elif own.memory_gib is not None and not 1 / FURTHEST <= own.memory_gib / row.size <= FURTHEST:
-        yield f"{KEY}.memory_gib", f"{own.memory_gib:g}: {row.label} has {row.size}; leave it out, or name what it is"
+        yield (
+            f"{KEY}.memory_gib",
+            f"{own.memory_gib:g}: {row.label} has {row.size}; leave it out, or name what it is",
+        )
     elif config.fleet.instance_type is not None:
         yield from _differing(config, own, row)
 
@@ -134,14 +180,27 @@ def untold(fleet: Fleet) -> tuple[str, str]:
     if fleet.device != "cuda":
         which = "so it must be said which type the nodes are, as trn1.32xlarge"
         return "fleet.instance_type", f"null: fleet.stack is {fleet.stack}, {which}"
-    why = f"fleet.slurm.gres {fleet.slurm.gres}" if gpus_of(fleet.slurm.gres) else f"fleet.stack {fleet.stack}"
-    what = f"null: {why} has GPUs compute, and nobody has said which, so neither memory nor speed can be foretold"
+    why = (
+        f"fleet.slurm.gres {fleet.slurm.gres}"
+        if gpus_of(fleet.slurm.gres)
+        else f"fleet.stack {fleet.stack}"
+    )
+    what = (
+        f"null: {why} has GPUs compute, and nobody has said which, so neither memory nor "
+        "speed can be foretold"
+    )
     known = ", ".join(("h100", "a100", "l40s", "rtx-4090"))
-    return KEY, f"{what}; {KEY}: 8xh100 does ({known} ...: schema/README.md), or fleet.instance_type; {LOOK}"
+    return (
+        KEY,
+        f"{what}; {KEY}: 8xh100 does ({known} ...: schema/README.md), or fleet.instance_type; "
+        f"{LOOK}",
+    )
 
 
 def unknown(name: str) -> str:
-    """The message for a name that the table lacks: an EC2 type's, one that is known and can't be used, a slip, or none."""
+    """The message for a name that the table lacks: an EC2 type's, one that is known and can't be
+    used, a slip, or none.
+    """
     if name in node_types.INSTANCE_TYPES:
         return f"{name} is an EC2 type: fleet.instance_type: {name}"
     if why := unsupported(name):
@@ -161,7 +220,11 @@ def instead(name: str) -> str:
         row = find_accelerator(near) if near else None
     if row is None:
         return unsupported(own["name"])
-    types = [each.name for each in node_types.INSTANCE_TYPES.values() if each.accelerator and each.accelerator.words == row.words]
+    types = [
+        each.name
+        for each in node_types.INSTANCE_TYPES.values()
+        if each.accelerator and each.accelerator.words == row.words
+    ]
     on_ec2 = f"; on EC2: {', '.join(types)}" if types else ""
     count = f"{own['per_node']}x" if "per_node" in own else ""
     return f"an accelerator: machines of yours are told by {KEY}: {count}{row.label}{on_ec2}"
@@ -173,9 +236,14 @@ def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple
     if kind is None:
         return
     device = kind.accelerator
-    same = own.memory_gib is None or (device is not None and node_types.same_size(device, own.memory_gib))
+    same = own.memory_gib is None or (
+        device is not None and node_types.same_size(device, own.memory_gib)
+    )
     has: dict[str, tuple[Any, bool]] = {
-        "name": (device.label if device else "no accelerator", device is None or row.words != device.words),
+        "name": (
+            device.label if device else "no accelerator",
+            device is None or row.words != device.words,
+        ),
         "per_node": (kind.accelerators, own.per_node not in (None, kind.accelerators)),
         "memory_gib": (device.size if device else 0, not same),
         "network": (kind.fabric, own.network not in (None, kind.fabric)),
@@ -183,5 +251,8 @@ def _differing(config: Config, own: Devices, row: Accelerator) -> Iterator[tuple
     }
     for name, (theirs, differs) in has.items():
         if differs:
-            both = f"fleet.instance_type {kind.name} has {theirs}; leave {KEY} out, or fleet.instance_type"
+            both = (
+                f"fleet.instance_type {kind.name} has {theirs}; leave {KEY} out, or "
+                "fleet.instance_type"
+            )
             yield f"{KEY}.{name}", f"{getattr(own, name)}: {both}"

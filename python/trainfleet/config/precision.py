@@ -1,4 +1,6 @@
-"""What a device offers a config: the number format of its products, and the memory that a rank may use."""
+"""What a device offers a config: the number format of its products, and the memory that a rank may
+use.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from ..hardware import cpu_speed
 from ..hardware.accelerators import Accelerator
 from .types import Config
 
-USABLE = 0.9  # of a device's memory: the rest is the driver's, NCCL's buffers and what fragments (tests/bench/accounts.py)
+# of a device's memory: the rest is the driver's, NCCL's buffers and what fragments
+# (tests/bench/accounts.py)
+USABLE = 0.9
 
 
 def usable_bytes(device: Accelerator) -> float:
@@ -14,7 +18,9 @@ def usable_bytes(device: Accelerator) -> float:
 
 
 def format_of(config: Config) -> str:
-    """The number format of products: fp8, bf16, fp16 or fp32. Of CPUs this one stands for all: ranks decide by theirs."""
+    """The number format of products: fp8, bf16, fp16 or fp32. Of CPUs this one stands for all:
+    ranks decide by theirs.
+    """
     if config.train.precision != "auto":
         return config.train.precision
     if config.fleet.on_local_cpus:
@@ -29,12 +35,16 @@ def is_half(config: Config) -> bool:
 
 
 def by_parts(config: Config) -> bool:
-    """Whether norms and dropout keep what their parts make, as torch's do on CPUs (2.13): elsewhere each is one kernel."""
+    """Whether norms and dropout keep what their parts make, as torch's do on CPUs (2.13): elsewhere
+    each is one kernel.
+    """
     return config.fleet.on_local_cpus and not config.train.compile
 
 
 def casts(config: Config) -> bool:
-    """Whether every product casts its factors, as models that nothing divides do on CPUs (engine/parallel/__init__.py)."""
+    """Whether every product casts its factors, as models that nothing divides do on CPUs
+    (engine/parallel/__init__.py).
+    """
     layout, train = config.train.layout, config.train
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     plain = not divided and train.weights == "fp32" and format_of(config) in ("bf16", "fp16")

@@ -1,4 +1,6 @@
-"""Known shapes of models: every dimension that `model.preset` sets (presets.yaml, with its sources)."""
+"""Known shapes of models: every dimension that `model.preset` sets (presets.yaml, with its
+sources).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ FILE = Path(__file__).with_name("presets.yaml")
 
 @dataclass(frozen=True)
 class Preset:
-    """None: as large as the tokenizer (vocabulary), as many as heads (kv_heads), or what the family takes."""
+    """None: as large as the tokenizer (vocabulary), as many as heads (kv_heads), or what the family
+    takes.
+    """
 
     family: str
     layers: int

@@ -1,4 +1,6 @@
-"""What schema/ holds, made from the config's dataclasses: `python -m trainfleet.config.reference` writes it."""
+"""What schema/ holds, made from the config's dataclasses: `python -m trainfleet.config.reference`
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ A key that is left out has its default. `null` means: derived from the rest, and
 Any key can be set for one command: `make train SET='train.steps=50 train.seed=2'`.
 Where not every backend uses a key, *Used by* names those that do; a key has its group's unless it has its own. The other backends
 refuse the key, except local, which sets it aside. `parallelcluster` is slurm on a cluster that is made (`fleet.slurm.create`).
-"""
+"""  # noqa: E501
 
 
 def files() -> dict[str, str]:
-    """The files of schema/ by name: the JSON Schema, which editors read, and the page of all keys."""
+    """The files of schema/ by name: the JSON Schema, which editors read, and the page of all
+    keys.
+    """
     schema = key.HEAD | key.schema_of(Config, described=True)
-    return {"config.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n", "README.md": render(schema)}
+    return {
+        "config.schema.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n",
+        "README.md": render(schema),
+    }
 
 
 def render(schema: key.Schema) -> str:
@@ -62,11 +69,15 @@ def _table(prefix: str, schema: key.Schema) -> Iterator[str]:
 def _plain(text: str) -> str:
     """Text as Markdown shows it: `<name>` outside of code would be taken for a tag and vanish."""
     parts = text.split("`")
-    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
+    return "`".join(
+        part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts)
+    )
 
 
 def _backends(part: key.Schema) -> str:
-    """The backends that use a key, or those of a group, where not all do; the others refuse it (local sets it aside)."""
+    """The backends that use a key, or those of a group, where not all do; the others refuse it
+    (local sets it aside).
+    """
     return f" Used by: {', '.join(part['backends'])}." if "backends" in part else ""
 
 
@@ -75,9 +86,16 @@ def _allowed(part: key.Schema) -> str:
         return ", or ".join(_allowed(choice) for choice in part["anyOf"])
     if "enum" in part:
         return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in part["enum"])
-    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "&lt;"))
+    signs = (
+        ("minimum", "≥"),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "≤"),
+        ("exclusiveMaximum", "&lt;"),
+    )
     bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
-    if "pattern" in part and "examples" in part:  # what it matches, in its own words: a bar would end the table's cell
+    if (
+        "pattern" in part and "examples" in part
+    ):  # what it matches, in its own words: a bar would end the table's cell
         return "such as " + ", ".join(f"`{example}`" for example in part["examples"])
     return ", ".join(bounds) or (f"`{part['pattern']}`" if "pattern" in part else "")
 

@@ -1,4 +1,6 @@
-"""The learning rate as a function of the step: a linear warm-up to the peak, and then one of four ways down to the floor."""
+"""The learning rate as a function of the step: a linear warm-up to the peak, and then one of four
+ways down to the floor.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ def learning_rate(train: Train, step: int) -> float:
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
     height = FALLS[train.schedule](train, min(step, train.schedule_steps))
-    return train.learning_rate * (train.learning_rate_floor + (1 - train.learning_rate_floor) * height)
+    return train.learning_rate * (
+        train.learning_rate_floor + (1 - train.learning_rate_floor) * height
+    )
 
 
 def _done(train: Train, step: int) -> float:
@@ -34,7 +38,9 @@ def _polynomial(train: Train, step: int) -> float:
 
 
 def _wsd(train: Train, step: int) -> float:
-    """Warm-up, stable, decay: flat until the last steps, which fall in a straight line (Hu et al. 2024, arXiv:2404.06395)."""
+    """Warm-up, stable, decay: flat until the last steps, which fall in a straight line (Hu et al.
+    2024, arXiv:2404.06395).
+    """
     return min(1.0, (train.schedule_steps - step) / train.decay_steps)
 
 

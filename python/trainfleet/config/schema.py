@@ -1,4 +1,6 @@
-"""What a config may say: checks by the schema of its dataclasses (types.py), and what was meant where it is wrong."""
+"""What a config may say: checks by the schema of its dataclasses (types.py), and what was meant
+where it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,18 @@ from .yaml_lines import Key, YamlDocument, dotted
 
 SYNONYMS = Path(__file__).with_name("synonyms.yaml")
 GUESSES = 20  # keys of one group that are guessed at: each guess takes a millisecond
-WORDS: dict[str, dict[str, tuple[str, ...]]] = {  # of other languages, and of YAML 1.1, for what YAML 1.2 calls so
+WORDS: dict[
+    str, dict[str, tuple[str, ...]]
+] = {  # of other languages, and of YAML 1.1, for what YAML 1.2 calls so
     "null": {"null": ("none", "nil")},
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
 BACKEND = ("fleet", "backend")  # installed packages add to its names
-Fault = tuple[Key, str, Any, Schema]  # a rule that is broken: at which key, its name, the value, and the part that has the rule
-AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"  # a number: what others write there, but for a factor
+Fault = tuple[
+    Key, str, Any, Schema
+]  # a rule that is broken: at which key, its name, the value, and the part that has the rule
+# a number: what others write there, but for a factor
+AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
 
 
 @cache
@@ -60,7 +67,9 @@ def fill(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 
 def check(document: YamlDocument, strict: bool = True) -> Iterator[tuple[Key, Problem]]:
-    """Each thing in the document that the schema does not allow, with the key it is about; unknown keys if `strict`."""
+    """Each thing in the document that the schema does not allow, with the key it is about; unknown
+    keys if `strict`.
+    """
     known = {problem.key for problem in document.problems}
     for fault in faults(document.value, load_schema()):
         place, rule, got, _ = fault
@@ -74,7 +83,9 @@ def check(document: YamlDocument, strict: bool = True) -> Iterator[tuple[Key, Pr
 
 
 def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
-    """The rules that a value breaks, at every level, as JSON Schema has them (a test asks the jsonschema package too)."""
+    """The rules that a value breaks, at every level, as JSON Schema has them (a test asks the
+    jsonschema package too).
+    """
     for rule, wanted in part.items():
         if rule in RULES and not RULES[rule](value, wanted):
             yield key, rule, value, part
@@ -91,7 +102,9 @@ def faults(value: Any, part: Schema, key: Key = ()) -> Iterator[Fault]:
 
 @cache
 def whole_pattern(rule: str) -> str:
-    """A pattern of JSON Schema as Python has it: `$`, but for one among letters, is the end and not the end of a last line."""
+    """A pattern of JSON Schema as Python has it: `$`, but for one among letters, is the end and not
+    the end of a last line.
+    """
     return re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", rule)
 
 
@@ -102,17 +115,32 @@ def _is(value: Any, name: str) -> bool:
     return isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
 
 
-def _when(kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """A rule for values of a type only, as all of JSON Schema's are but `type`, `enum` and `anyOf`."""
-    return lambda value, wanted: not isinstance(value, kind) or isinstance(value, bool) or holds(value, wanted)
+def _when(
+    kind: type | tuple[type, ...], holds: Callable[[Any, Any], bool]
+) -> Callable[[Any, Any], bool]:
+    """A rule for values of a type only, as all of JSON Schema's are but `type`, `enum` and
+    `anyOf`.
+    """
+    return lambda value, wanted: (
+        not isinstance(value, kind) or isinstance(value, bool) or holds(value, wanted)
+    )
 
 
 TYPES: dict[str, Any] = {
-    "number": (int, float), "string": str, "boolean": bool, "object": dict, "array": list, "null": type(None),
-}  # fmt: skip
+    "number": (int, float),
+    "string": str,
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
 RULES: dict[str, Callable[[Any, Any], bool]] = {
-    "type": lambda value, names: any(_is(value, name) for name in ([names] if isinstance(names, str) else names)),
-    "enum": lambda value, values: any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values),
+    "type": lambda value, names: any(
+        _is(value, name) for name in ([names] if isinstance(names, str) else names)
+    ),
+    "enum": lambda value, values: any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in values
+    ),
     "anyOf": lambda value, parts: any(not any(faults(value, part)) for part in parts),
     "minimum": _when((int, float), operator.ge),
     "exclusiveMinimum": _when((int, float), operator.gt),
@@ -123,7 +151,9 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
     "maxLength": _when(str, lambda value, most: len(value) <= most),
     "minItems": _when(list, lambda value, least: len(value) >= least),
     "maxItems": _when(list, lambda value, most: len(value) <= most),
-    "uniqueItems": _when(list, lambda value, _: all(item not in value[:count] for count, item in enumerate(value))),
+    "uniqueItems": _when(
+        list, lambda value, _: all(item not in value[:count] for count, item in enumerate(value))
+    ),
     "required": _when(dict, lambda value, names: set(names) <= value.keys()),
 }
 
@@ -140,23 +170,39 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
         case "required":
             for name in sorted(set(wanted) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
-        case "type" | "pattern" if part.get("writeOnly"):  # what stands there by mistake may be the secret itself
-            yield (), f"is not written as in {show(part['examples'][0])}; it is not shown here, as it may be a secret"
+        case "type" | "pattern" if part.get(
+            "writeOnly"
+        ):  # what stands there by mistake may be the secret itself
+            yield (
+                (),
+                f"is not written as in {show(part['examples'][0])}; it is not shown here, as it "
+                "may be a secret",
+            )
         case "type":
-            yield (), f"must be {_types(wanted)}, not {show(got)}{_nearly(wanted, got, dotted(key))}"
+            yield (
+                (),
+                f"must be {_types(wanted)}, not {show(got)}{_nearly(wanted, got, dotted(key))}",
+            )
         case "enum":
             added = plugins.names(plugins.OF_BACKENDS) if key == BACKEND else ()
             allowed = [*(str(value) for value in wanted if value is not None), *added]
             yield (), f"{show(got)} is not one of {', '.join(allowed)}{suggest(str(got), allowed)}"
         case "anyOf":
             allowed = [str(value) for value in wanted[0]["enum"] if value is not None]
-            yield (), f"{show(got)} is not one of {', '.join(allowed)}, nor a path{suggest(str(got), allowed)}"
+            yield (
+                (),
+                f"{show(got)} is not one of {', '.join(allowed)}, nor a "
+                f"path{suggest(str(got), allowed)}",
+            )
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             yield (), f"must be {_range(part)}{unit}, not {show(got)}"
         case "pattern" if wanted != NAME:
             yield (), f"{show(got)} is not {_written(part)}"
         case "pattern":
-            letters = "lower-case letters, digits, '.', '_' and '-', starting with a letter or digit, at most 63"
+            letters = (
+                "lower-case letters, digits, '.', '_' and '-', starting with a letter or "
+                "digit, at most 63"
+            )
             yield (), f"{show(got)} must be {letters}"
         case "minItems" | "minLength":
             yield (), "must not be empty"
@@ -176,19 +222,35 @@ def _written(schema: Schema) -> str:
 
 def _nearly(rule: str | list[str], got: Any, key: str = "") -> str:
     """The value that was meant by one of another type, as far as that can be told."""
-    word, types = got.strip().lower() if isinstance(got, str) else "", {rule} if isinstance(rule, str) else set(rule)
+    word, types = (
+        got.strip().lower() if isinstance(got, str) else "",
+        {rule} if isinstance(rule, str) else set(rule),
+    )
     if "object" in types and (parted := re.fullmatch(r"([a-z_]+):(\S.*)", word)):
         return f": a blank is missing in {parted[1]}: {parted[2]}"
     if "object" in types and got is None:
         return "; nothing stands below it: indent its keys, or leave the line out"
     if "array" in types and word:
         return f"; did you mean [{show(got)}]?"
-    if "integer" in types and (parted := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmb])", word)):
+    if "integer" in types and (
+        parted := re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([kmb])", word)
+    ):
         return f"; did you mean {_multiplied(parted[1], parted[2], key)}?"
     number = re.sub(AROUND, "", re.sub("[\u2212\u2013]", "-", word))
-    if types & {"integer", "number"} and re.fullmatch(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number):
+    if types & {"integer", "number"} and re.fullmatch(
+        r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,2})?", number
+    ):
         return f"; did you mean {number}, without anything around it?"
-    meant = next((value for kind, words in WORDS.items() if kind in types for value in words if word in words[value]), "")
+    meant = next(
+        (
+            value
+            for kind, words in WORDS.items()
+            if kind in types
+            for value in words
+            if word in words[value]
+        ),
+        "",
+    )
     return f"; did you mean {meant}?" if meant else ""
 
 
@@ -200,8 +262,15 @@ def _multiplied(number: str, factor: str, key: str) -> int:
 
 
 def _types(rule: str | list[str]) -> str:
-    names = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false",
-             "object": "a group of keys", "array": "a list", "null": "null"}  # fmt: skip
+    names = {
+        "integer": "a whole number",
+        "number": "a number",
+        "string": "text",
+        "boolean": "true or false",
+        "object": "a group of keys",
+        "array": "a list",
+        "null": "null",
+    }
     return " or ".join(names[name] for name in ([rule] if isinstance(rule, str) else rule))
 
 
@@ -216,7 +285,9 @@ def _range(schema: Schema) -> str:
 
 
 def suggest_key(key: tuple[str, ...], schema: Schema) -> str:
-    """The key that was meant: a slip here, what others call it, one of that name elsewhere; else all that may stand here."""
+    """The key that was meant: a slip here, what others call it, one of that name elsewhere; else
+    all that may stand here.
+    """
     if key[-1] == "<<":
         return "; YAML's merge keys are not taken: write the keys out"
     siblings = list(schema.get("properties", {}))
@@ -230,31 +301,48 @@ def _suggestion(key: tuple[str, ...], siblings: list[str]) -> str:
         if "." in key[-1] and dotted(meant) == dotted(key):
             return f"; {meant[-1]} stands on a line of its own below {dotted(meant[:-1])}:"
         here = meant[:-1] == key[:-1]
-        told = f" {_meanings()[meant]}" if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
+        told = (
+            f" {_meanings()[meant]}" if meant in synonyms().get(spelling.plain(key[-1]), ()) else ""
+        )
         return f"; did you mean {meant[-1] if here else dotted(meant)}?{told}"
     return f"; known here: {', '.join(siblings)}"
 
 
 @cache
 def _meanings() -> dict[tuple[str, ...], str]:
-    """The first sentence on each key: another program's key of a like name may have another unit."""
-    return {path: part["description"].partition(". ")[0].rstrip(".") for path, part in walk(schema_of(Config, described=True))}
+    """The first sentence on each key: another program's key of a like name may have another
+    unit.
+    """
+    return {
+        path: part["description"].partition(". ")[0].rstrip(".")
+        for path, part in walk(schema_of(Config, described=True))
+    }
 
 
 def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
-    """The path of the key that was meant. A word that is known somewhere counts before one that is only like it."""
+    """The path of the key that was meant. A word that is known somewhere counts before one that is
+    only like it.
+    """
     paths = [path for path, _ in walk(load_schema())]
     form, here = spelling.plain(key[-1]), key[:-1]
-    if same := next((name for name in siblings if name.replace("_", "") == form.replace("_", "")), None):
+    if same := next(
+        (name for name in siblings if name.replace("_", "") == form.replace("_", "")), None
+    ):
         return (*here, same)
-    if len(form) > 3 and (near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)):
+    if len(form) > 3 and (
+        near := next((name for name in siblings if spelling.distance(form, name) <= 1), None)
+    ):
         return (*here, near)  # queues, where queue may stand
     named = [path for path in paths if form in (path[-1], dotted(path))]
     if exact := [*named, *synonyms().get(form, ())]:
-        return max(exact, key=lambda path: (path[:-1][: len(here)] == here, path in named, -len(path)))  # type: ignore[no-any-return]
+        return max(  # type: ignore[no-any-return]
+            exact, key=lambda path: (path[:-1][: len(here)] == here, path in named, -len(path))
+        )
     if near := spelling.slip(key[-1], siblings):
         return (*here, near)
-    every = {path[-1]: path for path in reversed(paths)} | {name: found[0] for name, found in synonyms().items()}
+    every = {path[-1]: path for path in reversed(paths)} | {
+        name: found[0] for name, found in synonyms().items()
+    }
     if near := spelling.slip(key[-1], every):
         return every[near]
     if part := _part(form, sorted(paths, key=lambda path: (path[:-1] != here, -len(path[-1])))):
@@ -264,13 +352,29 @@ def _meant(key: tuple[str, ...], siblings: list[str]) -> tuple[str, ...] | None:
 
 
 def key_named(word: str) -> str:
-    """The one key of that name, by its last part or in full; of several that of train, then of model; "" for none."""
-    found = [dotted(path) for path, part in walk(load_schema()) if not is_group(part) and word in (path[-1], dotted(path))]
-    return min(found, key=lambda key: (not key.startswith("train."), not key.startswith("model."), key.count(".")), default="")
+    """The one key of that name, by its last part or in full; of several that of train, then of
+    model; "" for none.
+    """
+    found = [
+        dotted(path)
+        for path, part in walk(load_schema())
+        if not is_group(part) and word in (path[-1], dotted(path))
+    ]
+    return min(
+        found,
+        key=lambda key: (
+            not key.startswith("train."),
+            not key.startswith("model."),
+            key.count("."),
+        ),
+        default="",
+    )
 
 
 def _part(form: str, paths: list[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The first key whose name stands whole in the words of `form`, as seed in seed_value; else the first that has it so."""
+    """The first key whose name stands whole in the words of `form`, as seed in seed_value; else the
+    first that has it so.
+    """
     within = (path for path in paths if len(path[-1]) > 3 and f"_{path[-1]}_" in f"_{form}_")
     around = (path for path in paths if len(form) > 3 and f"_{form}_" in f"_{path[-1]}_")
     return next(within, None) or next(around, None)

@@ -1,8 +1,10 @@
-"""How long a step takes and what it spends the time on: a pure model of compute, memory traffic, links and waiting.
+"""How long a step takes and what it spends the time on: a pure model of compute, memory traffic,
+links and waiting.
 
-A rank's micro-batch goes through its stage: matrix products that saturate with their size, attention, what memory bandwidth
-limits, kernel launches, and the collectives of its layout over the links that its group has. Then come the pipeline's bubble, the
-optimizer and what is left of the gradients' exchange. The constants were fitted to published figures (tests/bench/fit_planner.py,
+A rank's micro-batch goes through its stage: matrix products that saturate with their size,
+attention, what memory bandwidth limits, kernel launches, and the collectives of its layout over the
+links that its group has. Then come the pipeline's bubble, the optimizer and what is left of the
+gradients' exchange. The constants were fitted to published figures (tests/bench/fit_planner.py,
 with the rows that it used); the structure follows the sources named at each part.
 """
 
@@ -14,22 +16,34 @@ from math import ceil, log2
 
 from .step_work import DeviceSpeed, Work
 
-HOP, HOP_OUTSIDE = 3.4e-6, 14e-6  # seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
-FORWARD, BACKWARD = 1.0, 2.0  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
+HOP, HOP_OUTSIDE = (
+    3.4e-6,
+    14e-6,
+)  # seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
+FORWARD, BACKWARD = (
+    1.0,
+    2.0,
+)  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted, each dimensionless or in seconds; fit_planner.py prints this table with its errors."""
+    """What was fitted, each dimensionless or in seconds; fit_planner.py prints this table with its
+    errors.
+    """
 
-    thin_tokens: float = 1.44  # a product of so many tokens per FLOP that the device does per byte takes twice its time
+    # a product of so many tokens per FLOP that the device does per byte takes twice its time
+    thin_tokens: float = 1.44
     thin_width: float = 1.23  # the same for the smaller of its other two sizes
     fp8: float = 1.0  # efficiency of fp8 products over that of bf16 ones, each of its own peak
-    traffic: float = 22.0  # hidden-wide numbers that a block moves through memory per token, forward, not fused
+    traffic: float = (
+        22.0  # hidden-wide numbers that a block moves through memory per token, forward, not fused
+    )
     traffic_fused: float = 32.5
     traffic_inner: float = 5.9  # the same, feed-forward-wide
     scores: float = 18.5  # times that stored attention scores go through memory
-    scores_fused: float = 4.6  # the same where one kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2)
+    # the same where one kernel scales, masks and normalizes them (Narayanan et al. 2021, 4.2)
+    scores_fused: float = 4.6
     launch: float = 9e-6  # seconds a kernel takes to launch
     kernels: float = 45.0  # kernels a block launches, forward
     ring: float = 0.79  # of a link's nominal rate that large collectives reach
@@ -43,21 +57,41 @@ class Constants:
     step: float = 0.0054  # seconds a step takes beside all this
     spread: float = 0.0058  # slowdown per doubling of nodes: the slowest of many sets the pace
     selective: float = 0.06  # of a forward pass that selective recomputation repeats
-    tuned: float = 1.28  # speed of an engine with hand-written kernels and exchanges hidden in products (Megatron) over torch's
-    tuned_attention: float = 2.02  # the same of attention alone, on GPUs that torch's kernels do not use well
-    full: float = 0.84  # of a forward pass that full recomputation repeats (the output layer and the last product are spared)
+    # speed of an engine with hand-written kernels and exchanges hidden in products (Megatron) over
+    # torch's
+    tuned: float = 1.28
+    tuned_attention: float = (
+        2.02  # the same of attention alone, on GPUs that torch's kernels do not use well
+    )
+    # of a forward pass that full recomputation repeats (the output layer and the last product are
+    # spared)
+    full: float = 0.84
 
 
 FITTED = Constants()
-# On CPUs ranks meet over gloo, which hides little behind computing. Measured on one machine; finished runs correct them.
+# On CPUs ranks meet over gloo, which hides little behind computing. Measured on one machine;
+# finished runs correct them.
 ON_CPUS = Constants(
-    thin_tokens=0.1, thin_width=1.0, traffic=11.0, traffic_fused=11.0, traffic_inner=2.8, ring=0.7, ring_outside=0.7,
-    latency=5e-4, latency_outside=5e-4,
-    hidden_tensor=0.0, hidden_shard=0.3, bubble=0.85, step=0.005, spread=0.0,
-)  # fmt: skip
+    thin_tokens=0.1,
+    thin_width=1.0,
+    traffic=11.0,
+    traffic_fused=11.0,
+    traffic_inner=2.8,
+    ring=0.7,
+    ring_outside=0.7,
+    latency=5e-4,
+    latency_outside=5e-4,
+    hidden_tensor=0.0,
+    hidden_shard=0.3,
+    bubble=0.85,
+    step=0.005,
+    spread=0.0,
+)
 
 
-GROUPS = {  # parts of a step that are corrected together; a run measures all but calls and exchange (engine/timing.py)
+# parts of a step that are corrected together; a run measures all but calls and exchange
+# (engine/timing.py)
+GROUPS = {
     "computing": ("products", "attention", "traffic", "idle"),
     "calls": ("launches",),
     "exchange": ("tensor", "shards", "stages", "context"),
@@ -69,7 +103,9 @@ GROUPS = {  # parts of a step that are corrected together; a run measures all bu
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part; `total` is their sum. Exchanges are what computing does not hide."""
+    """Seconds of a step by part; `total` is their sum. Exchanges are what computing does not
+    hide.
+    """
 
     products: float
     attention: float
@@ -89,7 +125,9 @@ class StepTime:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
     def corrected(self, factors: Mapping[str, float]) -> StepTime:
-        """The step with the parts of each group (GROUPS) multiplied by its factor, if it has one."""
+        """The step with the parts of each group (GROUPS) multiplied by its factor, if it has
+        one.
+        """
         of = {name: factors.get(group, 1.0) for group, names in GROUPS.items() for name in names}
         return StepTime(**{name: seconds * of[name] for name, seconds in asdict(self).items()})
 
@@ -111,11 +149,13 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
     block = _block(work, device, c)
     head = _head(work, device, c)
     whole = work.pipeline == 1 or work.even  # the output layer, on one stage
-    # of the slowest stage's products: engines balance the output layer against blocks, which leaves half of it
+    # of the slowest stage's products: engines balance the output layer against blocks, which leaves
+    # half of it
     share = 1.0 if whole else (layers * block + head / 2) / (layers * block)
     ending = head * (FORWARD + BACKWARD) + _loss(work, device) if whole else 0.0
     products = layers * block * times * share + (head * (FORWARD + BACKWARD) if whole else 0.0)
-    # of attention all, as only a block's last product is spared; with selective recomputation what engines differ in
+    # of attention all, as only a block's last product is spared; with selective recomputation what
+    # engines differ in
     repeated = 1.0 if work.recompute == "full" else min(1.0, 4 * again)
     attention = layers * _attention(work, device, c) * (FORWARD + 2.5 + repeated)
     traffic = layers * _traffic(work, device, c) * times + (_loss(work, device) if whole else 0.0)
@@ -127,13 +167,28 @@ def step_of(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> S
     shards, at_end = _shards(work, device, c, per_pass)
     stages = _stages(work, device, c)
     one = per_pass + shards + stages
-    idle = c.bubble * (one - (ending if work.pipeline > 1 else 0.0)) * (work.pipeline - 1) / work.interleave
+    idle = (
+        c.bubble
+        * (one - (ending if work.pipeline > 1 else 0.0))
+        * (work.pipeline - 1)
+        / work.interleave
+    )
     times_slow = 1 + c.spread * log2(max(1.0, work.world / device.joined))
     scale = work.passes * times_slow
     return StepTime(
-        products * scale, attention * scale, traffic * scale, launches * scale, tensor * scale, shards * scale, stages * scale,
-        ring * scale, idle * times_slow, at_end, _update(work, device, c), c.step,
-    )  # fmt: skip
+        products * scale,
+        attention * scale,
+        traffic * scale,
+        launches * scale,
+        tensor * scale,
+        shards * scale,
+        stages * scale,
+        ring * scale,
+        idle * times_slow,
+        at_end,
+        _update(work, device, c),
+        c.step,
+    )
 
 
 def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FITTED) -> float:
@@ -141,8 +196,12 @@ def tokens_per_second(work: Work, device: DeviceSpeed, constants: Constants = FI
     return work.step_tokens / step_of(work, device, constants).total / work.world
 
 
-def _product(work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str) -> float:
-    """Seconds of the product of the micro-batch's tokens with one matrix: a peak that thin products do not reach."""
+def _product(
+    work: Work, device: DeviceSpeed, c: Constants, size: tuple[float, float], format_: str
+) -> float:
+    """Seconds of the product of the micro-batch's tokens with one matrix: a peak that thin products
+    do not reach.
+    """
     inputs, outputs = size
     flops = device.peak(format_)
     efficiency = device.efficiency * (c.fp8 if format_ == "fp8" and "fp8" in device.flops else 1.0)
@@ -157,7 +216,9 @@ def _block(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _head(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    return work.predicted * _product(work, device, c, (work.width, work.vocabulary / work.tensor), _beside(work.format))
+    return work.predicted * _product(
+        work, device, c, (work.width, work.vocabulary / work.tensor), _beside(work.format)
+    )
 
 
 def _beside(format_: str) -> str:
@@ -165,8 +226,12 @@ def _beside(format_: str) -> str:
     return "bf16" if format_ == "fp8" else format_
 
 
-def _launches(work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float) -> float:
-    """Seconds of overhead per micro-batch that computing does not hide; `blocks`: forward passes of a block that it takes."""
+def _launches(
+    work: Work, device: DeviceSpeed, c: Constants, blocks: float, computing: float
+) -> float:
+    """Seconds of overhead per micro-batch that computing does not hide; `blocks`: forward passes of
+    a block that it takes.
+    """
     called = blocks * c.kernels * (0.6 if work.fused else 1.0)
     if device.host is None:
         return max(0.0, called * c.launch - computing) if device.kernels else 0.0
@@ -180,7 +245,9 @@ def _launches(work: Work, device: DeviceSpeed, c: Constants, blocks: float, comp
 
 
 def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs per token, half if causal."""
+    """Seconds of a block's scores and their use, forward: 4 x length x width FLOPs per token, half
+    if causal.
+    """
     seen = 0.5 if work.causal and work.flash else 1.0
     flops = 4 * work.tokens * work.length * seen * work.queries / work.tensor
     peak = device.peak(_beside(work.format))
@@ -188,12 +255,21 @@ def _attention(work: Work, device: DeviceSpeed, c: Constants) -> float:
     if work.flash:
         return seconds / (c.tuned_attention if work.tuned else 1.0)
     scores = work.tokens * work.length * work.heads / work.tensor
-    return seconds + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory
+    return (
+        seconds
+        + (c.scores_fused if work.tuned else c.scores) * work.weight_bytes * scores / device.memory
+    )
 
 
 def _traffic(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds that norms, activations, residuals and copies keep memory busy, per block, forward."""
-    wide = (c.traffic_fused if work.fused else c.traffic) * work.width / (work.tensor if work.sequence_parallel else 1)
+    """Seconds that norms, activations, residuals and copies keep memory busy, per block,
+    forward.
+    """
+    wide = (
+        (c.traffic_fused if work.fused else c.traffic)
+        * work.width
+        / (work.tensor if work.sequence_parallel else 1)
+    )
     inner = c.traffic_inner * (1.5 if work.gated else 1.0) * work.inner / work.tensor
     return work.tokens * (wide + inner) * work.weight_bytes / device.memory
 
@@ -207,27 +283,38 @@ def _loss(work: Work, device: DeviceSpeed) -> float:
 def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[float, float]:
     """Bytes/s and latency of a collective over `ranks` ranks that lie `stride` ranks apart.
 
-    On a torus several rings run at once, each over wires of its own (AWS Neuron, Intra-node Collective Communications).
+    On a torus several rings run at once, each over wires of its own (AWS Neuron, Intra-node
+    Collective Communications).
     """
     if ranks * stride <= device.joined:
         wires = 2 if stride < device.side < ranks * stride else 1
         return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
-    together = max(1, device.joined // stride)  # of the group on one node: each adds its part of the network
+    together = max(
+        1, device.joined // stride
+    )  # of the group on one node: each adds its part of the network
     inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
     return rate, c.latency_outside * log2(max(2, ranks))
 
 
 def _around(device: DeviceSpeed, ranks: int, stride: int) -> float:
-    """Seconds that the first number needs around a ring: gathering and scattering know no tree (NCCL, tuning.cc)."""
+    """Seconds that the first number needs around a ring: gathering and scattering know no tree
+    (NCCL, tuning.cc).
+    """
     if not device.kernels:
         return 0.0
     nodes = ceil(ranks * stride / device.joined)
-    return (ranks - nodes) * HOP + (nodes - 1) * HOP_OUTSIDE if nodes < ranks else (ranks - 1) * HOP_OUTSIDE
+    return (
+        (ranks - nodes) * HOP + (nodes - 1) * HOP_OUTSIDE
+        if nodes < ranks
+        else (ranks - 1) * HOP_OUTSIDE
+    )
 
 
 def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds of a block's tensor-parallel exchange, each way: two all-gathers and two reduce-scatters (arXiv:2205.05198)."""
+    """Seconds of a block's tensor-parallel exchange, each way: two all-gathers and two
+    reduce-scatters (arXiv:2205.05198).
+    """
     if work.tensor == 1:
         return 0.0
     rate, latency = _link(device, c, work.tensor, 1)
@@ -236,7 +323,9 @@ def _tensor(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> float:
-    """Seconds of a block's exchange of keys and values around the context ranks that attention does not hide."""
+    """Seconds of a block's exchange of keys and values around the context ranks that attention does
+    not hide.
+    """
     if work.context == 1:
         return 0.0
     rate, latency = _link(device, c, work.context, work.tensor)
@@ -246,7 +335,9 @@ def _context(work: Work, device: DeviceSpeed, c: Constants, block: float) -> flo
 
 
 def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> tuple[float, float]:
-    """Seconds of exchanging weights and gradients that computing does not hide: in each micro-batch, and once a step."""
+    """Seconds of exchanging weights and gradients that computing does not hide: in each
+    micro-batch, and once a step.
+    """
     group, ways = work.data * work.context, max(1, work.shard)
     if group == 1:
         return 0.0, 0.0
@@ -254,27 +345,45 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
     if work.zero == 3 and ways > 1 and work.pipeline == 1:
         together = min(group, ways * work.context)  # the ranks that share one copy of the weights
         rate, latency = _link(device, c, together, work.tensor)
-        bytes_ = (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
+        bytes_ = (
+            (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
+        )
         latency += _around(device, together, work.tensor)
-        exchange = bytes_ / rate + 3 * layers * latency  # weights gathered forward and backward, gradients summed
-        over = _hidden(_replicas(work, device, c, together, group // together), computing, c) / work.passes
+        exchange = (
+            bytes_ / rate + 3 * layers * latency
+        )  # weights gathered forward and backward, gradients summed
+        over = (
+            _hidden(_replicas(work, device, c, together, group // together), computing, c)
+            / work.passes
+        )
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
     latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
-    back = work.weight_bytes if ways > 1 else work.gradient_bytes  # updated weights are gathered, or the sums of gradients
-    exchange = (work.gradient_bytes + back) * work.numbers * (group - 1) / group / rate + layers * latency
+    back = (
+        work.weight_bytes if ways > 1 else work.gradient_bytes
+    )  # updated weights are gathered, or the sums of gradients
+    exchange = (work.gradient_bytes + back) * work.numbers * (
+        group - 1
+    ) / group / rate + layers * latency
     if not device.kernels:
         return 0.0, exchange  # one graph computes, the next one exchanges
-    window = computing * (1 + (work.pipeline - 1) / work.interleave)  # stages end one after the other
+    window = computing * (
+        1 + (work.pipeline - 1) / work.interleave
+    )  # stages end one after the other
     return 0.0, _hidden(exchange, 2 / 3 * window, c)
 
 
 def _replicas(work: Work, device: DeviceSpeed, c: Constants, together: int, replicas: int) -> float:
-    """Seconds of summing what one rank has of the gradients over the copies of the weights (HSDP)."""
+    """Seconds of summing what one rank has of the gradients over the copies of the weights
+    (HSDP).
+    """
     if replicas == 1:
         return 0.0
     rate, latency = _link(device, c, replicas, work.tensor * together)
-    return 2 * work.gradient_bytes * work.numbers / together * (replicas - 1) / replicas / rate + latency
+    return (
+        2 * work.gradient_bytes * work.numbers / together * (replicas - 1) / replicas / rate
+        + latency
+    )
 
 
 def _hidden(exchange: float, window: float, c: Constants) -> float:
@@ -283,10 +392,14 @@ def _hidden(exchange: float, window: float, c: Constants) -> float:
 
 
 def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    """Seconds of passing hidden states and their gradients on, that are not hidden; stages lie the other degrees' ranks apart."""
+    """Seconds of passing hidden states and their gradients on, that are not hidden; stages lie the
+    other degrees' ranks apart.
+    """
     if work.pipeline == 1:
         return 0.0
-    leaving = min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0  # of all hops, a node
+    leaving = (
+        min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0
+    )  # of all hops, a node
     inside, outside = device.inside * c.ring, device.outside * c.ring_outside
     bytes_ = work.tokens * work.width * work.weight_bytes / work.tensor
     hop = bytes_ * (leaving / outside + (1 - leaving) / inside) + c.latency_outside
@@ -294,17 +407,24 @@ def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    bytes_ = c.update * (1 if device.host else work.state_bytes / 4)  # where the host computes, rounding takes what that saves
+    bytes_ = c.update * (
+        1 if device.host else work.state_bytes / 4
+    )  # where the host computes, rounding takes what that saves
     seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
     return seconds + (_straighten(work, device) if work.straightened else 0.0)
 
 
 def _straighten(work: Work, device: DeviceSpeed) -> float:
-    """Seconds of Muon's orthogonalization of a stage's matrices, which are gathered for it where they are sharded."""
+    """Seconds of Muon's orthogonalization of a stage's matrices, which are gathered for it where
+    they are sharded.
+    """
     layers, matrices = ceil(work.layers / work.pipeline), 4 + (3 if work.gated else 2)
     peak = device.peak(_beside(work.format)) * device.efficiency
     seconds = layers * work.straightening / peak
     if device.host and work.tensor * work.shard > 1:
-        seconds += layers * (matrices * device.host.straightened + device.host.gathering * work.block_numbers / device.memory)
+        seconds += layers * (
+            matrices * device.host.straightened
+            + device.host.gathering * work.block_numbers / device.memory
+        )
     return seconds

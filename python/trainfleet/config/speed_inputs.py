@@ -1,4 +1,6 @@
-"""The inputs of the speed model (speed.py) from a config: a rank's work in a step, and its device."""
+"""The inputs of the speed model (speed.py) from a config: a rank's work in a step, and its
+device.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,16 @@ from .speed import ON_CPUS, StepTime, step_of
 from .step_work import DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-CPU_EFFICIENCY, CPU_ATTENTION = 1.0, 0.095  # of what products were measured to reach; torch's attention is far slower
-CPU_THREADS = 0.93  # of its cores' speed that a rank of several reaches: most of a small model's operations are short
-CPU_MEMORY, LOOPBACK = 10e9, 1.5e9  # bytes/s of a core, and of a rank's exchange with another by gloo
+CPU_EFFICIENCY, CPU_ATTENTION = (
+    1.0,
+    0.095,
+)  # of what products were measured to reach; torch's attention is far slower
+# of its cores' speed that a rank of several reaches: most of a small model's operations are short
+CPU_THREADS = 0.93
+CPU_MEMORY, LOOPBACK = (
+    10e9,
+    1.5e9,
+)  # bytes/s of a core, and of a rank's exchange with another by gloo
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
 
@@ -33,26 +42,58 @@ def work_of(config: Config) -> Work:
     model, train, layout = config.model, config.train, config.train.layout
     family, recompute = FAMILIES[model.family], train.recompute
     nearest = (
-        recompute if isinstance(recompute, str) else "none" if recompute > 0.75 else "selective" if recompute > 0.25 else "full"
+        recompute
+        if isinstance(recompute, str)
+        else "none"
+        if recompute > 0.75
+        else "selective"
+        if recompute > 0.25
+        else "full"
     )
     return Work(
-        model.layers, model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.vocabulary_size,
-        gated=family.rotary, causal=family.causal, length=train.sequence_length, micro_batch=train.micro_batch,
-        passes=passes_of(config), data=config.data_parallel, shard=layout.shard, zero=layout.zero, tensor=layout.tensor,
-        pipeline=layout.pipeline, context=layout.context, interleave=layout.interleave, format=format_of(config),
-        weight_bytes=2 if is_half(config) else 4, recompute=nearest, flash=family.causal or config.fleet.stack != "neuron-xla",
+        model.layers,
+        model.hidden_size,
+        model.intermediate_size,
+        model.heads,
+        model.kv_heads,
+        model.vocabulary_size,
+        gated=family.rotary,
+        causal=family.causal,
+        length=train.sequence_length,
+        micro_batch=train.micro_batch,
+        passes=passes_of(config),
+        data=config.data_parallel,
+        shard=layout.shard,
+        zero=layout.zero,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        interleave=layout.interleave,
+        format=format_of(config),
+        weight_bytes=2 if is_half(config) else 4,
+        recompute=nearest,
+        flash=family.causal or config.fleet.stack != "neuron-xla",
         fused=bool(train.compile),
-        head=model.head_size or 0, predicted=family.guesses(train.sequence_length) / train.sequence_length,
-        straightened=OPTIMIZERS[train.optimizer].orthogonal, even=True, state_bytes=FORMATS[train.weights],
-    )  # fmt: skip
+        head=model.head_size or 0,
+        predicted=family.guesses(train.sequence_length) / train.sequence_length,
+        straightened=OPTIMIZERS[train.optimizer].orthogonal,
+        even=True,
+        state_bytes=FORMATS[train.weights],
+    )
 
 
 def as_device(config: Config, row: Accelerator) -> DeviceSpeed:
     """A rank's device, with its part of the node's network."""
     machine, ranks = config.fleet.node_type, config.fleet.ranks_per_node
-    outside = machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators) if machine else UNKNOWN_NETWORK / ranks
+    outside = (
+        machine.network_gbps / 8 * 1e9 / max(1, machine.accelerators)
+        if machine
+        else UNKNOWN_NETWORK / ranks
+    )
     flops = {
-        format_: row.peak(format_) for format_ in ("fp8", "bf16", "fp16", "fp32") if format_ == "fp32" or getattr(row, format_)
+        format_: row.peak(format_)
+        for format_ in ("fp8", "bf16", "fp16", "fp32")
+        if format_ == "fp32" or getattr(row, format_)
     }
     return DeviceSpeed(
         row.name,
@@ -75,5 +116,15 @@ def local_cpu(config: Config) -> DeviceSpeed:
     share *= CPU_THREADS if share > 1 else 1.0
     measured = cpu_speed.of_this_machine()
     flops = {format_: measured.rate(format_) * share for format_ in ("fp32", "bf16", "fp16")}
-    return DeviceSpeed("CPU", flops, CPU_MEMORY * share, LOOPBACK, LOOPBACK, config.world_size, CPU_EFFICIENCY,
-                  CPU_ATTENTION, kernels=False, host=HostOverheads())  # fmt: skip
+    return DeviceSpeed(
+        "CPU",
+        flops,
+        CPU_MEMORY * share,
+        LOOPBACK,
+        LOOPBACK,
+        config.world_size,
+        CPU_EFFICIENCY,
+        CPU_ATTENTION,
+        kernels=False,
+        host=HostOverheads(),
+    )

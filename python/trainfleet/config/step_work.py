@@ -8,7 +8,8 @@ from math import ceil
 
 @dataclass(frozen=True)
 class HostOverheads:
-    """Overheads of a step where the host itself runs each operation, as on CPUs: seconds, and bytes of memory traffic.
+    """Overheads of a step where the host itself runs each operation, as on CPUs: seconds, and bytes
+    of memory traffic.
 
     Measured on one CPU, in CPU seconds of layouts that differ in one respect (tests/bench/LOG.md).
     """
@@ -16,7 +17,8 @@ class HostOverheads:
     launch: float = 1.7e-6  # per operation
     weights: float = 24.0  # bytes per parameter and micro-batch: casts and gradient accumulation
     logits: float = 90.0  # bytes per logit in the loss
-    sliced: float = 0.0275  # per block under tensor parallelism: DTensor's dispatch, and ranks that wait for each other
+    # per block under tensor parallelism: DTensor's dispatch, and ranks that wait for each other
+    sliced: float = 0.0275
     gathered: float = 2.5e-3  # per block whose weights FSDP gathers
     gathering: float = 70.0  # bytes per gathered parameter
     passed: float = 1e-3  # per micro-batch at a pipeline stage
@@ -26,12 +28,15 @@ class HostOverheads:
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each way, and how many share a node.
+    """One rank's device: dense FLOP/s by number format, memory in bytes/s, links in bytes/s each
+    way, and how many share a node.
 
-    `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's network. `domain` is how many
-    ranks the inside links join, where that is more than a node (GB200 NVL72). `efficiency` is the part of the peak that large
-    products reach, `attention` the part of that which fused attention reaches; `kernels` is False where whole graphs run
-    without launches (Neuron). `side` is how many ranks lie along one side of a torus; a group across both has twice the wires.
+    `inside` is what a rank sends to its neighbours of the node, `outside` its part of the node's
+    network. `domain` is how many ranks the inside links join, where that is more than a node (GB200
+    NVL72). `efficiency` is the part of the peak that large products reach, `attention` the part of
+    that which fused attention reaches; `kernels` is False where whole graphs run without launches
+    (Neuron). `side` is how many ranks lie along one side of a torus; a group across both has twice
+    the wires.
     """
 
     name: str
@@ -52,18 +57,24 @@ class DeviceSpeed:
         return self.domain or self.node
 
     def peak(self, format_: str) -> float:
-        """FLOP/s of products in a format, or in the nearest to it that the device has instructions for."""
-        near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(format_, ())
+        """FLOP/s of products in a format, or in the nearest to it that the device has instructions
+        for.
+        """
+        near = {"fp8": ("fp8", "bf16"), "bf16": ("bf16",), "fp16": ("fp16", "bf16")}.get(
+            format_, ()
+        )
         return next((self.flops[each] for each in near if self.flops.get(each)), self.flops["fp32"])
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where they divide nothing.
+    """What a rank does in a step: the model's shape, its batch and the layout. Degrees are 1 where
+    they divide nothing.
 
-    `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the part of a forward pass
-    beyond attention that is computed again; `flash`: attention keeps no scores; `fused`: elementwise work is compiled;
-    `tuned`: an engine with kernels of its own (Megatron), for products since FlashAttention, for scores before it.
+    `shard` is over how many ranks the state is divided (`zero` says what of it); `recompute` is the
+    part of a forward pass beyond attention that is computed again; `flash`: attention keeps no
+    scores; `fused`: elementwise work is compiled; `tuned`: an engine with kernels of its own
+    (Megatron), for products since FlashAttention, for scores before it.
     """
 
     layers: int
@@ -92,11 +103,19 @@ class Work:
     sequence_parallel: bool = True
     tuned: bool = False
     head: int = 0  # features of a head; 0: the width over the heads
-    predicted: float = 1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
-    straightened: bool = False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    predicted: float = (
+        1.0  # the part of tokens whose logits are computed: 0.15 for masked models that gather them
+    )
+    straightened: bool = (
+        False  # the optimizer is Muon, and each rank orthogonalizes all matrices of its stage
+    )
     gradient_bytes: int = 4  # of a number, while gradients are summed over ranks
-    state_bytes: int = 4  # of a number that the optimizer works on: a weight, its gradient, a moment
-    even: bool = False  # stages have equal numbers of blocks, and the last also has the output layer; else they are balanced
+    state_bytes: int = (
+        4  # of a number that the optimizer works on: a weight, its gradient, a moment
+    )
+    # stages have equal numbers of blocks, and the last also has the output layer; else they are
+    # balanced
+    even: bool = False
 
     @property
     def world(self) -> int:
@@ -126,7 +145,10 @@ class Work:
         part = self.tensor
         rows = (2 if self.gated else 1) * self.inner
         return (
-            (self.width, (self.queries + 2 * max(self.keys, part * self.queries / self.heads)) / part),
+            (
+                self.width,
+                (self.queries + 2 * max(self.keys, part * self.queries / self.heads)) / part,
+            ),
             (self.queries / part, self.width),
             (self.width, rows / part),
             (self.inner / part, self.width),
@@ -135,13 +157,23 @@ class Work:
     @property
     def block_numbers(self) -> float:
         """Numbers in one block's matrices, of all tensor ranks."""
-        return self.width * (2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner)
+        return self.width * (
+            2 * self.queries + 2 * self.keys + (3 if self.gated else 2) * self.inner
+        )
 
     @property
     def straightening(self) -> float:
-        """FLOPs of Muon for one block: five Newton-Schulz iterations of three products each (engine/optimizers.py)."""
+        """FLOPs of Muon for one block: five Newton-Schulz iterations of three products each
+        (engine/optimizers.py).
+        """
         wide, inner = (self.width, self.queries), (self.width, self.inner)
-        shapes = (wide, wide, (self.width, self.keys), (self.width, self.keys), *(inner,) * (3 if self.gated else 2))
+        shapes = (
+            wide,
+            wide,
+            (self.width, self.keys),
+            (self.width, self.keys),
+            *(inner,) * (3 if self.gated else 2),
+        )
         return sum(5 * (4 * min(shape) ** 2 * max(shape) + 2 * min(shape) ** 3) for shape in shapes)
 
     @property

@@ -9,5 +9,9 @@ import yaml
 
 
 def read_table(path: Path) -> Any:
-    """What stands in such a file, by the parser in C if PyYAML was built with it: the other takes six times as long."""
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    """What stands in such a file, by the parser in C if PyYAML was built with it: the other takes
+    six times as long.
+    """
+    return yaml.load(
+        path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )

@@ -19,9 +19,26 @@ from .types_slurm import ParallelCluster, Queue, SlurmConfig
 from .types_train import BudgetConfig, Checkpoint, Layout, Train
 
 __all__ = [
-    "Aws", "BatchConfig", "BudgetConfig", "Checkpoint", "Config", "Data", "Devices", "Fleet", "Fsx", "Layout",
-    "Model", "ParallelCluster", "Queue", "SageMakerConfig", "SlurmConfig", "Source", "SshConfig", "Train", "flat",
-]  # fmt: skip
+    "Aws",
+    "BatchConfig",
+    "BudgetConfig",
+    "Checkpoint",
+    "Config",
+    "Data",
+    "Devices",
+    "Fleet",
+    "Fsx",
+    "Layout",
+    "Model",
+    "ParallelCluster",
+    "Queue",
+    "SageMakerConfig",
+    "SlurmConfig",
+    "Source",
+    "SshConfig",
+    "Train",
+    "flat",
+]
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,9 @@ class Model:
         Key(pattern=OWN_FILE + r"_model\.py$", maxLength=200, examples=["my_model.py"]),
     ] = field(kw_only=True, default=None)
     """A Python file of yours, in the folder where make runs, with a class Model that replaces the
-    network of model.family: docs/how-to/own-model.md. Memory and time are estimated as the family's. Null:
-    the family's own network."""
+    network of model.family: docs/how-to/own-model.md. Memory and time are estimated as the
+    family's. Null: the family's own network.
+    """
     intermediate_size: Annotated[
         int,
         Key(default=None, unit="features", minimum=8, maximum=1_000_000),

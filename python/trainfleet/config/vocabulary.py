@@ -1,4 +1,6 @@
-"""The tokens of a tokenizer, in any of the forms that conversion.py reads: all that a config needs to know of it."""
+"""The tokens of a tokenizer, in any of the forms that conversion.py reads: all that a config needs
+to know of it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,21 @@ from .types import Data
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
 FILE = "tokenizer.json"
 DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
-PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a tokenizer.json: what is done to a text
+PARTS = (
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+)  # of a tokenizer.json: what is done to a text
 LONGEST = 4096  # characters of a text in these, but for SentencePiece's table of characters
 TABLE = ".precompiled_charsmap"
 MOST_TOKENS = 2_000_000  # as model.vocabulary_size has it
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-PADDING, MASK = "<|pad|>", "<|mask|>"  # what a tokenizer trained here has beside the end, so that it suits masked models too
+PADDING, MASK = (
+    "<|pad|>",
+    "<|mask|>",
+)  # what a tokenizer trained here has beside the end, so that it suits masked models too
 SPECIALS = {  # role in the input of a masked model → the names that tokenizers have for it
     "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
     "separator": ("[SEP]", "</s>", END_OF_DOCUMENT),
@@ -75,8 +85,12 @@ class Vocabulary:
             return _vocabulary(untrusted_input.parse_json(self.definition, self.where, DEEPEST))
         except InputError as error:
             what, why = "is no tokenizer.json", ": ".join(filter(None, (error.key, error.what)))
-            where = error.where or f"{self.where}:{untrusted_input.line_of(self.definition, error.key)}"
-            raise DataError(what, where=where, why=why, next="set data.tokenizer to another one") from error
+            where = (
+                error.where or f"{self.where}:{untrusted_input.line_of(self.definition, error.key)}"
+            )
+            raise DataError(
+                what, where=where, why=why, next="set data.tokenizer to another one"
+            ) from error
 
     @cached_property
     def vocabulary_size(self) -> int:
@@ -85,19 +99,25 @@ class Vocabulary:
 
     @cached_property
     def end_of_document(self) -> int:
-        """The id that ends every document: the tokenizer's own end token. DataError when it has none that is known."""
+        """The id that ends every document: the tokenizer's own end token. DataError when it has
+        none that is known.
+        """
         names = (self.end_token,) if self.end_token else ENDS
         for token in names:
             if token in self.vocabulary:
                 return self.vocabulary[token]
         why = f"none of {', '.join(names)} is in its vocabulary"
         raise DataError(
-            "has no end-of-document token", where=self.where, why=why, next="name one as eos_token in tokenizer_config.json"
+            "has no end-of-document token",
+            where=self.where,
+            why=why,
+            next="name one as eos_token in tokenizer_config.json",
         )
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What stands in a tokenizer.json, in a folder that has one, or in one of the other forms that conversion.py reads.
+        """What stands in a tokenizer.json, in a folder that has one, or in one of the other forms
+        that conversion.py reads.
 
         DataError when it is missing or broken.
         """
@@ -106,13 +126,21 @@ class Vocabulary:
             roles, more = named_tokens(path)
             return cls(_with_added(definition, more, where), where, roles.get("eos_token"))
         except (OSError, ValueError) as error:
-            where = (error.where if isinstance(error, InputError) else "") or untrusted_input.shortened(str(path), 255)
-            said = error.head.removeprefix(f"{where}: ") if isinstance(error, InputError) else str(error)
+            where = (
+                error.where if isinstance(error, InputError) else ""
+            ) or untrusted_input.shortened(str(path), 255)
+            said = (
+                error.head.removeprefix(f"{where}: ")
+                if isinstance(error, InputError)
+                else str(error)
+            )
             why = (error.strerror if isinstance(error, OSError) else None) or said
             if isinstance(error, FileNotFoundError) and path.is_dir():
                 why = told(path) or f"the folder has no {FILE}, tokenizer.model or vocab.txt"
             remedy = f"set data.tokenizer to `{TRAINED}` or a tokenizer.json"
-            raise DataError("can't be read as a tokenizer", where=where, why=why, next=remedy) from error
+            raise DataError(
+                "can't be read as a tokenizer", where=where, why=why, next=remedy
+            ) from error
 
 
 def _found(path: Path) -> tuple[str, str]:
@@ -126,19 +154,28 @@ def _found(path: Path) -> tuple[str, str]:
 
 
 def named_tokens(path: Path) -> tuple[dict[str, str], list[str]]:
-    """The tokens that a folder's files name by role (`eos_token`), and those that they add, in the order of their ids.
+    """The tokens that a folder's files name by role (`eos_token`), and those that they add, in the
+    order of their ids.
 
-    As transformers 5 reads them: special_tokens_map.json and added_tokens.json count where tokenizer_config.json lists none.
+    As transformers 5 reads them: special_tokens_map.json and added_tokens.json count where
+    tokenizer_config.json lists none.
     """
     folder = path if path.is_dir() else path.parent
     given: dict[str, Any] = {**_read(TokenizerSettings, folder / SETTINGS)}
     if "added_tokens_decoder" in given:
-        ids = {token["content"]: int(id_) for id_, token in given.pop("added_tokens_decoder").items()}
+        ids = {
+            token["content"]: int(id_) for id_, token in given.pop("added_tokens_decoder").items()
+        }
     else:
         given |= _read(TokenizerSettings, folder / "special_tokens_map.json")
         ids = _read(dict[str, int], folder / "added_tokens.json")
-    tokens = {role: value["content"] if isinstance(value, dict) else value for role, value in given.items()}
-    return {role: token for role, token in tokens.items() if isinstance(token, str)}, sorted(ids, key=lambda token: ids[token])
+    tokens = {
+        role: value["content"] if isinstance(value, dict) else value
+        for role, value in given.items()
+    }
+    return {role: token for role, token in tokens.items() if isinstance(token, str)}, sorted(
+        ids, key=lambda token: ids[token]
+    )
 
 
 def _read(kind: type[T], file: Path) -> T:
@@ -146,7 +183,9 @@ def _read(kind: type[T], file: Path) -> T:
 
 
 def _with_added(definition: str, tokens: list[str], where: str) -> str:
-    """The definition with the tokens that only other files of its folder have, which `tokenizers` would number alike."""
+    """The definition with the tokens that only other files of its folder have, which `tokenizers`
+    would number alike.
+    """
     if all(json.dumps(token, ensure_ascii=False) in definition for token in tokens):
         return definition
     content = untrusted_input.parse_json(definition, where, DEEPEST)
@@ -158,7 +197,9 @@ def _with_added(definition: str, tokens: list[str], where: str) -> str:
 
 
 def vocabulary_size_of(data: Data) -> int:
-    """How many ids the tokenizer of this config has (the largest, plus one), without loading a library for it."""
+    """How many ids the tokenizer of this config has (the largest, plus one), without loading a
+    library for it.
+    """
     if data.tokenizer == TRAINED:
         return data.vocabulary_size
     vocabulary = Vocabulary.read(folder_named(data))
@@ -177,26 +218,39 @@ def folder_named(data: Data) -> Path:
 def lack_for(data: Data, family: str) -> str | None:
     """Which special token of a masked model the tokenizer of this config lacks, or None.
 
-    RoBERTa counts positions from the row after its padding token's id, so that a folder of it is only right where this is 1.
+    RoBERTa counts positions from the row after its padding token's id, so that a folder of it is
+    only right where this is 1.
     """
     if FAMILIES[family].causal or data.tokenizer == TRAINED:
         return None
     vocabulary = Vocabulary.read(folder_named(data)).vocabulary
     for role, names in SPECIALS.items():
         if not any(name in vocabulary for name in names):
-            return f"has no {role} token, which model.family {family} needs: one of {', '.join(names)}"
+            return (
+                f"has no {role} token, which model.family {family} needs: one of {', '.join(names)}"
+            )
     padding = next(vocabulary[name] for name in SPECIALS["padding"] if name in vocabulary)
     if (rows := FAMILIES[family].positions_from) and padding != rows - 1:
-        return f"has its padding token at {padding}; model.family {family} needs it at {rows - 1}; model.family bert does not"
+        return (
+            f"has its padding token at {padding}; model.family {family} needs it at "
+            f"{rows - 1}; model.family bert does not"
+        )
     return None
 
 
 def _vocabulary(content: Any) -> dict[str, int]:
-    """Token to id, added tokens included. InputError where something else stands in a tokenizer.json than may."""
+    """Token to id, added tokens included. InputError where something else stands in a
+    tokenizer.json than may.
+    """
     definition = fit(Definition, content)
     kind, vocab = definition["model"].get("type", "BPE"), content["model"].get("vocab")
-    if not isinstance(vocab, dict if kind in ("BPE", "WordPiece", "WordLevel") else list) or not vocab:
-        raise InputError(f"must be the table of a {kind} model's tokens, not {show(vocab)}", key="model.vocab")
+    if (
+        not isinstance(vocab, dict if kind in ("BPE", "WordPiece", "WordLevel") else list)
+        or not vocab
+    ):
+        raise InputError(
+            f"must be the table of a {kind} model's tokens, not {show(vocab)}", key="model.vocab"
+        )
     tokens = dict(vocab) if isinstance(vocab, dict) else _scored(vocab)
     _require_ids(tokens, "model.vocab")
     added = {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
@@ -210,7 +264,9 @@ def _require_short(value: Any, key: str) -> None:
     """Refuses a long text in what is done to every text: each word would become as long."""
     match value:
         case str() if len(value) > LONGEST and not key.endswith(TABLE):
-            raise InputError(f"has {len(value):,} characters; at most {LONGEST:,} are taken", key=key)
+            raise InputError(
+                f"has {len(value):,} characters; at most {LONGEST:,} are taken", key=key
+            )
         case dict():
             for name, inner in value.items():
                 _require_short(inner, f"{key}.{name}")
@@ -222,12 +278,23 @@ def _require_short(value: Any, key: str) -> None:
 def _require_ids(tokens: dict[str, Any], key: str) -> None:
     for token, id_ in tokens.items():
         if type(id_) is not int or not 0 <= id_ < MOST_TOKENS:
-            raise InputError(f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not {show(id_)}", key=key)
+            raise InputError(
+                f"{show(token)} must have a whole number below {MOST_TOKENS:,} as its id, not "
+                f"{show(id_)}",
+                key=key,
+            )
 
 
 def _scored(vocab: list[Any]) -> dict[str, int]:
     """A Unigram model's tokens: a list of pairs of a token and its score."""
     for index, pair in enumerate(vocab):
-        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) in (int, float)):
-            raise InputError(f"must be a token and its score, not {show(pair)}", key=f"model.vocab[{index}]")
+        if not (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and isinstance(pair[0], str)
+            and type(pair[1]) in (int, float)
+        ):
+            raise InputError(
+                f"must be a token and its score, not {show(pair)}", key=f"model.vocab[{index}]"
+            )
     return {token: id_ for id_, (token, _) in enumerate(vocab)}

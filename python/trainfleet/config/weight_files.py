@@ -1,4 +1,6 @@
-"""The files of a Hugging Face folder that hold weights: which they are, and what their headers tell before a launch."""
+"""The files of a Hugging Face folder that hold weights: which they are, and what their headers tell
+before a launch.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ from .types import Model
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 64 * untrusted_input.MEBIBYTE
 FLOATS = ("F64", "F32", "F16", "BF16")  # how safetensors calls the number formats that weights have
-# The output layer's bias has two names in an encoder. transformers 4 makes them one tensor; 5 does so where the weights are
-# tied, and else reads the second alone.
-BIASES = {"cls.predictions.bias": "cls.predictions.decoder.bias", "lm_head.bias": "lm_head.decoder.bias"}
-_TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"  # copies of the embedding, where they are tied
+# The output layer's bias has two names in an encoder. transformers 4 makes them one tensor; 5 does
+# so where the weights are tied, and else reads the second alone.
+BIASES = {
+    "cls.predictions.bias": "cls.predictions.decoder.bias",
+    "lm_head.bias": "lm_head.decoder.bias",
+}
+# copies of the embedding, where they are tied
+_TIED = r"^lm_head\.weight$|^(cls\.predictions|lm_head)\.decoder\.weight$"
 _SOURCE = _TIED + r"|(embed_tokens|wte|word_embeddings)\.weight$"
 COMPARED = 2**16  # bytes at the beginning of what should be one tensor: tuning changes every row
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h)\.([0-9]{1,6})\.")
@@ -67,18 +73,27 @@ def open_file(path: Path, framework: str) -> Any:
         return safe_open(path, framework=framework)
     except (OSError, SafetensorError) as error:
         missing = "is missing" if not path.exists() else "can't be read as safetensors"
-        raise RunError(missing, where=str(path), why=_other(path) or str(error), next="download the folder again") from error
+        raise RunError(
+            missing,
+            where=str(path),
+            why=_other(path) or str(error),
+            next="download the folder again",
+        ) from error
 
 
 def require(folder: Path, model: Model) -> None:
-    """Raises RunError where a folder's weights are not those of such a model, as far as their headers tell."""
+    """Raises RunError where a folder's weights are not those of such a model, as far as their
+    headers tell.
+    """
     require_tied(folder, model)
     sizes = _look(folder)
     if model.module:
         return  # of a network of its own ranks know the names
     family = FAMILIES[model.family]
     left_out = family.folder.ignored + (f"|{_TIED}" if model.tie_embeddings else "")
-    require_no_others(folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)])
+    require_no_others(
+        folder, [name for name in sizes if not re.search(f"{left_out}|{_own(family)}", name)]
+    )
     if len(file_names(folder)) > SEEN:
         return  # what no more than counting finds, ranks find too
     layers = {int(found[1]) for name in sizes if (found := _LAYER.search(name))}
@@ -91,7 +106,9 @@ def require(folder: Path, model: Model) -> None:
 
 
 def unused(folder: Path, model: Model) -> str:
-    """The weights of a folder that no model of the family has a use for, counted, and some by name; "" where it has none."""
+    """The weights of a folder that no model of the family has a use for, counted, and some by name;
+    "" where it has none.
+    """
     names = set(_look(folder))
     found = {name for name in names if re.search(FAMILIES[model.family].folder.ignored, name)}
     for name, other in BIASES.items():
@@ -104,11 +121,16 @@ def some(names: Collection[str]) -> str:
     """How many weights these are, and the first of their names."""
     if not names:
         return ""
-    return f"{len(names):,} weight{'s' * (len(names) > 1)}: {', '.join(sorted(names)[:4])}{', ...' * (len(names) > 4)}"
+    return (
+        f"{len(names):,} weight{'s' * (len(names) > 1)}: "
+        f"{', '.join(sorted(names)[:4])}{', ...' * (len(names) > 4)}"
+    )
 
 
 def require_no_others(folder: Path, names: Collection[str]) -> None:
-    """RunError where a folder has weights, of these names, that its model lacks: a part of what it computes would be lost."""
+    """RunError where a folder has weights, of these names, that its model lacks: a part of what it
+    computes would be lost.
+    """
     if names:
         raise RunError(
             "has weights that the model has no place for",
@@ -121,17 +143,28 @@ def require_no_others(folder: Path, names: Collection[str]) -> None:
 def _own(family: Family) -> str:
     """Matches the names of a family's weights."""
     form = family.folder
-    parts = [form.own, *form.heads.values(), *(name.rstrip(".") for ours, name in form.names.items() if ours != "layers.")]
-    return rf"(^|\.)({'|'.join(parts)})(\.({'weight' if family.rotary and not family.biases else 'weight|bias|gamma|beta'}))?$"
+    parts = [
+        form.own,
+        *form.heads.values(),
+        *(name.rstrip(".") for ours, name in form.names.items() if ours != "layers."),
+    ]
+    kinds = "weight" if family.rotary and not family.biases else "weight|bias|gamma|beta"
+    return rf"(^|\.)({'|'.join(parts)})(\.({kinds}))?$"
 
 
 def _look(folder: Path) -> dict[str, list[int]]:
     """The size of each weight in a folder's first files."""
-    return {key: size for name in file_names(folder)[:SEEN] for key, size in _sizes(folder / name).items()}
+    return {
+        key: size
+        for name in file_names(folder)[:SEEN]
+        for key, size in _sizes(folder / name).items()
+    }
 
 
 def require_tied(folder: Path, model: Model) -> None:
-    """RunError where an output layer that is tied to the embedding has other numbers: transformers 5 unties them then."""
+    """RunError where an output layer that is tied to the embedding has other numbers: transformers
+    5 unties them then.
+    """
     beginnings = dict[str, bytes]()
     for path in (folder / name for name in file_names(folder) if model.tie_embeddings):
         with open_file(path, "numpy") as file:
@@ -141,8 +174,10 @@ def require_tied(folder: Path, model: Model) -> None:
         raise RunError(
             "has an output layer that is not its embedding",
             where=str(folder),
-            why=f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says tie_word_embeddings: true",
-            next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_embeddings: false here), which keeps both",
+            why=f"{' and '.join(sorted(beginnings))} differ, and {CONFIG} says "
+            "tie_word_embeddings: true",
+            next=f"set tie_word_embeddings to false in its {CONFIG} (model.tie_embeddings: false "
+            "here), which keeps both",
         )
 
 
@@ -150,18 +185,34 @@ def _beginning(path: Path, key: str) -> bytes:
     """The first bytes of a tensor, whose file's header has been checked."""
     with untrusted_input.open_regular(path) as stream:
         size = int.from_bytes(stream.read(8), "little")
-        first, last = (8 + size + offset for offset in json.loads(stream.read(size))[key]["data_offsets"])
+        first, last = (
+            8 + size + offset for offset in json.loads(stream.read(size))[key]["data_offsets"]
+        )
         stream.seek(first)
         return stream.read(min(COMPARED, last - first))
 
 
 def _sizes(path: Path) -> dict[str, list[int]]:
-    """The size of each tensor in a file; RunError where it has none, or weights that are no real numbers."""
+    """The size of each tensor in a file; RunError where it has none, or weights that are no real
+    numbers.
+    """
     with open_file(path, "numpy") as file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
         kinds = {key: part.get_dtype() for key, part in slices.items()}
-        if other := next((f"{key} is {kind}" for key, kind in kinds.items() if kind not in FLOATS and "weight" in key), None):
-            raise RunError("has weights of another kind", where=str(path), why=other, next="a folder of unquantized weights")
+        if other := next(
+            (
+                f"{key} is {kind}"
+                for key, kind in kinds.items()
+                if kind not in FLOATS and "weight" in key
+            ),
+            None,
+        ):
+            raise RunError(
+                "has weights of another kind",
+                where=str(path),
+                why=other,
+                next="a folder of unquantized weights",
+            )
         if not kinds:
             raise RunError("has no weights", where=str(path), next="download the folder again")
         return {key: part.get_shape() for key, part in slices.items()}
@@ -178,7 +229,10 @@ def _other_model(folder: Path, there: str, here: str) -> RunError:
 
 def _other(path: Path) -> str:
     """What a file is that is no safetensors, where its first words tell; "" where they don't."""
-    with contextlib.suppress(OSError, TrainfleetError), untrusted_input.open_regular(path) as stream:
+    with (
+        contextlib.suppress(OSError, TrainfleetError),
+        untrusted_input.open_regular(path) as stream,
+    ):
         if found := untrusted_input.mistaken(stream.read(256).decode(errors="replace"), str(path)):
             return found.what
     return ""

@@ -1,4 +1,6 @@
-"""YAML read with the line of every key, by the 1.2 rules that people expect: `on` is a word, `3e-4` is a number."""
+"""YAML read with the line of every key, by the 1.2 rules that people expect: `on` is a word, `3e-4`
+is a number.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from ..trust.errors import Problem
 from ..trust.untrusted_input import shortened, show, unprintable
 
 Key = tuple[str | int, ...]
-MOST = 20_000  # values in a document, those that aliases repeat included: a fleet of 4,096 hosts has half as many
+# values in a document, those that aliases repeat included: a fleet of 4,096 hosts has half as many
+MOST = 20_000
 DEEPEST = 12  # levels; the schema has five
 LARGEST = 2**63
 SMALLEST = 2.0**-126  # of a number that is not 0: ranks compute with 32 bits
 PREFIX = "tag:yaml.org,2002:"
-TAGS: dict[type[yaml.Node], tuple[str, ...]] = {  # what a value may be; any other tag would build something
+TAGS: dict[
+    type[yaml.Node], tuple[str, ...]
+] = {  # what a value may be; any other tag would build something
     yaml.ScalarNode: tuple(PREFIX + name for name in ("str", "int", "float", "bool", "null")),
     yaml.SequenceNode: (f"{PREFIX}seq",),
     yaml.MappingNode: (f"{PREFIX}map",),
@@ -29,10 +34,14 @@ LONGEST_KEY = 64  # characters
 PLAIN = (  # what PyYAML says of a text → what a person would
     (
         "mapping values are not allowed",
-        "has a second `: `: quote a text that holds one, or write the inner key on the next line, indented",
+        "has a second `: `: quote a text that holds one, or write the inner key on the next "
+        "line, indented",
     ),
     ("found character '\\t'", "is indented with a tab, and YAML takes blanks alone"),
-    ("that cannot start any token", "has a value that begins with a sign of YAML's own: put it in quotes"),
+    (
+        "that cannot start any token",
+        "has a value that begins with a sign of YAML's own: put it in quotes",
+    ),
     ("expected <block end>", "is indented unlike the lines that it belongs to"),
     ("expected ',' or", "stands in brackets that are not closed, or lacks a comma"),
     ("could not find expected ':'", "has no `: ` behind its key"),
@@ -46,7 +55,9 @@ BROKEN = object()  # stands for a value that was reported as a problem
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 core scalars. PyYAML's own are 1.1, where `3e-4` is text, `1_000` and `1:30` are numbers and `on` is true."""
+    """YAML 1.2 core scalars. PyYAML's own are 1.1, where `3e-4` is text, `1_000` and `1:30` are
+    numbers and `on` is true.
+    """
 
     depth = count = 0
 
@@ -54,16 +65,24 @@ class _Loader(yaml.SafeLoader):
         """As PyYAML's, but bounded: it recurses, and a text can ask for any depth."""
         self.depth, self.count = self.depth + 1, self.count + 1
         if self.depth > DEEPEST or self.count > MOST:
-            what = f"is nested more than {DEEPEST} deep" if self.depth > DEEPEST else f"has more than {MOST:,} values"
+            what = (
+                f"is nested more than {DEEPEST} deep"
+                if self.depth > DEEPEST
+                else f"has more than {MOST:,} values"
+            )
             raise yaml.MarkedYAMLError(problem=what, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def scan_to_next_token(self) -> None:
-        """As PyYAML's, which knows blanks alone: YAML separates by tabs, too, wherever they indent nothing."""
+        """As PyYAML's, which knows blanks alone: YAML separates by tabs, too, wherever they indent
+        nothing.
+        """
         super().scan_to_next_token()
-        while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key or self._only_blanks()):
+        while self.peek() == "\t" and (
+            self.flow_level or not self.allow_simple_key or self._only_blanks()
+        ):
             self.forward()
             super().scan_to_next_token()
 
@@ -80,27 +99,44 @@ for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?[0-9]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
+    )
 
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
     if re.fullmatch("[-+]?0[0-9]+", text):
-        raise ValueError(f"is {text}, which YAML 1.1 reads as octal and YAML 1.2 as decimal: leave out the leading 0")
+        raise ValueError(
+            f"is {text}, which YAML 1.1 reads as octal and YAML 1.2 as decimal: leave out the "
+            "leading 0"
+        )
     if len(text) > 20 or abs(number := int(text)) >= LARGEST:
-        raise ValueError(f"is a number of {len(text.lstrip('+-'))} digits: no key takes so large a one")
+        raise ValueError(
+            f"is a number of {len(text.lstrip('+-'))} digits: no key takes so large a one"
+        )
     return number
 
 
 def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
-    number = float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
+    number = float(
+        str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan")
+    )
     if not math.isfinite(number):
         raise ValueError(f"must be a finite number, not {shortened(node.value)}")
     if abs(number) < SMALLEST and re.search("[1-9]", node.value.lower().partition("e")[0]):
-        raise ValueError(f"is {shortened(node.value)}, which 32 bits do not hold: 0 is meant, or a larger number")
-    return int(number) if number.is_integer() else number  # 1e3 steps are 1,000 steps; where a key is a real, it is one again
+        raise ValueError(
+            f"is {shortened(node.value)}, which 32 bits do not hold: 0 is meant, or a larger number"
+        )
+    return (
+        int(number) if number.is_integer() else number
+    )  # 1e3 steps are 1,000 steps; where a key is a real, it is one again
 
 
 def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
@@ -117,7 +153,9 @@ _Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
 
 @dataclass
 class YamlDocument:
-    """Plain values, where each key stands (file name and line, or the variable that set it), and what was wrong with the text."""
+    """Plain values, where each key stands (file name and line, or the variable that set it), and
+    what was wrong with the text.
+    """
 
     value: Any
     source: str
@@ -127,7 +165,9 @@ class YamlDocument:
     text: str = ""
 
     def where(self, key: Key) -> tuple[int, str]:
-        """Line (0 for a variable) and place of a key; of its nearest parent when the key itself is not there."""
+        """Line (0 for a variable) and place of a key; of its nearest parent when the key itself is
+        not there.
+        """
         below = (name for known, name in self.overridden.items() if known[: len(key)] == key)
         if key not in self.lines and (name := next(below, None)):
             return 0, name  # it is there only because of what a variable put below it
@@ -139,10 +179,14 @@ class YamlDocument:
         return 1, f"{self.source}:1"
 
     def set(self, key: Key, value: Any, source: str) -> None:
-        """Sets `value` at a key, on behalf of the variable `source`; replaces whatever stood there or below it."""
+        """Sets `value` at a key, on behalf of the variable `source`; replaces whatever stood there
+        or below it.
+        """
         size = len(key)
         self.lines = {known: line for known, line in self.lines.items() if known[:size] != key}
-        self.overridden = {known: name for known, name in self.overridden.items() if known[:size] != key} | {key: source}
+        self.overridden = {
+            known: name for known, name in self.overridden.items() if known[:size] != key
+        } | {key: source}
         target = self.value
         for part in key[:-1]:
             target = target.setdefault(part, {})
@@ -150,14 +194,18 @@ class YamlDocument:
 
 
 def read(text: str, source: str) -> YamlDocument:
-    """The document in a file's text; syntax errors, duplicate keys and values that no key can have are in its problems."""
+    """The document in a file's text; syntax errors, duplicate keys and values that no key can have
+    are in its problems.
+    """
     document = YamlDocument(None, source, text=text)
     document.value = _Reader(document, (), lambda line: (line, f"{source}:{line}")).read(text)
     return document
 
 
 def read_value(text: str, variable: str, key: Key) -> YamlDocument:
-    """A value as written in `SET='key=value'`: any YAML, so that 4, 3e-4, null and [a, b] have their types."""
+    """A value as written in `SET='key=value'`: any YAML, so that 4, 3e-4, null and [a, b] have
+    their types.
+    """
     document = YamlDocument(None, variable)
     document.value = _Reader(document, key, lambda line: (0, variable)).read(text)
     return document
@@ -176,12 +224,19 @@ def _plainly(error: yaml.MarkedYAMLError) -> str:
     told = " ".join(filter(None, (error.context, error.problem)))
     plain = next((words for said, words in PLAIN if said in told), told)
     opened = error.context_mark
-    since = opened and error.problem_mark and opened.line < error.problem_mark.line and "not closed" in plain
+    since = (
+        opened
+        and error.problem_mark
+        and opened.line < error.problem_mark.line
+        and "not closed" in plain
+    )
     return f"{plain} (since line {opened.line + 1})" if opened and since else plain
 
 
 def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] | None:
-    """The line and what is wrong with it, where YAML stops at a key because of the line before it: it took both for one text."""
+    """The line and what is wrong with it, where YAML stops at a key because of the line before it:
+    it took both for one text.
+    """
     mark = error.problem_mark
     if mark is None or "mapping values are not allowed" not in str(error.problem):
         return None
@@ -190,16 +245,37 @@ def _behind_another(error: yaml.MarkedYAMLError, text: str) -> tuple[int, str] |
     if first is None or first.start() < mark.column:
         return None  # it has another one before that
     before = next(
-        (at for at in range(mark.line - 1, -1, -1) if lines[at].strip() and not lines[at].lstrip().startswith("#")), None
+        (
+            at
+            for at in range(mark.line - 1, -1, -1)
+            if lines[at].strip() and not lines[at].lstrip().startswith("#")
+        ),
+        None,
     )
     if before is None:
-        return (mark.line + 1, "has a key of more than 1,024 characters") if mark.column > 1024 else None
+        return (
+            (mark.line + 1, "has a key of more than 1,024 characters")
+            if mark.column > 1024
+            else None
+        )
     if _COLON.search(lines[before]):
-        return mark.line + 1, f"is indented deeper than line {before + 1}, which has its value already"
+        return (
+            mark.line + 1,
+            f"is indented deeper than line {before + 1}, which has its value already",
+        )
     strange = next(
-        (letter for letter in lines[before] if unicodedata.normalize("NFKC", letter) in " :" and letter not in " :"), ""
+        (
+            letter
+            for letter in lines[before]
+            if unicodedata.normalize("NFKC", letter) in " :" and letter not in " :"
+        ),
+        "",
     )
-    return before + 1, f"has no `: ` behind its key{f', but the character U+{ord(strange):04X}' if strange else ''}"
+    return (
+        before + 1,
+        "has no `: ` behind its "
+        f"key{f', but the character U+{ord(strange):04X}' if strange else ''}",
+    )
 
 
 def _quoted(text: str, line: int) -> str:
@@ -209,9 +285,13 @@ def _quoted(text: str, line: int) -> str:
 
 
 class _Reader:
-    """Turns the nodes of one text into plain values, and collects their problems; `locate` says where a line is."""
+    """Turns the nodes of one text into plain values, and collects their problems; `locate` says
+    where a line is.
+    """
 
-    def __init__(self, document: YamlDocument, prefix: Key, locate: Callable[[int], tuple[int, str]]) -> None:
+    def __init__(
+        self, document: YamlDocument, prefix: Key, locate: Callable[[int], tuple[int, str]]
+    ) -> None:
         self.document, self.prefix, self.locate, self.count = document, prefix, locate, 0
 
     def read(self, text: str) -> Any:
@@ -226,7 +306,12 @@ class _Reader:
             self._blame(self.prefix, line, f"not valid YAML: {what}{_quoted(text, line)}")
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            self._blame(self.prefix, line, f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand here")
+            self._blame(
+                self.prefix,
+                line,
+                f"not valid YAML: the character U+{ord(text[error.position]):04X} may not stand "
+                "here",
+            )
         return None
 
     def _blame(self, key: Key, line: int, message: str) -> object:
@@ -239,11 +324,15 @@ class _Reader:
         self.count += 1
         if self.count > MOST or len(key) > DEEPEST:
             what = (
-                "is nested too deeply, or in itself" if len(key) > DEEPEST else f"has more than {MOST:,} values with its aliases"
+                "is nested too deeply, or in itself"
+                if len(key) > DEEPEST
+                else f"has more than {MOST:,} values with its aliases"
             )
             raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
         if node.tag not in TAGS[type(node)]:
-            return self._blame(key, line, f"has the tag {show(node.tag.replace(PREFIX, '!!'))}, which is not read")
+            return self._blame(
+                key, line, f"has the tag {show(node.tag.replace(PREFIX, '!!'))}, which is not read"
+            )
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, key)
         if isinstance(node, yaml.SequenceNode):
@@ -255,7 +344,11 @@ class _Reader:
         try:
             value = self.loader.construct_object(node)
         except ValueError as error:
-            message = str(error) if str(error).startswith(("is", "must")) else f"{show(node.value)} is not what its tag says"
+            message = (
+                str(error)
+                if str(error).startswith(("is", "must"))
+                else f"{show(node.value)} is not what its tag says"
+            )
             return self._blame(key, line, message)
         if isinstance(value, str) and (character := unprintable(value)):
             return self._blame(key, line, f"holds {character}, which no value may")
@@ -272,7 +365,9 @@ class _Reader:
             if not name or len(name) > LONGEST_KEY or unprintable(name):
                 self._blame((*key, show(name)), line, "is no key: a key is one short word")
             elif name in lines:
-                self._blame((*key, name), line, f"duplicate key; it stands on line {lines[name]} already")
+                self._blame(
+                    (*key, name), line, f"duplicate key; it stands on line {lines[name]} already"
+                )
             else:
                 lines[name] = self.document.lines[(*key, name)] = line
                 item = self._walk(value_node, (*key, name))

@@ -1,6 +1,8 @@
-"""`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with WORKERS processes.
+"""`python -m trainfleet.data CONFIG_YAML`: this node's part of tokenizing, NODE_RANK of NODES, with
+WORKERS processes.
 
-It and its processes have a limit of memory, so that a file that needs more ends in a message and not in the machine's end.
+It and its processes have a limit of memory, so that a file that needs more ends in a message and
+not in the machine's end.
 """
 
 from __future__ import annotations
@@ -11,8 +13,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-# Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by the libraries on import.
-os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+# Each process encodes with one thread, so that WORKERS alone says how many cores are busy. Read by
+# the libraries on import.
+os.environ |= {
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 from ..config import load_resolved
 from ..health import fence
@@ -35,7 +43,12 @@ def main(arguments: list[str]) -> int:
     except TrainfleetError as error:
         return tell(error)
     order = int(os.environ.get(fence.VARIABLE, "0"))
-    share = Share(*(int(os.environ.get(name, default)) for name, default in (("NODE_RANK", 0), ("NODES", 1), ("WORKERS", 1))))
+    share = Share(
+        *(
+            int(os.environ.get(name, default))
+            for name, default in (("NODE_RANK", 0), ("NODES", 1), ("WORKERS", 1))
+        )
+    )
     path = Path(arguments[0])
     try:
         config = load_resolved(path)
@@ -46,16 +59,32 @@ def main(arguments: list[str]) -> int:
             record_fault(Run(path.parent, events.node(share.node, order)), share, error)
         return error.exit_code
     if finished:
-        print(f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} to validate", flush=True)
-        print("".join(f"skipped: {record}\n" for record in finished.skipped_records), end="", flush=True)
+        print(
+            f"finished: {finished.tokens:,} tokens to train on, {finished.validation_tokens:,} "
+            "to validate",
+            flush=True,
+        )
+        print(
+            "".join(f"skipped: {record}\n" for record in finished.skipped_records),
+            end="",
+            flush=True,
+        )
     return 0
 
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Leaves an event from which the verdict has its words (watch/verdict.py)."""
-    kind = DataError if isinstance(error, DataError) else type(error)  # of the tree that causes.py knows
+    kind = (
+        DataError if isinstance(error, DataError) else type(error)
+    )  # of the tree that causes.py knows
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
-    run.record("fault", order=int(os.environ.get(fence.VARIABLE, "0")), node=share.node, rank=None, **fields)
+    run.record(
+        "fault",
+        order=int(os.environ.get(fence.VARIABLE, "0")),
+        node=share.node,
+        rank=None,
+        **fields,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Reads packed files: one compressed text, or the files in a tar (as in WebDataset shards), each as one in a folder is."""
+"""Reads packed files: one compressed text, or the files in a tar (as in WebDataset shards), each as
+one in a folder is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from .formats import LONGEST, Document, Item, Unread, attempted, damage, decoded
 from .source_files import EMPTY, SourceFile, told
 from .sources import SourcePiece, Unit
 
-PACKED = {  # how a compressed tar begins -> the module that unpacks it, which a Python may lack, and the program
+# how a compressed tar begins -> the module that unpacks it, which a Python may lack, and the
+# program
+PACKED = {
     b"\x1f\x8b": ("gzip", "gzip"),
     b"BZh": ("bz2", "bzip2"),
     b"\xfd7zXZ": ("lzma", "xz"),
@@ -60,11 +64,21 @@ def read_packed_text(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """What each file in a tar holds, in their order, by the table that files of a folder are read by.
+    """What each file in a tar holds, in their order, by the table that files of a folder are read
+    by.
 
-    It is read from front to back and nothing of it is written anywhere, so names and links in it lead nowhere.
+    It is read from front to back and nothing of it is written anywhere, so names and links in it
+    lead nowhere.
     """
-    errors = (tarfile.TarError, EOFError, zlib.error, OSError, ArithmeticError, ValueError, RecursionError)
+    errors = (
+        tarfile.TarError,
+        EOFError,
+        zlib.error,
+        OSError,
+        ArithmeticError,
+        ValueError,
+        RecursionError,
+    )
     with piece.open() as raw:
         stream, broken = _unpacked(raw, piece)
         with damage(piece, "tar", *errors, broken):
@@ -73,14 +87,23 @@ def read_tar(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 def look_into(units: Iterable[Unit], data: Data) -> Iterator[str]:
     """A warning for each source with a tar in which files are not read, among the first of them."""
-    tars = {unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR}
+    tars = {
+        unit.source: piece for unit in units for piece in unit.pieces if name_of(piece.path) == TAR
+    }
     for source, piece in tars.items():
-        kinds = [getattr(item, "kind", "") for item in islice(read_tar(piece, data.text_field_of(source)), LOOKED)]
-        yield from told(f"{piece.path} (of its first {len(kinds):,} files)", Counter(filter(None, kinds)))
+        kinds = [
+            getattr(item, "kind", "")
+            for item in islice(read_tar(piece, data.text_field_of(source)), LOOKED)
+        ]
+        yield from told(
+            f"{piece.path} (of its first {len(kinds):,} files)", Counter(filter(None, kinds))
+        )
 
 
 def _records(members: Iterable[Found], text_field: str) -> Iterator[Item]:
-    """What the members hold, in order. A text and a .json of one name, of which one follows the other, are one record."""
+    """What the members hold, in order. A text and a .json of one name, of which one follows the
+    other, are one record.
+    """
     held: Member | None = None
     for member in members:
         if not isinstance(member, Member):
@@ -99,7 +122,9 @@ def _are_one(text: Member, record: Member) -> bool:
 
 
 def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
-    """What a text and a .json of one name hold, in any order: the .json has it if it has the field, else the text."""
+    """What a text and a .json of one name hold, in any order: the .json has it if it has the field,
+    else the text.
+    """
     if text.path.endswith(JSON):
         text, record = record, text
     items = list(_read(record, text_field))
@@ -118,7 +143,9 @@ def _read(member: Member | None, text_field: str) -> Iterator[Item]:
 
 
 def _described(members: Iterable[Found]) -> Iterator[Found]:
-    """Members without those that describe records among them, as in a folder. They are held back until the first record."""
+    """Members without those that describe records among them, as in a folder. They are held back
+    until the first record.
+    """
     held, records = list[Member](), False
     for member in members:
         if isinstance(member, Member) and is_sidecar(member.path):
@@ -133,9 +160,11 @@ def _described(members: Iterable[Found]) -> Iterator[Found]:
 
 
 class Headers:
-    """A stream for tarfile, which goes forward only and gives at most MOST bytes between two calls of `renew`.
+    """A stream for tarfile, which goes forward only and gives at most MOST bytes between two calls
+    of `renew`.
 
-    tarfile reads the headers before a member whole, whatever size they claim: long names, PAX records, maps of sparse files.
+    tarfile reads the headers before a member whole, whatever size they claim: long names, PAX
+    records, maps of sparse files.
     """
 
     MOST = MEBIBYTE
@@ -153,7 +182,9 @@ class Headers:
         return self.stream.read(size)
 
     def seek(self, position: int) -> None:
-        if position < self.stream.tell():  # a negative size leads there, and from there for ever to itself
+        if (
+            position < self.stream.tell()
+        ):  # a negative size leads there, and from there for ever to itself
             raise tarfile.TarError("a header in it points back")
         self.stream.seek(position)
 
@@ -162,7 +193,9 @@ class Headers:
 
 
 def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
-    """Each regular file that is read. What tarfile would remember of them, and of headers for all, is bounded."""
+    """Each regular file that is read. What tarfile would remember of them, and of headers for all,
+    is bounded.
+    """
     with tarfile.open(fileobj=cast(BinaryIO, headers), mode="r:") as archive:
         while (member := archive.next()) is not None:
             if member.isreg() and (stream := archive.extractfile(member)):
@@ -171,14 +204,18 @@ def _members(headers: Headers, piece: SourcePiece) -> Iterator[Found]:
             elif not member.isdir():
                 yield Unread("link or device")
             if sum(map(len, archive.pax_headers.values())) > headers.MOST:
-                raise tarfile.TarError(f"its headers are longer than {headers.MOST // KIBIBYTE:,} KiB in all")
+                raise tarfile.TarError(
+                    f"its headers are longer than {headers.MOST // KIBIBYTE:,} KiB in all"
+                )
             archive.members.clear()  # type: ignore[attr-defined]
             headers.renew()
 
 
 def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Found:
     """A file in a tar, or why it is not read."""
-    why = why_unread(about.name) or ("tar in a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY)
+    why = why_unread(about.name) or (
+        "tar in a tar" if name_of(about.name) == TAR else "" if about.size else EMPTY
+    )
     if why:
         return Unread(why)
     path = f"{piece.path}: {printable(about.name)[-255:]}"
@@ -189,7 +226,9 @@ def _member(about: tarfile.TarInfo, stream: BinaryIO, piece: SourcePiece) -> Fou
 
 
 def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Exception]]:
-    """The stream that a compressed one holds, by how it begins, and what it raises; any other as it is."""
+    """The stream that a compressed one holds, by how it begins, and what it raises; any other as it
+    is.
+    """
     begin = raw.read(6)
     raw.seek(0)
     for magic, (module, program) in PACKED.items():
@@ -198,10 +237,12 @@ def _unpacked(raw: BinaryIO, piece: SourcePiece) -> tuple[BinaryIO, type[Excepti
                 found = importlib.import_module(module)
             except ImportError as error:
                 raise DataError(
-                    f"is packed by {program}, and this Python was built without its module {module}",
+                    f"is packed by {program}, and this Python was built without its module "
+                    f"{module}",
                     where=piece.path,
                     why=str(error),
-                    next=f"unpack it: {program} -dc {shlex.quote(piece.path)} > a.tar; or use another Python",
+                    next=f"unpack it: {program} -dc {shlex.quote(piece.path)} > a.tar; or use "
+                    "another Python",
                 ) from error
             return cast(BinaryIO, found.open(raw)), getattr(found, "LZMAError", EOFError)
     return raw, EOFError

@@ -1,4 +1,6 @@
-"""What is wrong with a record, in words and with a remedy that works; and the bad records of a unit that are skipped."""
+"""What is wrong with a record, in words and with a remedy that works; and the bad records of a unit
+that are skipped.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,31 @@ from .sources import LARGEST_TEXT
 STOP, SKIP = "stop", "skip"  # data.bad_records, which may also be the largest share that is skipped
 SHARE = 1e-4  # of the records that `skip` skips at most
 LISTED = 100  # bad records of a unit that its record names
-HOPELESS = 100  # bad records of a unit, and more than half of it, which is a wrong file or key and not a bad record
+# bad records of a unit, and more than half of it, which is a wrong file or key and not a bad record
+HOPELESS = 100
 SHOWN = 400  # characters, of a table's own words
 ELSE = ", or skip such records: SET='data.bad_records=skip'"
 LINE = f"correct or remove the line{ELSE}"
-COMMON = ("text", "content", "body", "document", "raw_content", "code")  # names of a field that has text
+COMMON = (
+    "text",
+    "content",
+    "body",
+    "document",
+    "raw_content",
+    "code",
+)  # names of a field that has text
 CHATS = ("messages", "conversations")  # fields of a chat's turns
 TURNS = (("role", "content"), ("from", "value"))  # who says what in them
-PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("question", "answer"))
-NO_SFT = "instruction tuning (chat templates, losses on answers alone) is not here; to train on it as plain text"
+PAIRS = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("question", "answer"),
+)
+NO_SFT = (
+    "instruction tuning (chat templates, losses on answers alone) is not here; to train on "
+    "it as plain text"
+)
 
 
 class BadText(DataError):
@@ -37,13 +55,21 @@ class OtherField(DataError):
 
 
 def alone(error: DataError) -> DataError:
-    """The error for a bad record of a file that has good ones: another field would be none of theirs."""
-    return DataError(error.what, where=error.where, why=error.why, next=LINE) if isinstance(error, OtherField) else error
+    """The error for a bad record of a file that has good ones: another field would be none of
+    theirs.
+    """
+    return (
+        DataError(error.what, where=error.where, why=error.why, next=LINE)
+        if isinstance(error, OtherField)
+        else error
+    )
 
 
 @dataclass
 class Skipped:
-    """What of one unit is not read: bad records, if they don't `stop` all, the first of them listed; and files in archives."""
+    """What of one unit is not read: bad records, if they don't `stop` all, the first of them
+    listed; and files in archives.
+    """
 
     stop: bool = False
     count: int = 0
@@ -53,7 +79,11 @@ class Skipped:
     def add(self, error: DataError) -> None:
         self.count += 1
         if len(self.listed) < LISTED:
-            self.listed.append(shortened(printable(f"{error.head}: {error.why}" if error.why else error.head), SHOWN))
+            self.listed.append(
+                shortened(
+                    printable(f"{error.head}: {error.why}" if error.why else error.head), SHOWN
+                )
+            )
 
     def require_few(self, documents: int) -> None:
         """DataError where most records of a unit are bad."""
@@ -73,7 +103,9 @@ def most(bad_records: str | float, records: int) -> int:
     return int(-(-share_of(bad_records) * records // 1))
 
 
-def lacks_field(where: str, text_field: str, names: Sequence[str], readable: Sequence[str]) -> DataError:
+def lacks_field(
+    where: str, text_field: str, names: Sequence[str], readable: Sequence[str]
+) -> DataError:
     """`readable`: those of the fields that have text."""
     why = f"it has {shortened(printable(', '.join(names)), SHOWN) or 'no field'}"
     remedy = flattening(where, names) or naming(names, readable)
@@ -84,7 +116,9 @@ def not_text(where: str, text_field: str, record: Mapping[str, object]) -> DataE
     """What is wrong with a record that has something else in its text field."""
     others = texts_in(record)
     remedy = flattening(where, [text_field]) or (naming(list(record), others) if others else LINE)
-    return OtherField(f"`{text_field}` is {show(record[text_field])}, not a string", where=where, next=remedy)
+    return OtherField(
+        f"`{text_field}` is {show(record[text_field])}, not a string", where=where, next=remedy
+    )
 
 
 def texts_in(record: Mapping[str, object]) -> list[str]:
@@ -93,7 +127,9 @@ def texts_in(record: Mapping[str, object]) -> list[str]:
 
 
 def naming(names: Sequence[str], readable: Sequence[str]) -> str:
-    """The variable that names another field: the one that mostly has the text, or the first that has some."""
+    """The variable that names another field: the one that mostly has the text, or the first that
+    has some.
+    """
     others = [name for name in readable if re.fullmatch(r"\w[\w.-]{0,62}", name)]
     best = next((name for name in COMMON if name in others), others[0] if others else "")
     if best:
@@ -114,10 +150,14 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:  # in an archive, where jq can't look
+    if (
+        (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file
+    ):  # in an archive, where jq can't look
         return f"{NO_SFT}: write what each record says into one field of text"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
-    command = f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
+    command = (
+        f"{unpack} {file} | jq -c {shlex.quote(f'.[] | {form}' if entry else form)} > flat.jsonl"
+    )
     return f"{NO_SFT}: with jq installed, {command}; then SET='data.sources=[flat.jsonl]'"
 
 
@@ -131,23 +171,37 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
         if other := mistaken(line.decode("utf-8", "replace"), where):
             return DataError(other.what, where=where, next="get the file again")
         whole = line.strip() in (b"[", b"{")  # the first line of one JSON text over several
-        return DataError("is no JSON", where=where, why=error.args[0], next="call the file .json: it is one" if whole else LINE)
+        return DataError(
+            "is no JSON",
+            where=where,
+            why=error.args[0],
+            next="call the file .json: it is one" if whole else LINE,
+        )
     if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
-    return DataError("can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE)  # thousands of digits
+    return DataError(
+        "can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE
+    )  # thousands of digits
 
 
 def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataError:
     why = f"{error.reason}, at character {error.start}"
-    return DataError(f"`{text_field}` holds half of a surrogate pair", where=where, why=why, next=LINE)
+    return DataError(
+        f"`{text_field}` holds half of a surrogate pair", where=where, why=why, next=LINE
+    )
 
 
 def too_long(where: str) -> DataError:
     why = f"it has more than {LARGEST_TEXT / 2**20:.0f} MiB, and a record is read whole"
-    remedy = "cut it into several; or put the text into a .txt file outside of an archive, which is cut at blank lines"
+    remedy = (
+        "cut it into several; or put the text into a .txt file outside of an archive, which "
+        "is cut at blank lines"
+    )
     return DataError("is too long for one document", where=where, why=why, next=remedy)
 
 
 def not_utf8(where: str, error: UnicodeDecodeError, offset: int) -> BadText:
     why = f"{error.reason} {error.object[error.start]:#04x} at byte {offset + error.start}"
-    return BadText("is not UTF-8", where=where, why=why, next=f"{converting(error.object, error.start)}{ELSE}")
+    return BadText(
+        "is not UTF-8", where=where, why=why, next=f"{converting(error.object, error.start)}{ELSE}"
+    )

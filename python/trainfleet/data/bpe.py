@@ -1,4 +1,6 @@
-"""A byte-level BPE trained on a bounded sample of the data, the same one for any number of nodes."""
+"""A byte-level BPE trained on a bounded sample of the data, the same one for any number of
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,25 @@ from .sources import UnitPlan
 
 SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
 SAMPLE_BYTES = 10 * MEBIBYTE
-GRAIN = MEBIBYTE // 16  # so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
-LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")  # is learned from in parts: a merge takes time with the square of a word's length
+GRAIN = (
+    MEBIBYTE // 16
+)  # so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
+LONG_WORD = re.compile(
+    r"(\S{1000}|\s{1000})"
+)  # is learned from in parts: a merge takes time with the square of a word's length
 LONGEST = MEBIBYTE  # characters of one document that are looked at
 
-# The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to three digits, lines.
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to
+# three digits, lines.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, first those for the end, padding and masks.
+    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, first those for the end,
+    padding and masks.
 
     DataError when the text is too small or too uniform for so many.
     """
@@ -45,23 +56,35 @@ def train(data: Data, plan: UnitPlan) -> str:
     )
     texts = sample(data, plan)
     if (first := next(texts, None)) is None:
-        raise DataError("the files hold no text", where="data.sources", next="see what is not read: make plan")
+        raise DataError(
+            "the files hold no text", where="data.sources", next="see what is not read: make plan"
+        )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
         what = f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}"
-        other = f"set data.vocabulary_size to at most {size}" if size >= SMALLEST else "set data.tokenizer to a tokenizer.json"
-        raise DataError(what, where="data.vocabulary_size", next=f"add text to data.sources, or {other}")
+        other = (
+            f"set data.vocabulary_size to at most {size}"
+            if size >= SMALLEST
+            else "set data.tokenizer to a tokenizer.json"
+        )
+        raise DataError(
+            what, where="data.vocabulary_size", next=f"add text to data.sources, or {other}"
+        )
     return str(tokenizer.to_str(pretty=True))
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Documents spread evenly over the data, about `limit` bytes in all; all of them when the data is smaller."""
+    """Documents spread evenly over the data, about `limit` bytes in all; all of them when the data
+    is smaller.
+    """
     share, due = min(1.0, limit / plan.bytes), 0.0
     for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):
         due += piece.bytes * share
         if due < GRAIN and share < 1:
             continue
-        for document in read_piece(piece, data.text_field_of(source), None if data.bad_records == STOP else Skipped()):
+        for document in read_piece(
+            piece, data.text_field_of(source), None if data.bad_records == STOP else Skipped()
+        ):
             yield from filter(None, LONG_WORD.split(document.text[:LONGEST]))
             due -= len(document.text)
             if due <= 0 and share < 1:

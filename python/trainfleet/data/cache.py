@@ -1,4 +1,6 @@
-"""A cache of blocks of a remote dataset as files on this machine, shared by its ranks and bounded in bytes."""
+"""A cache of blocks of a remote dataset as files on this machine, shared by its ranks and bounded
+in bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class BlockCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, fetch: Callable[[], bytes]) -> Callable[[], bytes]:
-        """Starts to prefetch a block; calling the result waits for it and raises what went wrong."""
+        """Starts to prefetch a block; calling the result waits for it and raises what went
+        wrong.
+        """
         if name not in self.coming:
             self.coming[name] = self.threads.submit(self._bring, name, fetch)
         return lambda: self._take(name, fetch)
@@ -46,7 +50,11 @@ class BlockCache:
 
     def _make_room(self) -> None:
         """Evicts the least recently used blocks."""
-        found = sorted((status.st_mtime_ns, status.st_size, path) for path in self.folder.iterdir() if (status := _stat(path)))
+        found = sorted(
+            (status.st_mtime_ns, status.st_size, path)
+            for path in self.folder.iterdir()
+            if (status := _stat(path))
+        )
         size = sum(length for _, length, _ in found)
         for _, length, path in found:
             if size <= self.limit:

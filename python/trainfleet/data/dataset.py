@@ -1,7 +1,8 @@
 """A finished dataset: found by its config, opened once, and read as batches of samples.
 
-The tokens of a split are those of its shards one after another. Sample k of length T is tokens [k·T, k·T + T], so that inputs and
-targets come from one row and neighbours share one token. Which sample is the g-th of the training says shuffling.py.
+The tokens of a split are those of its shards one after another. Sample k of length T is tokens
+[k·T, k·T + T], so that inputs and targets come from one row and neighbours share one token. Which
+sample is the g-th of the training says shuffling.py.
 """
 
 from __future__ import annotations
@@ -29,44 +30,68 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "Manifest", "find"]
 
-BLOCK_BYTES = 8 * MEBIBYTE  # that lie together in the windowed order: large enough that a disk or S3 delivers them at full speed
+BLOCK_BYTES = (
+    8 * MEBIBYTE
+    # that lie together in the windowed order: large enough that a disk or S3 delivers them at full
+    # speed
+)
 REMOTE_WINDOW = 1024  # MiB
 AHEAD = 4  # batches that are fetched before they are asked for
 
 
 class Dataset:
-    """Samples of a dataset's splits. Opening it checks that it is whole; token files are mapped when they are first read."""
+    """Samples of a dataset's splits. Opening it checks that it is whole; token files are mapped
+    when they are first read.
+    """
 
-    def __init__(self, store: DatasetStore, manifest: Manifest, weights: tuple[float, ...] | None, window: int | None) -> None:
+    def __init__(
+        self,
+        store: DatasetStore,
+        manifest: Manifest,
+        weights: tuple[float, ...] | None,
+        window: int | None,
+    ) -> None:
         self.store, self.manifest, self.weights, self.window = store, manifest, weights, window
         self.orders = lru_cache(8)(self._order)
         self.last: dict[str, int] = {}
 
     @classmethod
     def open(cls, folder: Path, data: Data | None = None) -> Dataset:
-        """The dataset in a folder, read as `data` says (its store, the sources' weights, the window).
+        """The dataset in a folder, read as `data` says (its store, the sources' weights, the
+        window).
 
-        DataError when it is not finished, lacks a file, or fails the check of its tokenizer or of a sample of its checksums.
+        DataError when it is not finished, lacks a file, or fails the check of its tokenizer or of a
+        sample of its checksums.
         """
         from .dataset_check import check_opening
 
         mounted = os.environ.get(run_folder.MOUNTED)
-        store = open_store(Path(mounted) if mounted else folder, data.store if data and not mounted else None)
+        store = open_store(
+            Path(mounted) if mounted else folder, data.store if data and not mounted else None
+        )
         manifest = read_manifest(store)
         if manifest is None:
-            raise DataError("holds no finished dataset", where=store.describe(""), next="make tokenize")
+            raise DataError(
+                "holds no finished dataset", where=store.describe(""), next="make tokenize"
+            )
         check_opening(store, manifest)
         window = data.shuffle_window if data else None
-        if window is None and (isinstance(store, BucketDataset) or mounted):  # the same batches, however they are read
+        if window is None and (
+            isinstance(store, BucketDataset) or mounted
+        ):  # the same batches, however they are read
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
     @property
     def identity(self) -> str:
-        """A hash of all that decides which tokens a sample is, given its number, length and seed: what a run may not change."""
+        """A hash of all that decides which tokens a sample is, given its number, length and seed:
+        what a run may not change.
+        """
         if self.weights is None and self.window is None:
             return self.manifest.identity
-        return hashlib.sha256(f"{self.manifest.identity} {self.weights} {self.window}".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{self.manifest.identity} {self.weights} {self.window}".encode()
+        ).hexdigest()
 
     @property
     def end_of_document(self) -> int:
@@ -82,30 +107,39 @@ class Dataset:
         """How many samples of `sequence_length` inputs one epoch of a split has."""
         return sum(max(0, (len(tokens) - 1) // sequence_length) for tokens in self._splits[split])
 
-    def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.int64]:
+    def batch(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> npt.NDArray[np.int64]:
         """Samples [first, first + count) of the global order: int64 [count, sequence_length + 1].
 
-        A pure function of its arguments: which rank asks, and for how many at a time, changes nothing. `train` is shuffled anew
-        every epoch; `validation` is read in order. DataError when the split is shorter than one sample.
+        A pure function of its arguments: which rank asks, and for how many at a time, changes
+        nothing. `train` is shuffled anew every epoch; `validation` is read in order. DataError when
+        the split is shorter than one sample.
         """
         rows = self.rows(split, first, count, sequence_length, seed)
         if self._cache:
             self._expect(split, first, count, sequence_length, seed)
         return rows
 
-    def rows(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> npt.NDArray[np.int64]:
+    def rows(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> npt.NDArray[np.int64]:
         """As `batch`, but without prefetching."""
         import numpy as np
 
         rows, tokens = np.empty((count, sequence_length + 1), np.int64), self._splits[split]
-        for row, source, position in zip(rows, *self.positions(split, first, count, sequence_length, seed), strict=True):
+        for row, source, position in zip(
+            rows, *self.positions(split, first, count, sequence_length, seed), strict=True
+        ):
             tokens[source].read(int(position) * sequence_length, row)
         return rows
 
     def positions(
         self, split: str, first: int, count: int, sequence_length: int, seed: int
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """Source and position in it of the global samples [first, first + count): uint64 [count] each."""
+        """Source and position in it of the global samples [first, first + count): uint64 [count]
+        each.
+        """
         import numpy as np
 
         order = self.orders(split, sequence_length, seed)
@@ -118,7 +152,12 @@ class Dataset:
         """DataError when a token's id is too large for a model with so many embeddings."""
         if (largest := max(shard.max_id for shard in self.manifest.shards)) >= size:
             why = f"its largest token id is {largest}, the model has {size} embeddings"
-            raise DataError("does not fit the model", where=self.store.describe(""), why=why, next="raise model.vocabulary_size")
+            raise DataError(
+                "does not fit the model",
+                where=self.store.describe(""),
+                why=why,
+                next="raise model.vocabulary_size",
+            )
 
     def _order(self, split: str, sequence_length: int, seed: int) -> Order:
         from .shuffling import Order
@@ -127,10 +166,16 @@ class Dataset:
         counts = tuple(max(0, (len(source) - 1) // sequence_length) for source in tokens)
         for source, count in zip(tokens, counts, strict=True):
             if not count:
-                what = f"its {split} split has {len(source):,} tokens: not one sample of {sequence_length}"
+                what = (
+                    f"its {split} split has {len(source):,} tokens: not one sample of "
+                    f"{sequence_length}"
+                )
                 remedy = "lower train.sequence_length, or add text to data.sources"
                 if split == VALIDATION:
-                    remedy = "a larger data.validation_fraction under another data.name, or a lower train.sequence_length"
+                    remedy = (
+                        "a larger data.validation_fraction under another data.name, or a "
+                        "lower train.sequence_length"
+                    )
                 raise DataError(what, where=self.store.describe(""), next=remedy)
         weights = self.weights if split == TRAIN else None
         if not self.window:
@@ -140,23 +185,35 @@ class Dataset:
 
     @cached_property
     def _splits(self) -> dict[str, list[Tokens]]:
-        """The tokens of each split: in one row, or for training one row a source when they have weights."""
+        """The tokens of each split: in one row, or for training one row a source when they have
+        weights.
+        """
         from .tokens import Tokens
 
         splits = {}
         for split in SPLITS:
             shards = self.manifest.split(split)
             sources = range(len(self.weights)) if self.weights and split == TRAIN else [None]
-            parts = [[shard for shard in shards if source in (None, shard.source)] for source in sources]
-            splits[split] = [Tokens(self.store, part, self.manifest.dtype, self._cache) for part in parts]
+            parts = [
+                [shard for shard in shards if source in (None, shard.source)] for source in sources
+            ]
+            splits[split] = [
+                Tokens(self.store, part, self.manifest.dtype, self._cache) for part in parts
+            ]
         return splits
 
     @cached_property
     def _cache(self) -> BlockCache | None:
         from .cache import BlockCache
 
-        limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE  # the window that is read and the one that comes
-        return BlockCache(self.store.folder / "cache", limit) if isinstance(self.store, BucketDataset) else None
+        limit = (
+            2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
+        )  # the window that is read and the one that comes
+        return (
+            BlockCache(self.store.folder / "cache", limit)
+            if isinstance(self.store, BucketDataset)
+            else None
+        )
 
     def _expect(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> None:
         """Prefetches the next batches, assuming that the stride between calls stays the same."""
@@ -164,4 +221,6 @@ class Dataset:
         for ahead in range(first + step, first + AHEAD * step + 1, step) if step > 0 else ():
             sources, positions = self.positions(split, ahead, count, sequence_length, seed)
             for source, position in zip(sources, positions, strict=True):
-                self._splits[split][source].expect(int(position) * sequence_length, sequence_length + 1)
+                self._splits[split][source].expect(
+                    int(position) * sequence_length, sequence_length + 1
+                )

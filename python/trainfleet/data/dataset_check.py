@@ -1,4 +1,6 @@
-"""Whether a dataset is what its manifest says: quickly when training starts, to the last byte when asked for."""
+"""Whether a dataset is what its manifest says: quickly when training starts, to the last byte when
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,36 @@ SAMPLED = 4  # blocks that are read at every opening, other ones each time: 16 M
 
 
 def check_opening(store: DatasetStore, manifest: Manifest) -> None:
-    """DataError when a file is missing or has another size, the tokenizer is another one, or a sampled block is damaged.
+    """DataError when a file is missing or has another size, the tokenizer is another one, or a
+    sampled block is damaged.
 
     Blocks from S3 are checked one by one as they come.
     """
     sizes = {name: size for split in SPLITS for name, size in store.sizes(split).items()}
     width = ITEM_BYTES[manifest.dtype]
     for shard in manifest.shards:
-        if sizes.get(f"{shard.path}.bin") != shard.tokens * width or f"{shard.path}.idx" not in sizes:
+        if (
+            sizes.get(f"{shard.path}.bin") != shard.tokens * width
+            or f"{shard.path}.idx" not in sizes
+        ):
             where = store.describe(f"{shard.path}.bin")
-            raise DataError("is missing or not as long as the manifest says", where=where, next=store.remake())
+            raise DataError(
+                "is missing or not as long as the manifest says", where=where, next=store.remake()
+            )
     _check_tokenizer(store, manifest)
     if isinstance(store, FolderDataset):
         for shard, block in _some_blocks(manifest.shards):
-            with open(store.folder / f"{shard.path}.bin", "rb", opener=untrusted_input.opener) as file:
+            with open(
+                store.folder / f"{shard.path}.bin", "rb", opener=untrusted_input.opener
+            ) as file:
                 file.seek(block * BLOCK)
                 check_block(file.read(BLOCK), shard, block, store)
 
 
 def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
-    """A line for every file that was checked in full. DataError at the first that is not what was written."""
+    """A line for every file that was checked in full. DataError at the first that is not what was
+    written.
+    """
     check_opening(store, manifest)
     for shard in manifest.shards:
         for suffix, expected in (("bin", shard.bin_sha256), ("idx", shard.idx_sha256)):
@@ -46,7 +58,11 @@ def verify(store: DatasetStore, manifest: Manifest) -> Iterator[str]:
             for part in store.stream(name):
                 digest.update(part)
             if digest.hexdigest() != expected:
-                raise DataError("is damaged: its SHA-256 is another one", where=store.describe(name), next=store.remake())
+                raise DataError(
+                    "is damaged: its SHA-256 is another one",
+                    where=store.describe(name),
+                    next=store.remake(),
+                )
             yield f"{name}  sha256 {expected[:16]}…  right"
 
 

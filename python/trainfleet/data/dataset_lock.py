@@ -1,8 +1,10 @@
-"""Decides which job makes a dataset: the holder of a lease in its folder (health/lease.py), or of an object in its place in S3.
+"""Decides which job makes a dataset: the holder of a lease in its folder (health/lease.py), or of
+an object in its place in S3.
 
-Both are renewed, and one that is not renewed any more is taken over: the taker waits that long itself, so no two machines' clocks
-are compared. The lock of the operating system beside them only says at once that a holder on this machine has ended: on NFS and
-Lustre the lock of a dead or frozen host lives on for minutes.
+Both are renewed, and one that is not renewed any more is taken over: the taker waits that long
+itself, so no two machines' clocks are compared. The lock of the operating system beside them only
+says at once that a holder on this machine has ended: on NFS and Lustre the lock of a dead or frozen
+host lives on for minutes.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def only_job(store: DatasetStore) -> Iterator[None]:
 
 
 def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
-    """Whether a job makes the dataset of this folder, seen by a look of so many seconds where only that can tell."""
+    """Whether a job makes the dataset of this folder, seen by a look of so many seconds where only
+    that can tell.
+    """
     holder = newest_holder(folder)
     if holder is None or holder.code is not None:
         return False
@@ -61,10 +65,14 @@ def is_busy(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 class Claim:
-    """The object that names the dataset's holder, written by compare-and-swap (S3's conditional writes)."""
+    """The object that names the dataset's holder, written by compare-and-swap (S3's conditional
+    writes).
+    """
 
     def __init__(self, address: str, lock: str) -> None:
-        """`lock` names the lock of the operating system that is held: whoever else wrote that name here has ended."""
+        """`lock` names the lock of the operating system that is held: whoever else wrote that name
+        here has ended.
+        """
         self.address, self.lock, self.count = address, lock, 0
         self.ended = threading.Event()
         self.renewing = threading.Thread(target=self._renew, daemon=True)
@@ -79,7 +87,9 @@ class Claim:
         s3.remove(self.address, self.version)
 
     def _take(self) -> str:
-        """Puts the claim if there is none, or an expired one. DataError when its holder is alive."""
+        """Puts the claim if there is none, or an expired one. DataError when its holder is
+        alive.
+        """
         seen, since = "", time.monotonic()
         while not (mine := self._put("")):
             if (found := s3.read_version(self.address)) is None:
@@ -89,7 +99,11 @@ class Claim:
                 if mine := self._put(version):
                     return mine
             elif not seen:
-                print(f"{holder} may be at work on this dataset: looks for {LAPSE:.0f} s whether it is", flush=True)
+                print(
+                    f"{holder} may be at work on this dataset: looks for {LAPSE:.0f} s whether "
+                    "it is",
+                    flush=True,
+                )
                 seen = version
             elif version != seen:
                 raise _busy(self.address, f"{holder} said so {POLL:.0f} s ago")
@@ -105,11 +119,16 @@ class Claim:
         while not self.ended.wait(RENEW):
             try:
                 version = self._put(self.version)
-            except S3Error as error:  # what cannot be reached cannot be taken over either; the work itself will say so
+            # what cannot be reached cannot be taken over either; the work itself will say so
+            except S3Error as error:
                 print(error, file=sys.stderr, flush=True)
                 continue
             if not version:
-                print(_busy(self.address, f"this one was not heard for {LAPSE:.0f} s"), file=sys.stderr, flush=True)
+                print(
+                    _busy(self.address, f"this one was not heard for {LAPSE:.0f} s"),
+                    file=sys.stderr,
+                    flush=True,
+                )
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             self.version = version
@@ -125,4 +144,9 @@ def _name(file: TextIO) -> str:
 
 
 def _busy(where: str, why: str) -> DataError:
-    return DataError("another job is tokenizing this dataset", where=where, why=why, next="wait for it, or: make stop")
+    return DataError(
+        "another job is tokenizing this dataset",
+        where=where,
+        why=why,
+        next="wait for it, or: make stop",
+    )

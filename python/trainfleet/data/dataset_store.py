@@ -1,7 +1,9 @@
-"""Where a dataset is kept: a folder that all nodes share, or a prefix in S3. Both show a file only when all of it is there.
+"""Where a dataset is kept: a folder that all nodes share, or a prefix in S3. Both show a file only
+when all of it is there.
 
-Names are relative to the dataset (`units/00000.json`). A store in S3 keeps what this machine writes or has to read as files in
-the local folder: shards until they are uploaded, the tokenizer, blocks of tokens (cache.py).
+Names are relative to the dataset (`units/00000.json`). A store in S3 keeps what this machine writes
+or has to read as files in the local folder: shards until they are uploaded, the tokenizer, blocks
+of tokens (cache.py).
 """
 
 from __future__ import annotations
@@ -19,13 +21,18 @@ from ..storage import s3
 from ..trust import untrusted_input
 
 PART = 2**23
-LARGEST = 2**30  # bytes of a file that is read whole: a manifest of a million shards has half as many
-LEVELS = 2  # folders above a dataset's own that its making may have made: data, and the one in which data lies
+LARGEST = (
+    2**30
+)  # bytes of a file that is read whole: a manifest of a million shards has half as many
+# folders above a dataset's own that its making may have made: data, and the one in which data lies
+LEVELS = 2
 THREADS = 16  # small objects are read this many at a time
 
 
 class DatasetStore(Protocol):
-    """`folder` is this machine's: the dataset itself, or what it holds of one in S3. RunError or DataError when it fails."""
+    """`folder` is this machine's: the dataset itself, or what it holds of one in S3. RunError or
+    DataError when it fails.
+    """
 
     folder: Path
     note_every: float  # seconds between two notes, by what one costs
@@ -73,7 +80,11 @@ class DatasetStore(Protocol):
 
 def open_store(folder: Path, address: str | None) -> DatasetStore:
     """The store at an address such as s3://bucket/prefix, or the folder itself."""
-    return BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}") if address else FolderDataset(folder)
+    return (
+        BucketDataset(folder, f"{address.rstrip('/')}/{folder.name}")
+        if address
+        else FolderDataset(folder)
+    )
 
 
 class FolderDataset:
@@ -93,7 +104,13 @@ class FolderDataset:
         found = {name: self._read(name) for name in names}
         if missing := [name for name, content in found.items() if content is None]:
             # Or this client has not heard yet that another node wrote it.
-            look_again(*dict.fromkeys(folder for name in missing for folder in (self.folder / name).parents[LEVELS::-1]))
+            look_again(
+                *dict.fromkeys(
+                    folder
+                    for name in missing
+                    for folder in (self.folder / name).parents[LEVELS::-1]
+                )
+            )
             found |= {name: self._read(name) for name in missing}
         return [found[name] for name in names]
 
@@ -142,7 +159,9 @@ class FolderDataset:
             return {}
         with os.scandir(folder) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # another node has just removed what an earlier job had left
+                with suppress(
+                    FileNotFoundError
+                ):  # another node has just removed what an earlier job had left
                     if not entry.name.endswith(".partial"):
                         found[f"{part}/{entry.name}"] = entry.stat().st_size
         return found
@@ -173,7 +192,9 @@ class BucketDataset:
     def stream(self, name: str) -> Iterator[bytes]:
         found = s3.stat(self.describe(name))
         size = found.size if found else 0
-        return (self.read_range(name, start, min(start + PART, size)) for start in range(0, size, PART))
+        return (
+            self.read_range(name, start, min(start + PART, size)) for start in range(0, size, PART)
+        )
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """Bytes [start, end) of a file that does not change."""
@@ -193,7 +214,10 @@ class BucketDataset:
 
     def sizes(self, part: str) -> dict[str, int]:
         start = len(self.address) + 1
-        return {found.address[start:]: found.size for found in s3.list_objects(f"{self.address}/{part}/")}
+        return {
+            found.address[start:]: found.size
+            for found in s3.list_objects(f"{self.address}/{part}/")
+        }
 
     def describe(self, name: str) -> str:
         return f"{self.address}/{name}"

@@ -12,9 +12,19 @@ def table(manifest: Manifest) -> list[tuple[str, str]]:
         ("documents", f"{manifest.documents:,} ({manifest.validation_documents:,} for validation)"),
         ("tokens", f"{tokens:,} ({manifest.validation_tokens:,} for validation)"),
         ("text", f"{_size(manifest.text_bytes)}, {manifest.text_bytes / tokens:.2f} bytes a token"),
-        ("document length", f"{tokens / manifest.documents:,.0f} tokens on average, {manifest.longest:,} at most"),
-        ("tokenizer", f"{manifest.vocabulary_size:,} tokens, sha256 {manifest.tokenizer_sha256[:12]}"),
-        ("encoded by", f"{', '.join(manifest.backends)}; {manifest.checked:,} documents compared with the reference"),
+        (
+            "document length",
+            f"{tokens / manifest.documents:,.0f} tokens on average, {manifest.longest:,} at most",
+        ),
+        (
+            "tokenizer",
+            f"{manifest.vocabulary_size:,} tokens, sha256 {manifest.tokenizer_sha256[:12]}",
+        ),
+        (
+            "encoded by",
+            f"{', '.join(manifest.backends)}; {manifest.checked:,} documents compared with the "
+            "reference",
+        ),
         ("stored as", f"{manifest.dtype}, {len(manifest.shards):,} shards"),
         ("identity", manifest.identity[:16]),
         *(("note", note) for note in manifest.notes),

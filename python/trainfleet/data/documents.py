@@ -1,7 +1,9 @@
-"""The texts of a unit, read in order and in bounded memory, whatever they are stored in (formats.py).
+"""The texts of a unit, read in order and in bounded memory, whatever they are stored in
+(formats.py).
 
-A small text file is one document, a line of JSON is one, a row of a table is one, and a plain text over sources.LARGEST_TEXT is
-cut at the first blank line after every multiple of sources.GRID, wherever the units' bounds are.
+A small text file is one document, a line of JSON is one, a row of a table is one, and a plain text
+over sources.LARGEST_TEXT is cut at the first blank line after every multiple of sources.GRID,
+wherever the units' bounds are.
 """
 
 from __future__ import annotations
@@ -26,14 +28,22 @@ BATCH_BYTES = 2**20  # small, so that the memory is the tokenizer's and little m
 
 
 def read_unit(unit: Unit, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
-    """The documents of a unit in order, without empty ones. DataError names file and line of a bad one that is not skipped."""
+    """The documents of a unit in order, without empty ones. DataError names file and line of a bad
+    one that is not skipped.
+    """
     for piece in unit.pieces:
         yield from read_piece(piece, text_field, skipped)
 
 
-def read_piece(piece: SourcePiece, text_field: str, skipped: Skipped | None = None) -> Iterator[Document]:
-    """The documents that begin in one piece; refused when the file is not, or is no longer, the one that was planned."""
-    on_disk = not piece.path.startswith((HUB, SCHEME))  # requests to S3 name the version that they want
+def read_piece(
+    piece: SourcePiece, text_field: str, skipped: Skipped | None = None
+) -> Iterator[Document]:
+    """The documents that begin in one piece; refused when the file is not, or is no longer, the one
+    that was planned.
+    """
+    on_disk = not piece.path.startswith(
+        (HUB, SCHEME)
+    )  # requests to S3 name the version that they want
     if on_disk:
         check_unchanged(piece.file)
     try:
@@ -41,7 +51,10 @@ def read_piece(piece: SourcePiece, text_field: str, skipped: Skipped | None = No
     except MemoryError as error:
         why = f"a process that reads sources gets {MEMORY / 2**30:.0f} GiB"
         raise DataError(
-            "takes too much memory to be read", where=piece.path, why=why, next="get it again, or cut it up"
+            "takes too much memory to be read",
+            where=piece.path,
+            why=why,
+            next="get it again, or cut it up",
         ) from error
     if on_disk:
         check_unchanged(piece.file)
@@ -63,7 +76,9 @@ def _kept(items: Iterable[Item], skipped: Skipped) -> Iterator[Document]:
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Lists of documents with about BATCH_BYTES of text each, so that memory does not grow with the input."""
+    """Lists of documents with about BATCH_BYTES of text each, so that memory does not grow with the
+    input.
+    """
     batch, length = list[Document](), 0
     for document in documents:
         batch.append(document)
@@ -91,14 +106,18 @@ def read_plain(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def _library_text(piece: SourcePiece) -> Iterator[Item]:
-    """A file of the standard library, if a person would read it: no table, and none that is deliberately broken."""
+    """A file of the standard library, if a person would read it: no table, and none that is
+    deliberately broken.
+    """
     for item in formats.read_text(piece):
         if isinstance(item, Document) and not is_table(item.text):
             yield item
 
 
 def is_table(text: str) -> bool:
-    """Whether most lines begin with a string, a number or a bracket, as in encodings/cp437.py: that teaches no Python."""
+    """Whether most lines begin with a string, a number or a bracket, as in encodings/cp437.py: that
+    teaches no Python.
+    """
     lines = [line for line in text.splitlines() if line and not line.isspace()]
     return sum(map(bool, map(LITERAL.match, lines))) > TABLE * len(lines)
 
@@ -108,8 +127,13 @@ def left_out(unit: Unit, documents: int) -> tuple[str, ...]:
     if not is_stdlib(unit.pieces[0].path) or documents == len(unit.pieces):
         return ()
     why = "a table of literals, empty, or not UTF-8"
-    return (f"unit {unit.index}: {len(unit.pieces) - documents} of {len(unit.pieces)} files left out: {why}",)
+    return (
+        f"unit {unit.index}: {len(unit.pieces) - documents} of {len(unit.pieces)} files left "
+        f"out: {why}",
+    )
 
 
 # By the format's name.
-READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {row.name: named(row.read) for row in FORMATS.values()}
+READERS: dict[str, Callable[[SourcePiece, str], Iterator[Item]]] = {
+    row.name: named(row.read) for row in FORMATS.values()
+}

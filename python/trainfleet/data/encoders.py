@@ -1,8 +1,9 @@
-"""Tokenizer libraries behind one interface, fastest first; Hugging Face `tokenizers` is the reference.
+"""Tokenizer libraries behind one interface, fastest first; Hugging Face `tokenizers` is the
+reference.
 
-A faster library is used only where it gives the reference's ids: it has to pass an adversarial check when it is opened, and a
-sample of every batch after that (work_units.py). All encode a document as plain text: `<|endoftext|>` written inside one is not
-the end of it.
+A faster library is used only where it gives the reference's ids: it has to pass an adversarial
+check when it is opened, and a sample of every batch after that (work_units.py). All encode a
+document as plain text: `<|endoftext|>` written inside one is not the end of it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .wordpiece_cache import Words
 
 
 class TextEncoder(Protocol):
-    """`encode` gives the ids of all texts in one array, and the bounds of each: text i has ids[offsets[i]:offsets[i+1]].
+    """`encode` gives the ids of all texts in one array, and the bounds of each: text i has
+    ids[offsets[i]:offsets[i+1]].
 
     `package` is what is installed for it.
     """
@@ -49,14 +51,21 @@ class HuggingFace:
         self.tokenizer.no_truncation()
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        lists = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        lists = [
+            encoding.ids
+            for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        ]
         offsets = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(ids) for ids in lists], out=offsets[1:])
-        return np.fromiter((id_ for ids in lists for id_ in ids), np.uint32, int(offsets[-1])), offsets
+        return np.fromiter(
+            (id_ for ids in lists for id_ in ids), np.uint32, int(offsets[-1])
+        ), offsets
 
 
 class Fastokens:
-    """BPE in Rust with a hand-written splitter and a word cache; flat output without Python objects."""
+    """BPE in Rust with a hand-written splitter and a word cache; flat output without Python
+    objects.
+    """
 
     name = package = "fastokens"
 
@@ -73,7 +82,9 @@ class Fastokens:
 
 
 class Gigatoken:
-    """BPE in Rust; it knows no plain-text mode, so it is given a tokenizer without special tokens."""
+    """BPE in Rust; it knows no plain-text mode, so it is given a tokenizer without special
+    tokens.
+    """
 
     name = package = "gigatoken"
 
@@ -107,7 +118,8 @@ HARD_TEXTS = [
     "日本語の文章。中文字符 한국어 텍스트 русский текст العربية हिन्दी ไทย",
     "😀👩‍👩‍👧‍👦🇩🇪 \U0001f3f4\U000e0067 \U00020000 \U0010ffff \ue000 \ud7ff",
     "\x01\x07\x1b[0m\x7f\x85 \u2028\u2029",
-    "a\U00031350b \U0002ebf0c \U00010d4a1 \U000329abd \U000329ab's",  # of Unicode 15, 15.1, 16 and 17: tables differ in age
+    # of Unicode 15, 15.1, 16 and 17: tables differ in age
+    "a\U00031350b \U0002ebf0c \U00010d4a1 \U000329abd \U000329ab's",
     "a" * 3000 + " " * 3000 + "!?" * 500 + "\n" * 300,
     "def f(x: int) -> int:\n    return x**2  # 'quoted' \"text\"\n",
     "http://example.org/a?b=c&d=%20e#f <p class='x'>&amp;</p> \\n {{}} $x_{i}^{2}$",
@@ -117,7 +129,8 @@ HARD_TEXTS = [
 def open_encoder(
     definition: str, reference: HuggingFace, names: tuple[str, ...] = tuple(ENCODERS)
 ) -> tuple[TextEncoder, list[str]]:
-    """The first of the named libraries that loads this tokenizer.json and encodes the hard texts as the reference does.
+    """The first of the named libraries that loads this tokenizer.json and encodes the hard texts as
+    the reference does.
 
     Also, for each one passed over, a line that says why.
     """
@@ -127,28 +140,42 @@ def open_encoder(
             break
         try:
             encoder = ENCODERS[name](definition)
-        except Exception as error:  # whatever a third-party loader raises on a tokenizer that it doesn't know
+        except (
+            Exception
+        ) as error:  # whatever a third-party loader raises on a tokenizer that it doesn't know
             passed.append(
-                f"{name} can't load this tokenizer: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                f"{name} can't load this tokenizer: "
+                f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
             )
             continue
         if (different := first_difference(encoder, reference, hard_texts(reference))) is None:
             return encoder, passed
-        passed.append(f"{name} {version(encoder.package)} encodes {different!r} otherwise than tokenizers does")
+        passed.append(
+            f"{name} {version(encoder.package)} encodes {different!r} otherwise than tokenizers "
+            "does"
+        )
     return reference, passed
 
 
 def open_reference(definition: str, where: str) -> HuggingFace:
-    """The reference for a tokenizer.json that stood at `where`. DataError when it can't load it, or encode any text with it."""
+    """The reference for a tokenizer.json that stood at `where`. DataError when it can't load it, or
+    encode any text with it.
+    """
     with blaming(where), muted():
         reference = HuggingFace(definition)
-        reference.encode(HARD_TEXTS)  # one without a token for what it does not know is loaded, and fails at its first new word
+        reference.encode(
+            HARD_TEXTS
+            # one without a token for what it does not know is loaded, and fails at its first new
+            # word
+        )
         return reference
 
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Without what the library itself writes to stderr: a panic is printed there before it is raised."""
+    """Without what the library itself writes to stderr: a panic is printed there before it is
+    raised.
+    """
     try:
         kept = os.dup(2)
     except OSError:  # stderr is closed
@@ -165,7 +192,9 @@ def muted() -> Iterator[None]:
 
 @contextmanager
 def blaming(where: str) -> Iterator[None]:
-    """What `tokenizers` raises is the fault of the tokenizer at `where`: a bare Exception, or PanicException, which is none."""
+    """What `tokenizers` raises is the fault of the tokenizer at `where`: a bare Exception, or
+    PanicException, which is none.
+    """
     try:
         yield
     except DataError:
@@ -173,14 +202,21 @@ def blaming(where: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        what, why = "is no tokenizer that `tokenizers` can use", shortened(printable(str(error)), 300)
-        raise DataError(what, where=where, why=why, next="set data.tokenizer to another one") from error
+        what, why = (
+            "is no tokenizer that `tokenizers` can use",
+            shortened(printable(str(error)), 300),
+        )
+        raise DataError(
+            what, where=where, why=why, next="set data.tokenizer to another one"
+        ) from error
 
 
 def hard_texts(reference: HuggingFace) -> list[str]:
     """HARD_TEXTS, and the first added tokens of this tokenizer, each inside a text."""
     added = reference.tokenizer.get_added_tokens_decoder()
-    return HARD_TEXTS + [f"a {added[id_].content} b{added[id_].content}" for id_ in sorted(added)[:32]]
+    return HARD_TEXTS + [
+        f"a {added[id_].content} b{added[id_].content}" for id_ in sorted(added)[:32]
+    ]
 
 
 def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[str]) -> str | None:
@@ -191,13 +227,19 @@ def first_difference(encoder: TextEncoder, reference: TextEncoder, texts: list[s
         return f"{type(error).__name__}: {error}"
     expected, bounds = reference.encode(texts)
     for i, text in enumerate(texts):
-        if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[bounds[i] : bounds[i + 1]]):
+        if not np.array_equal(
+            ids[offsets[i] : offsets[i + 1]], expected[bounds[i] : bounds[i + 1]]
+        ):
             return text[:40]
     return None
 
 
 def _without_special(definition: str) -> str:
-    """The tokenizer without special tokens, and without truncation and padding, which belong to batches and not to documents."""
+    """The tokenizer without special tokens, and without truncation and padding, which belong to
+    batches and not to documents.
+    """
     content = json.loads(definition) | {"truncation": None, "padding": None}
-    content["added_tokens"] = [token for token in content.get("added_tokens", []) if not token["special"]]
+    content["added_tokens"] = [
+        token for token in content.get("added_tokens", []) if not token["special"]
+    ]
     return json.dumps(content)

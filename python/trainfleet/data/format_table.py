@@ -1,4 +1,6 @@
-"""Which files are read, and as what: one row a kind of file, in folders, in buckets and in archives alike."""
+"""Which files are read, and as what: one row a kind of file, in folders, in buckets and in archives
+alike.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ SIDECAR = re.compile(  # the name of a file that tells of the records beside it
 class Format(NamedTuple):
     """What files of these endings hold; of several that fit, the longest ending counts.
 
-    `read`, by dotted name, takes a Piece and data.text_field, and gives what each record in it is (formats.Item). `divided`: a
-    file may be cut at any byte, and a record belongs to the piece that holds its first one. `cut`: a long file is one text that
-    is cut into documents. `by_jq`: its records are JSON that jq reads.
+    `read`, by dotted name, takes a Piece and data.text_field, and gives what each record in it is
+    (formats.Item). `divided`: a file may be cut at any byte, and a record belongs to the piece that
+    holds its first one. `cut`: a long file is one text that is cut into documents. `by_jq`: its
+    records are JSON that jq reads.
     """
 
     name: str
@@ -42,17 +45,24 @@ FORMATS = {
     for row in (
         Format(PLAIN, TEXT, f"{_HERE}.documents:read_plain", cut=True),
         Format("lines", (".jsonl",), f"{_HERE}.formats:read_json_lines", divided=True, by_jq=True),
-        Format("packed lines", (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst"), f"{_HERE}.formats:read_packed_lines",
-               by_jq=True),
+        Format(
+            "packed lines",
+            (".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst", ".zst"),
+            f"{_HERE}.formats:read_packed_lines",
+            by_jq=True,
+        ),
         Format("parquet", (".parquet",), f"{_HERE}.formats:read_parquet", divided=True),
         Format("json", (JSON,), f"{_HERE}.tables:read_json", by_jq=True),
         Format("separated", (".csv", ".tsv", ".tab"), f"{_HERE}.tables:read_separated"),
         Format("arrow", (".arrow", ".feather"), f"{_HERE}.tables:read_arrow"),
         Format(TAR, (".tar", ".tar.gz", ".tgz"), f"{_HERE}.archives:read_tar"),
-        Format(PACKED_TEXT, tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
-               f"{_HERE}.archives:read_packed_text"),
+        Format(
+            PACKED_TEXT,
+            tuple(f"{text}{packed}" for text in TEXT for packed in (".gz", ".zst")),
+            f"{_HERE}.archives:read_packed_text",
+        ),
     )
-}  # fmt: skip
+}
 
 
 @cache
@@ -86,7 +96,9 @@ def is_record(path: str) -> bool:
 def passed_over(path: str) -> str:
     """Why a file or folder of that path is not looked at, and nothing below it; "" for another."""
     parts = path.split("/")
-    if any(part.startswith(".") and part.strip(".") for part in parts):  # also ._name, which macOS puts beside each file
+    if any(
+        part.startswith(".") and part.strip(".") for part in parts
+    ):  # also ._name, which macOS puts beside each file
         return "hidden"
     return next((part for part in parts if part in INSTALLED), "")
 
@@ -95,4 +107,8 @@ def why_unread(path: str) -> str:
     """Why a file below a folder, or in an archive, is not read; "" for one that is."""
     if why := passed_over(path):
         return why
-    return "" if name_of(path) else shortened(printable(PurePosixPath(path).suffix), 20) or "without a suffix"
+    return (
+        ""
+        if name_of(path)
+        else shortened(printable(PurePosixPath(path).suffix), 20) or "without a suffix"
+    )

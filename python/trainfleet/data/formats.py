@@ -1,8 +1,10 @@
-"""Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet, or many in one long text.
+"""Reads texts from files: one per file, per line of JSON (plain, gzip, zstd), per row of Parquet,
+or many in one long text.
 
-In place of a bad record comes what is wrong with it, with its file and line (or row); that line is counted only then. What keeps
-the records behind it from being read is raised: a damaged file, or a line of more than LONGEST bytes, which is read whole, at
-several times its size in memory, and is mostly a file without line ends.
+In place of a bad record comes what is wrong with it, with its file and line (or row); that line is
+counted only then. What keeps the records behind it from being read is raised: a damaged file, or a
+line of more than LONGEST bytes, which is read whole, at several times its size in memory, and is
+mostly a file without line ends.
 """
 
 from __future__ import annotations
@@ -38,16 +40,25 @@ from .bad_records import (
 )
 from .sources import SourcePiece
 
-SEEK_BLANK = 2**16  # bytes in which a blank line is looked for before the end of any line is good enough
+SEEK_BLANK = (
+    2**16
+)  # bytes in which a blank line is looked for before the end of any line is good enough
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
 LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
-TEXT_TYPES = ("string", "large_string", "string_view", "null")  # of Arrow, alone or as a dictionary's
+TEXT_TYPES = (
+    "string",
+    "large_string",
+    "string_view",
+    "null",
+)  # of Arrow, alone or as a dictionary's
 ROWS = 256  # of a Parquet row group that are in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, its bytes in UTF-8 and their CRC-32, and how much of its file was read for it (packed bytes, if it is)."""
+    """One text, its bytes in UTF-8 and their CRC-32, and how much of its file was read for it
+    (packed bytes, if it is).
+    """
 
     text: str
     size: int
@@ -79,11 +90,15 @@ def read_long_text(piece: SourcePiece) -> Iterator[Item]:
         for start in range(piece.start, piece.end, grid):
             begin, end = _boundary(stream, start), _boundary(stream, start + grid)
             stream.seek(begin)
-            yield attempted(decoded, stream.read(end - begin), piece, begin, min(grid, piece.end - start))
+            yield attempted(
+                decoded, stream.read(end - begin), piece, begin, min(grid, piece.end - start)
+            )
 
 
 def read_json_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line is parsed in memory."""
+    """`text_field` of each line whose first byte is in the piece; blank lines are left out. A line
+    is parsed in memory.
+    """
     return read_lines(piece, text_field, _lines(piece))
 
 
@@ -92,18 +107,29 @@ def read_packed_lines(piece: SourcePiece, text_field: str) -> Iterator[Item]:
     return read_lines(piece, text_field, _packed_lines(piece))
 
 
-def read_lines(piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes, int]]) -> Iterator[Item]:
-    """`text_field` of lines of JSON, which come with the bytes that were read for each; no text (null) is an empty one."""
+def read_lines(
+    piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes, int]]
+) -> Iterator[Item]:
+    """`text_field` of lines of JSON, which come with the bytes that were read for each; no text
+    (null) is an empty one.
+    """
     for number, (line, consumed) in enumerate(lines, 1):
         if len(line) > LONGEST:
             raise too_long(f"{piece.path}:{_first_line(piece) + number}")
         if not line.strip():
             continue
         try:
-            text = json.loads(line.decode("utf-8-sig"))[text_field]  # where files were joined, a mark stands in the middle
+            text = json.loads(line.decode("utf-8-sig"))[
+                text_field
+            ]  # where files were joined, a mark stands in the middle
             document: Item = encoded("" if text is None else text, consumed)
         except (KeyError, TypeError, AttributeError):
-            yield attempted(document_of, json.loads(line), f"{piece.path}:{_first_line(piece) + number}", text_field)
+            yield attempted(
+                document_of,
+                json.loads(line),
+                f"{piece.path}:{_first_line(piece) + number}",
+                text_field,
+            )
         except (ValueError, RecursionError) as error:
             yield bad_line(f"{piece.path}:{_first_line(piece) + number}", line, text_field, error)
         else:
@@ -111,9 +137,17 @@ def read_lines(piece: SourcePiece, text_field: str, lines: Iterable[tuple[bytes,
 
 
 def read_parquet(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The column `text_field` of the row groups whose first byte is in the piece, some rows at a time."""
-    arrow, parquet = library("pyarrow", "pyarrow", piece), library("pyarrow.parquet", "pyarrow", piece)
-    with piece.open() as stream, damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError):
+    """The column `text_field` of the row groups whose first byte is in the piece, some rows at a
+    time.
+    """
+    arrow, parquet = (
+        library("pyarrow", "pyarrow", piece),
+        library("pyarrow.parquet", "pyarrow", piece),
+    )
+    with (
+        piece.open() as stream,
+        damage(piece, "Parquet", arrow.ArrowException, OSError, ValueError),
+    ):
         table = parquet.ParquetFile(stream, pre_buffer=False)
         column(table.schema_arrow.names, text_field, piece.path, texts_of(table.schema_arrow))
         row = 0
@@ -138,10 +172,14 @@ def read_rows(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def texts(batch: Any, column: int, where: str, text_field: str) -> list[str | None]:
-    """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they are not UTF-8."""
+    """A column of a batch of Arrow's rows. DataError when it has no texts, ArrowInvalid when they
+    are not UTF-8.
+    """
     if not is_text(kind := batch.schema.field(column).type):
         other = naming(batch.schema.names, texts_of(batch.schema))
-        raise DataError(f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next=other)
+        raise DataError(
+            f"the column `{text_field}` is no text", where=where, why=f"it is {kind}", next=other
+        )
     batch.validate(full=True)  # what a file says of its own columns may lead anywhere in memory
     return list(batch.column(column).to_pylist())
 
@@ -171,9 +209,13 @@ def attempted(make: Callable[..., Document], *words: Any) -> Item:
 
 
 def document_of(record: object, where: str, text_field: str) -> Document:
-    """The document in a record of JSON; no text (null) is an empty one. DataError when it has none."""
+    """The document in a record of JSON; no text (null) is an empty one. DataError when it has
+    none.
+    """
     if not isinstance(record, dict):
-        raise OtherField("is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}')
+        raise OtherField(
+            "is no JSON object", where=where, next=f'write {{"{text_field}": "the text"}}'
+        )
     if text_field not in record:
         raise lacks_field(where, text_field, list(record), texts_in(record))
     if not isinstance(record[text_field], str | None):
@@ -182,7 +224,9 @@ def document_of(record: object, where: str, text_field: str) -> Document:
 
 
 def cell(text: str | None, where: str, text_field: str) -> Document:
-    """The document in a cell of a table; an empty cell is an empty one. DataError when it can't be one."""
+    """The document in a cell of a table; an empty cell is an empty one. DataError when it can't be
+    one.
+    """
     if text and len(text) > LONGEST:
         raise too_long(where)
     try:
@@ -192,16 +236,24 @@ def cell(text: str | None, where: str, text_field: str) -> Document:
 
 
 def column(names: list[str], text_field: str, where: str, readable: list[str] | None = None) -> int:
-    """Which column of a table has the texts. DataError when none has, or two have. `readable`: those of texts, if not all are."""
+    """Which column of a table has the texts. DataError when none has, or two have. `readable`:
+    those of texts, if not all are.
+    """
     if text_field not in names:
         raise lacks_field(where, text_field, names, names if readable is None else readable)
     if names.count(text_field) > 1:
-        raise DataError(f"has {names.count(text_field)} columns `{text_field}`", where=where, next="rename all but one")
+        raise DataError(
+            f"has {names.count(text_field)} columns `{text_field}`",
+            where=where,
+            next="rename all but one",
+        )
     return names.index(text_field)
 
 
 def _boundary(stream: BinaryIO, at: int) -> int:
-    """The first good place to cut a long text at or after `at`: after a blank line, any line, or else any character."""
+    """The first good place to cut a long text at or after `at`: after a blank line, any line, or
+    else any character.
+    """
     if at == 0:
         return 0
     content = b""
@@ -212,14 +264,18 @@ def _boundary(stream: BinaryIO, at: int) -> int:
             return at + len(content)
         if (found := content.find(sign)) >= 0:
             return at + found + len(sign)
-    return at + next(i for i in range(4) if content[i] & 0xC0 != 0x80)  # a character of UTF-8 has at most four bytes
+    return at + next(
+        i for i in range(4) if content[i] & 0xC0 != 0x80
+    )  # a character of UTF-8 has at most four bytes
 
 
 def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
     """The lines whose first byte is in the piece, each with its length."""
     with piece.open(max(piece.start - 1, 0)) as stream:
         if piece.start:
-            rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))  # of a line whose first byte is in a piece before
+            rest = stream.readline(
+                min(piece.end - piece.start, LONGEST + 1)
+            )  # of a line whose first byte is in a piece before
             if not rest.endswith(b"\n"):
                 return  # a long line goes on beyond the piece, or is refused where it begins
         at = stream.tell()
@@ -231,8 +287,13 @@ def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
-    """All lines of a compressed file, each with the compressed bytes that were read for it (mostly none)."""
-    with piece.open() as raw, damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as line_number:
+    """All lines of a compressed file, each with the compressed bytes that were read for it (mostly
+    none).
+    """
+    with (
+        piece.open() as raw,
+        damage(piece, "compressed", EOFError, zlib.error, gzip.BadGzipFile) as line_number,
+    ):
         at = 0
         for line in unpacked(raw, piece):
             line_number[0] += 1
@@ -241,7 +302,9 @@ def _packed_lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
 
 
 def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """The lines of a gzip or zstd file, of one that is too long the beginning. EOFError when it is cut off."""
+    """The lines of a gzip or zstd file, of one that is too long the beginning. EOFError when it is
+    cut off.
+    """
     if not piece.path.endswith(".gz"):
         return _joined(_unpacked_zstd(raw, piece))
     stream = gzip.GzipFile(fileobj=raw)
@@ -249,7 +312,9 @@ def unpacked(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(raw: BinaryIO, piece: SourcePiece) -> Iterator[bytes]:
-    """Blocks of all frames; the library's own streams take one that is cut off for whole, so its end is checked here."""
+    """Blocks of all frames; the library's own streams take one that is cut off for whole, so its
+    end is checked here.
+    """
     zstandard = library("zstandard", "zstandard", piece)
     frame = None
     while block := raw.read(PACKED_BLOCK):
@@ -283,13 +348,17 @@ def _joined(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 @contextmanager
 def damage(piece: SourcePiece, kind: str, *errors: type[Exception]) -> Iterator[list[int]]:
-    """Turns a library's complaint about damaged content into one that names the file, and the line if there are any."""
+    """Turns a library's complaint about damaged content into one that names the file, and the line
+    if there are any.
+    """
     line = [0]
     try:
         yield line
     except errors as error:
         where = f"{piece.path}:{line[0] + 1}" if line[0] else piece.path
-        raise DataError(f"is a damaged {kind} file", where=where, why=str(error), next="get the file again") from error
+        raise DataError(
+            f"is a damaged {kind} file", where=where, why=str(error), next="get the file again"
+        ) from error
 
 
 def library(module: str, package: str, piece: SourcePiece) -> Any:
@@ -297,29 +366,39 @@ def library(module: str, package: str, piece: SourcePiece) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         what = f"needs the package {package} to be read"
-        raise DataError(what, where=piece.path, why=str(error), next=installing_package(package)) from error
+        raise DataError(
+            what, where=piece.path, why=str(error), next=installing_package(package)
+        ) from error
 
 
 def _first_byte(row_group: Any) -> int:
     """Where the pages of a row group begin in its file."""
     column = row_group.column(0)
-    return int(column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset)
+    return int(
+        column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    )
 
 
 @lru_cache(maxsize=8)
 def _first_line(piece: SourcePiece) -> int:
-    """How many lines end before the first one of a piece: read again only when there is an error to report."""
+    """How many lines end before the first one of a piece: read again only when there is an error to
+    report.
+    """
     return _line_at(piece, piece.start - 1) if piece.start else 0
 
 
 def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> Document:
-    """The document in the bytes of a text from `offset` on, without the mark (BOM) that may begin it."""
+    """The document in the bytes of a text from `offset` on, without the mark (BOM) that may begin
+    it.
+    """
     if offset == 0 and content.startswith(codecs.BOM_UTF8):
         content, offset = content[3:], 3
     zeros, kind = content.count(0), kind_of(content)
     if zeros > len(content) / 4 or (zeros and kind):
         why = f"{zeros:,} of its {len(content):,} bytes are 0{'' if kind else ', as in UTF-16'}"
-        raise BadText("is no text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}")
+        raise BadText(
+            "is no text", where=piece.path, why=why, next=f"{converting(content, 0)}{ELSE}"
+        )
     try:
         return Document(content.decode(), len(content), zlib.crc32(content), consumed)
     except UnicodeDecodeError as error:
@@ -329,4 +408,6 @@ def decoded(content: bytes, piece: SourcePiece, offset: int, consumed: int) -> D
 
 def _line_at(piece: SourcePiece, offset: int) -> int:
     with piece.open() as stream:
-        return 1 + sum(stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20))
+        return 1 + sum(
+            stream.read(min(2**20, offset - at)).count(b"\n") for at in range(0, offset, 2**20)
+        )

@@ -1,4 +1,6 @@
-"""`python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`: a training sample as text; VERIFY=1 checks every file first."""
+"""`python -m trainfleet.data.inspect CONFIG_YAML [SAMPLE]`: a training sample as text; VERIFY=1
+checks every file first.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from .tokenizer import load
 
 
 def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
-    """Lines that show the dataset, where global sample `sample` is in it, and its text; with `full`, each file's check."""
+    """Lines that show the dataset, where global sample `sample` is in it, and its text; with
+    `full`, each file's check.
+    """
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
     if full:
         yield from verify(dataset.store, dataset.manifest)
@@ -29,7 +33,10 @@ def inspect(config: Config, sample: int, full: bool) -> Iterator[str]:
     ids = dataset.batch("train", sample, 1, length, seed)[0]
     ends = int((ids == dataset.manifest.end_of_document).sum())
     source = config.data.mixture[int(sources[0])].path if dataset.weights else "all sources"
-    yield f"{'sample':>16}  {sample:,}: number {int(positions[0]):,} of {source}, {len(ids)} tokens, {ends} documents end in it"
+    yield (
+        f"{'sample':>16}  {sample:,}: number {int(positions[0]):,} of {source}, {len(ids)} "
+        f"tokens, {ends} documents end in it"
+    )
     yield ""
     yield _marked(load(dataset.folder).decode, ids.tolist(), dataset.manifest.end_of_document)
 
@@ -45,7 +52,9 @@ def _marked(decode: Callable[[list[int]], str], ids: list[int], end: int) -> str
 @telling
 def main(arguments: list[str]) -> int:
     config = load_resolved(Path(arguments[0]))
-    for line in inspect(config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"):
+    for line in inspect(
+        config, int(arguments[1]) if arguments[1:] else 0, os.environ.get("VERIFY") == "1"
+    ):
         print(line)
     return 0
 

@@ -1,8 +1,10 @@
-"""Copies a dataset from S3 to this node's own disk before its ranks read it: `python -m trainfleet.data.local_copy RUN DISK`.
+"""Copies a dataset from S3 to this node's own disk before its ranks read it: `python -m
+trainfleet.data.local_copy RUN DISK`.
 
-It prints the folder that has the dataset then, which ranks read as any that an engine has mounted (runs.MOUNTED): the same
-batches in the same order. Blocks are checked as they come, by the manifest's checksums. The manifest is written last, so that
-without it nothing counts, and what an earlier attempt has brought is not fetched again.
+It prints the folder that has the dataset then, which ranks read as any that an engine has mounted
+(runs.MOUNTED): the same batches in the same order. Blocks are checked as they come, by the
+manifest's checksums. The manifest is written last, so that without it nothing counts, and what an
+earlier attempt has brought is not fetched again.
 """
 
 from __future__ import annotations
@@ -37,10 +39,18 @@ def main(arguments: list[str]) -> int:
             raise DataError("is no disk of this node's own", where=str(disk), next="make setup")
         began = time.monotonic()
         folder = copy(load_resolved(run.config), disk)
-        print(f"the dataset is on this node's own disk, {folder}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
+        print(
+            f"the dataset is on this node's own disk, {folder}, after "
+            f"{time.monotonic() - began:.0f} s",
+            file=sys.stderr,
+        )
         print(folder)
     except (TrainfleetError, OSError) as error:
-        print(f"the dataset is read from S3 as it is needed, and not copied: {' '.join(str(error).split())}", file=sys.stderr)
+        print(
+            "the dataset is read from S3 as it is needed, and not copied: "
+            f"{' '.join(str(error).split())}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -49,13 +59,16 @@ def copy(config: Config, disk: Path) -> Path:
     """The folder with all of the config's dataset.
 
     Raises:
-        DataError: it is not finished or damaged, there is no room for it, or the run reads too little of it.
+        DataError: it is not finished or damaged, there is no room for it, or the run reads too
+            little of it.
         S3Error: it did not come.
     """
     store = store_of(config.data)
     manifest = read_manifest(store)
     if manifest is None or not isinstance(store, BucketDataset):
-        raise DataError("is no finished dataset in S3", where=store.describe(""), next="make tokenize")
+        raise DataError(
+            "is no finished dataset in S3", where=store.describe(""), next="make tokenize"
+        )
     here = FolderDataset(disk / "trainfleet" / config.data.name / manifest.identity[:16])
     if here.read(MANIFEST) is not None:
         return here.folder
@@ -65,7 +78,9 @@ def copy(config: Config, disk: Path) -> Path:
         index = b"".join(store.stream(f"{shard.path}.idx"))
         if hashlib.sha256(index).hexdigest() != shard.idx_sha256:
             raise DataError(
-                "is damaged: its SHA-256 is another one", where=store.describe(f"{shard.path}.idx"), next=store.remake()
+                "is damaged: its SHA-256 is another one",
+                where=store.describe(f"{shard.path}.idx"),
+                next=store.remake(),
             )
         (here.folder / f"{shard.path}.idx").write_bytes(index)
     for name in (FILE, MANIFEST):
@@ -74,18 +89,27 @@ def copy(config: Config, disk: Path) -> Path:
 
 
 def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk: Path) -> None:
-    """DataError where the copy would have no room, or the ranks would wait for what they never read."""
+    """DataError where the copy would have no room, or the ranks would wait for what they never
+    read.
+    """
     train, width = config.train, ITEM_BYTES[manifest.dtype]
     size = sum(shard.tokens for shard in manifest.shards) * width
     read = train.steps * train.global_batch * (train.sequence_length + 1) * width
     if size > READ_TWICE * read:
-        raise DataError(f"has {size / 1e9:,.1f} GB, of which this run reads {read / 1e9:,.1f} GB", where=store.describe(""))
+        raise DataError(
+            f"has {size / 1e9:,.1f} GB, of which this run reads {read / 1e9:,.1f} GB",
+            where=store.describe(""),
+        )
     if size > (free := shutil.disk_usage(disk).free):
-        raise DataError(f"has {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free", where=str(disk))
+        raise DataError(
+            f"has {size / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free", where=str(disk)
+        )
 
 
 def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) -> None:
-    """A shard's tokens, many blocks at a time; nothing where an earlier attempt has brought them."""
+    """A shard's tokens, many blocks at a time; nothing where an earlier attempt has brought
+    them.
+    """
     size = shard.tokens * width
     if path.exists() and path.stat().st_size == size:
         return
@@ -94,7 +118,9 @@ def _bring_tokens(store: BucketDataset, path: Path, shard: Shard, width: int) ->
     with open(partial, "wb") as file, ThreadPoolExecutor(THREADS) as pool:
 
         def bring(block: int) -> None:
-            content = store.read_range(f"{shard.path}.bin", block * BLOCK, min(size, (block + 1) * BLOCK))
+            content = store.read_range(
+                f"{shard.path}.bin", block * BLOCK, min(size, (block + 1) * BLOCK)
+            )
             check_block(content, shard, block, store)
             if os.pwrite(file.fileno(), content, block * BLOCK) < len(content):
                 raise run_folder.unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

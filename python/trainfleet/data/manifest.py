@@ -1,7 +1,9 @@
-"""What a dataset's folder says about itself: the settings it is made from, each unit's record, and the manifest of the whole.
+"""What a dataset's folder says about itself: the settings it is made from, each unit's record, and
+the manifest of the whole.
 
     data/<name>/
-      plan.json          committed first: settings, listing and tokenizer that every unit is made with
+      plan.json          committed first: settings, listing and tokenizer that every unit is made
+                         with
       tokenizer.json     the tokenizer, whatever it was made from
       train/00000.bin    token ids of unit 0's training documents    (validation/ likewise)
       train/00000.idx    where each document begins and ends
@@ -42,7 +44,9 @@ ITEM_BYTES: dict[str, int] = {"uint16": 2, "int32": 4}
 LARGEST_UINT16 = 65_500
 BLOCK = 2**22  # bytes of .bin under one CRC-32, so that a reader can check what it reads
 LISTED = 1000  # bad records that a manifest names
-LENGTHS = 31  # classes of document lengths, each twice the one before; the format allows no longer one
+LENGTHS = (
+    31  # classes of document lengths, each twice the one before; the format allows no longer one
+)
 FORMAT = 1  # of these files; another number is another program's
 Digest = Annotated[str, Pattern("[0-9a-f]{64}")]
 Stem = Annotated[str, Pattern("(train|validation)/[0-9]{5,9}")]
@@ -52,7 +56,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """What decides a dataset's content, as the config has it; weights don't: they only decide in which order it is read."""
+    """What decides a dataset's content, as the config has it; weights don't: they only decide in
+    which order it is read.
+    """
 
     sources: tuple[str, ...]
     text_field: str
@@ -62,7 +68,9 @@ class DatasetSettings:
 
 @dataclass(frozen=True)
 class Preparation:
-    """plan.json: what all units of a dataset are made with. A unit's record names the hash of it."""
+    """plan.json: what all units of a dataset are made with. A unit's record names the hash of
+    it.
+    """
 
     settings: DatasetSettings
     listing: Digest
@@ -100,7 +108,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One finished unit. `bytes` are those of its sources, `text_bytes` those of its texts in UTF-8."""
+    """One finished unit. `bytes` are those of its sources, `text_bytes` those of its texts in
+    UTF-8.
+    """
 
     index: Count
     source: Count
@@ -123,7 +133,9 @@ class UnitRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished dataset. `identity` is the hash of what training sees: order, ids and tokenizer, not how they were made."""
+    """A finished dataset. `identity` is the hash of what training sees: order, ids and tokenizer,
+    not how they were made.
+    """
 
     identity: Digest
     settings: DatasetSettings
@@ -158,15 +170,26 @@ class Manifest:
 
 
 def settings_of(data: Data) -> DatasetSettings:
-    """The settings that a dataset made from this config has. DataError when the tokenizer can't be read."""
+    """The settings that a dataset made from this config has. DataError when the tokenizer can't be
+    read.
+    """
     trained = data.tokenizer == TRAINED
-    tokenizer = f"{TRAINED} {data.vocabulary_size}" if trained else f"sha256 {load(folder_named(data)).sha256}"
-    sources = tuple(f"{source.path} ({source.text_field})" if source.text_field else source.path for source in data.mixture)
+    tokenizer = (
+        f"{TRAINED} {data.vocabulary_size}"
+        if trained
+        else f"sha256 {load(folder_named(data)).sha256}"
+    )
+    sources = tuple(
+        f"{source.path} ({source.text_field})" if source.text_field else source.path
+        for source in data.mixture
+    )
     return DatasetSettings(sources, data.text_field, tokenizer, data.validation_fraction)
 
 
 def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparation:
-    """What units of this plan are made with. DataError when the tokenizer has no end-of-document token."""
+    """What units of this plan are made with. DataError when the tokenizer has no end-of-document
+    token.
+    """
     return Preparation(
         settings=settings_of(data),
         listing=plan.identity,
@@ -182,7 +205,9 @@ def preparation_of(data: Data, plan: UnitPlan, tokenizer: Tokenizer) -> Preparat
 
 
 def dtype_for(vocabulary_size: int) -> Dtype:
-    """The type of the stored ids: two bytes where the vocabulary allows, by Megatron's rule, else its only wide one."""
+    """The type of the stored ids: two bytes where the vocabulary allows, by Megatron's rule, else
+    its only wide one.
+    """
     return "uint16" if vocabulary_size < LARGEST_UINT16 else "int32"
 
 
@@ -192,7 +217,8 @@ def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
 
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
-    """The manifest of the finished dataset that this config asks for; None when it is not there or not finished.
+    """The manifest of the finished dataset that this config asks for; None when it is not there or
+    not finished.
 
     DataError when a finished one stands under its name that was made otherwise: says what differs.
     """
@@ -224,20 +250,29 @@ def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
     if manifest.skipped > allowed:
         share = math.ceil(1e6 * manifest.skipped / records) / 1e6
         raise DataError(
-            f"{manifest.skipped:,} of {records:,} records are bad; data.bad_records {data.bad_records} allows {allowed:,}",
-            where=store.describe(""), why=f"the first: {manifest.skipped_records[0]}",
+            f"{manifest.skipped:,} of {records:,} records are bad; data.bad_records "
+            f"{data.bad_records} allows {allowed:,}",
+            where=store.describe(""),
+            why=f"the first: {manifest.skipped_records[0]}",
             next=f"correct them, and {store.remake()}; or SET='data.bad_records={share:.6f}'",
-        )  # fmt: skip
+        )
 
 
 def differences(made: DatasetSettings, wanted: DatasetSettings) -> list[str]:
     """`data.<key> was <made>, is <wanted>` for each key that is not the same."""
-    pairs = ((field.name, getattr(made, field.name), getattr(wanted, field.name)) for field in fields(DatasetSettings))
-    return [f"data.{name} was {_shown(old)}, is {_shown(new)}" for name, old, new in pairs if old != new]
+    pairs = (
+        (field.name, getattr(made, field.name), getattr(wanted, field.name))
+        for field in fields(DatasetSettings)
+    )
+    return [
+        f"data.{name} was {_shown(old)}, is {_shown(new)}" for name, old, new in pairs if old != new
+    ]
 
 
 def read_manifest(store: DatasetStore) -> Manifest | None:
-    """A finished dataset's manifest, None before it is finished. DataError when it is not of this format."""
+    """A finished dataset's manifest, None before it is finished. DataError when it is not of this
+    format.
+    """
     manifest = _parse(Manifest, store.read(MANIFEST), store, MANIFEST)
     if manifest is not None and (fault := _contradiction(manifest)):
         what = "is not what this version of trainfleet writes"
@@ -251,7 +286,11 @@ def _contradiction(manifest: Manifest) -> str | None:
     width = ITEM_BYTES[manifest.dtype]
     for key, stated, counted in (
         ("tokens", manifest.tokens, sum(shard.tokens for shard in train)),
-        ("validation_tokens", manifest.validation_tokens, sum(shard.tokens for shard in validation)),
+        (
+            "validation_tokens",
+            manifest.validation_tokens,
+            sum(shard.tokens for shard in validation),
+        ),
         ("documents", manifest.documents, sum(shard.documents for shard in manifest.shards)),
         ("shards", len({shard.path for shard in manifest.shards}), len(manifest.shards)),
     ):
@@ -260,10 +299,15 @@ def _contradiction(manifest: Manifest) -> str | None:
     if not manifest.tokens:
         return "tokens is 0: it has nothing to train on"
     if not manifest.end_of_document < manifest.vocabulary_size:
-        return f"end_of_document is {manifest.end_of_document}, of {manifest.vocabulary_size} tokens"
+        return (
+            f"end_of_document is {manifest.end_of_document}, of {manifest.vocabulary_size} tokens"
+        )
     for shard in manifest.shards:
         if len(shard.blocks) != -(-shard.tokens * width // BLOCK) or len(shard.lengths) != LENGTHS:
-            return f"{shard.path} has {len(shard.blocks)} checksums and {len(shard.lengths)} classes of lengths"
+            return (
+                f"{shard.path} has {len(shard.blocks)} checksums and {len(shard.lengths)} "
+                "classes of lengths"
+            )
     return None
 
 
@@ -272,15 +316,24 @@ def read_preparation(store: DatasetStore) -> Preparation | None:
     return _parse(Preparation, store.read(PLAN), store, PLAN)
 
 
-def read_records(store: DatasetStore, indices: Sequence[int], preparation: Preparation) -> dict[int, UnitRecord]:
-    """The records of those units that are done, were made with this preparation and have their files."""
+def read_records(
+    store: DatasetStore, indices: Sequence[int], preparation: Preparation
+) -> dict[int, UnitRecord]:
+    """The records of those units that are done, were made with this preparation and have their
+    files.
+    """
     sizes = {name: size for part in ("units", *SPLITS) for name, size in store.sizes(part).items()}
     names = [name for index in indices if (name := unit_name(index)) in sizes]
-    records = [_parse(UnitRecord, content, store, name) for name, content in zip(names, store.read_all(names), strict=True)]
+    records = [
+        _parse(UnitRecord, content, store, name)
+        for name, content in zip(names, store.read_all(names), strict=True)
+    ]
     width = ITEM_BYTES[preparation.dtype]
 
     def whole(shard: Shard) -> bool:
-        return sizes.get(f"{shard.path}.bin") == shard.tokens * width and f"{shard.path}.idx" in sizes
+        return (
+            sizes.get(f"{shard.path}.bin") == shard.tokens * width and f"{shard.path}.idx" in sizes
+        )
 
     return {
         record.index: record
@@ -301,15 +354,24 @@ def shard_path(split: str, index: int) -> str:
     return f"{split}/{index:05d}"
 
 
-def assemble(preparation: Preparation, records: Iterable[UnitRecord], warnings: Iterable[str]) -> Manifest:
-    """The manifest of all units' records, in order, with warnings on their files. DataError when no document is for training."""
+def assemble(
+    preparation: Preparation, records: Iterable[UnitRecord], warnings: Iterable[str]
+) -> Manifest:
+    """The manifest of all units' records, in order, with warnings on their files. DataError when no
+    document is for training.
+    """
     done = list(records)
     notes = [*warnings, *(note for record in done for note in record.notes)]
     train = [record.train for record in done if record.train]
     validation = [record.validation for record in done if record.validation]
     shards = (*train, *validation)
     if not train:
-        raise DataError("holds no document for training", where="data.sources", why="; ".join(notes), next="add text")
+        raise DataError(
+            "holds no document for training",
+            where="data.sources",
+            why="; ".join(notes),
+            next="add text",
+        )
     content = {
         "tokenizer_sha256": preparation.tokenizer_sha256,
         "end_of_document": preparation.end_of_document,
@@ -336,7 +398,9 @@ def assemble(preparation: Preparation, records: Iterable[UnitRecord], warnings: 
         notes=tuple(dict.fromkeys(notes)),
         shards=shards,
         skipped=sum(record.skipped for record in done),
-        skipped_records=tuple(islice((name for record in done for name in record.skipped_records), LISTED)),
+        skipped_records=tuple(
+            islice((name for record in done for name in record.skipped_records), LISTED)
+        ),
     )
 
 
@@ -349,15 +413,22 @@ def _shown(value: Any) -> str:
 
 
 def _parse(kind: type[T], content: bytes | None, store: DatasetStore, name: str) -> T | None:
-    """A dataclass from its JSON; None when there is none. DataError when it is not of this format."""
+    """A dataclass from its JSON; None when there is none. DataError when it is not of this
+    format.
+    """
     if content is None:
         return None
     where = store.describe(name)
     try:
         found = untrusted_input.parse_json(untrusted_input.decode(content, where), where)
         if isinstance(found, dict) and found.get("format", FORMAT) != FORMAT:
-            raise InputError(f"its format is {untrusted_input.show(found['format'])}, not {FORMAT}", key="format")
+            raise InputError(
+                f"its format is {untrusted_input.show(found['format'])}, not {FORMAT}", key="format"
+            )
         return fit(kind, found)
     except InputError as error:
-        what, why = "is not what this version of trainfleet writes", ": ".join(filter(None, (error.key, error.what)))
+        what, why = (
+            "is not what this version of trainfleet writes",
+            ": ".join(filter(None, (error.key, error.what))),
+        )
         raise DataError(what, where=error.where or where, why=why, next=store.remake()) from error

@@ -1,4 +1,6 @@
-"""The progress of tokenizing: one small file per process, replaced several times a second, and summed by readers."""
+"""The progress of tokenizing: one small file per process, replaced several times a second, and
+summed by readers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .manifest import read_preparation
 
 @dataclass(frozen=True)
 class TokenizingProgress:
-    """Sums over all processes. `bytes` are those of the sources as they lie on disk; total 0: the plan is not made yet."""
+    """Sums over all processes. `bytes` are those of the sources as they lie on disk; total 0: the
+    plan is not made yet.
+    """
 
     bytes_done: int
     bytes_total: int
@@ -50,7 +54,12 @@ class Meter:
 
     def add(self, *, bytes_: int = 0, documents: int = 0, tokens: int = 0, units: int = 0) -> None:
         counts = self.counts
-        self.counts = Counts(counts.bytes + bytes_, counts.documents + documents, counts.tokens + tokens, counts.units + units)
+        self.counts = Counts(
+            counts.bytes + bytes_,
+            counts.documents + documents,
+            counts.tokens + tokens,
+            counts.units + units,
+        )
         if time.monotonic() - self.written > self.store.note_every:
             self.write()
 
@@ -60,24 +69,36 @@ class Meter:
 
 
 def read_progress(folder: Path, address: str | None = None) -> TokenizingProgress:
-    """The sums of all progress files of a dataset's folder, or of its place in S3; zeros before anything is there."""
+    """The sums of all progress files of a dataset's folder, or of its place in S3; zeros before
+    anything is there.
+    """
     store = open_store(folder, address)
     preparation = read_preparation(store)
-    found = [counts for content in store.read_all(store.sizes("progress")) if content and (counts := _counts(content))]
-    bytes_, documents, tokens, units = (sum(getattr(counts, field.name) for counts in found) for field in fields(Counts))
+    found = [
+        counts
+        for content in store.read_all(store.sizes("progress"))
+        if content and (counts := _counts(content))
+    ]
+    bytes_, documents, tokens, units = (
+        sum(getattr(counts, field.name) for counts in found) for field in fields(Counts)
+    )
     total, of = (preparation.bytes, preparation.units) if preparation else (0, 0)
     return TokenizingProgress(bytes_, total, documents, tokens, units, of)
 
 
 def _counts(content: bytes) -> Counts | None:
-    """The counts in a process's file; None for a damaged one, as progress must never stop the work."""
+    """The counts in a process's file; None for a damaged one, as progress must never stop the
+    work.
+    """
     with suppress(InputError):
         return fit(Counts, untrusted_input.parse_line(content, ""))
     return None
 
 
 def clear(store: DatasetStore, node: int, nodes: int) -> None:
-    """Removes the files of an earlier job: this node's own, and on node 0 those of nodes that no longer exist."""
+    """Removes the files of an earlier job: this node's own, and on node 0 those of nodes that no
+    longer exist.
+    """
     for name in store.sizes("progress"):
         owner, _, _ = Path(name).name.partition("-")
         if (number := untrusted_input.whole(owner)) is None:

@@ -1,8 +1,10 @@
-"""Token files in Megatron's format: raw little-endian ids in .bin, document bounds in .idx (MMIDIDX, version 1).
+"""Token files in Megatron's format: raw little-endian ids in .bin, document bounds in .idx
+(MMIDIDX, version 1).
 
-Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64 version, u8 type code, u64 number
-of sequences, u64 number of document bounds, then i32 sequence lengths, i64 byte offsets of the sequences, i64 document bounds.
-Here every document is one sequence that ends with the end-of-document id; none can be too long for 31 bits (formats.LONGEST).
+Layout of .idx, as Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py): magic, u64
+version, u8 type code, u64 number of sequences, u64 number of document bounds, then i32 sequence
+lengths, i64 byte offsets of the sequences, i64 document bounds. Here every document is one sequence
+that ends with the end-of-document id; none can be too long for 31 bits (formats.LONGEST).
 """
 
 from __future__ import annotations
@@ -27,11 +29,20 @@ TYPE_CODES = {"int32": 4, "uint16": 8}  # megatron DType; it has no uint32
 
 
 class ShardWriter:
-    """Writes one pair of files under temporary names until `commit`; leaving the block removes what was not committed."""
+    """Writes one pair of files under temporary names until `commit`; leaving the block removes what
+    was not committed.
+    """
 
     def __init__(self, store: DatasetStore, path: str, dtype: str, end_of_document: int) -> None:
-        self.store, self.path, self.dtype, self.end = store, path, np.dtype(dtype).newbyteorder("<"), end_of_document
-        self.partial = store.folder / f"{path}.{os.getpid()}.partial"  # of this process alone, should two jobs meet
+        self.store, self.path, self.dtype, self.end = (
+            store,
+            path,
+            np.dtype(dtype).newbyteorder("<"),
+            end_of_document,
+        )
+        self.partial = (
+            store.folder / f"{path}.{os.getpid()}.partial"
+        )  # of this process alone, should two jobs meet
         self.lengths: list[npt.NDArray[np.int32]] = []
         self.begun = 0  # tokens of a document that is not at its end
         self.min_id, self.max_id = end_of_document, end_of_document
@@ -46,14 +57,18 @@ class ShardWriter:
         return self
 
     def begin(self, ids: npt.NDArray[np.uint32]) -> int:
-        """Appends a part of a document that goes on with what is added next; returns the tokens written."""
+        """Appends a part of a document that goes on with what is added next; returns the tokens
+        written.
+        """
         self._see(ids)
         self.begun += len(ids)
         self._write(ids.astype(self.dtype).data.cast("B"))
         return len(ids)
 
     def add(self, ids: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> int:
-        """Appends documents (flat ids and their bounds), each with an end-of-document id; returns the tokens written."""
+        """Appends documents (flat ids and their bounds), each with an end-of-document id; returns
+        the tokens written.
+        """
         lengths = np.diff(offsets) + 1
         tokens = np.empty(len(ids) + len(lengths), self.dtype)
         inside = np.ones(len(tokens), np.bool_)
@@ -67,7 +82,9 @@ class ShardWriter:
         return len(tokens)
 
     def commit(self, source: int) -> Shard | None:
-        """Makes both files durable and visible and returns what is known of them; None, and no files, without a document."""
+        """Makes both files durable and visible and returns what is known of them; None, and no
+        files, without a document.
+        """
         lengths = np.concatenate(self.lengths) if self.lengths else np.empty(0, np.int32)
         if not len(lengths):
             return None
@@ -96,13 +113,21 @@ class ShardWriter:
             blocks=(*self.blocks, self.crc) if self.filled else tuple(self.blocks),
         )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.file.close()
         self.partial.unlink(missing_ok=True)
 
     def _see(self, ids: npt.NDArray[np.uint32]) -> None:
         if len(ids):
-            self.min_id, self.max_id = min(self.min_id, int(ids.min())), max(self.max_id, int(ids.max()))
+            self.min_id, self.max_id = (
+                min(self.min_id, int(ids.min())),
+                max(self.max_id, int(ids.max())),
+            )
 
     def _write(self, content: memoryview) -> None:
         self.sha256.update(content)
@@ -130,5 +155,9 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: npt.DTypeLike) -> bytes:
     pointers = np.zeros(count, np.int64)
     np.cumsum(lengths[:-1], out=pointers[1:], dtype=np.int64)
     header = HEADER.pack(MAGIC, 1, TYPE_CODES[np.dtype(dtype).name], count, count + 1)
-    parts = (lengths.astype("<i4"), (pointers * size).astype("<i8"), np.arange(count + 1, dtype="<i8"))
+    parts = (
+        lengths.astype("<i4"),
+        (pointers * size).astype("<i8"),
+        np.arange(count + 1, dtype="<i8"),
+    )
     return header + b"".join(part.tobytes() for part in parts)

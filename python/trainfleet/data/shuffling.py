@@ -1,8 +1,9 @@
 """Which sample is the g-th: bijections that are computed, not stored.
 
-Global sample g belongs to a source, by the weights; to an epoch of that source; and to a position in that epoch, whose
-permutation says which sample it is. A permutation of [0, n) is a Feistel network on the next power of four, walked until it lands
-in [0, n) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): O(1) memory, and each is as quick to find.
+Global sample g belongs to a source, by the weights; to an epoch of that source; and to a position
+in that epoch, whose permutation says which sample it is. A permutation of [0, n) is a Feistel
+network on the next power of four, walked until it lands in [0, n) (Black and Rogaway 2002, "Ciphers
+with arbitrary finite domains"): O(1) memory, and each is as quick to find.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 Index = npt.NDArray[np.uint64]
-ROUNDS = 6  # four make a pseudorandom permutation (Luby and Rackoff 1988); two more for a round function that is only a mixer
+# four make a pseudorandom permutation (Luby and Rackoff 1988); two more for a round function that
+# is only a mixer
+ROUNDS = 6
 MIX = 4096  # consecutive samples in which every source has exactly its share
 WORD = 2**64 - 1
 EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # what a key is for
@@ -22,7 +25,9 @@ EPOCH, BLOCKS, WINDOW, TAIL, SHARE = range(5)  # what a key is for
 
 @dataclass(frozen=True)
 class Order:
-    """The endless order of the samples of some sources. `counts`: samples in an epoch of each; `weights`: None for one source."""
+    """The endless order of the samples of some sources. `counts`: samples in an epoch of each;
+    `weights`: None for one source.
+    """
 
     seed: int
     counts: tuple[int, ...]
@@ -31,7 +36,9 @@ class Order:
     window: int = 0  # blocks that are drawn from at a time
 
     def at(self, first: int, count: int) -> tuple[Index, Index]:
-        """Source and sample in it of the global samples [first, first + count): two uint64 arrays."""
+        """Source and sample in it of the global samples [first, first + count): two uint64
+        arrays.
+        """
         numbers = np.arange(first, first + count, dtype=np.uint64)
         sources, numbers = self._sources(numbers)
         positions = np.empty_like(numbers)
@@ -39,7 +46,9 @@ class Order:
             mine = sources == source
             epochs, within = np.divmod(numbers[mine], np.uint64(self.counts[int(source)]))
             for epoch in np.unique(epochs):
-                within[epochs == epoch] = self._shuffled(within[epochs == epoch], int(source), int(epoch))
+                within[epochs == epoch] = self._shuffled(
+                    within[epochs == epoch], int(source), int(epoch)
+                )
             positions[mine] = within
         return sources, positions
 
@@ -51,17 +60,25 @@ class Order:
         starts = np.concatenate([[0], np.cumsum(shares)]).astype(np.uint64)
         rounds, within = np.divmod(numbers, np.uint64(MIX))
         for number in np.unique(rounds):
-            within[rounds == number] = permuted(within[rounds == number], MIX, self.seed, SHARE, int(number))
+            within[rounds == number] = permuted(
+                within[rounds == number], MIX, self.seed, SHARE, int(number)
+            )
         sources = np.searchsorted(starts, within, side="right").astype(np.uint64) - np.uint64(1)
         return sources, rounds * np.array(shares, np.uint64)[sources] + within - starts[sources]
 
     def _shuffled(self, positions: Index, source: int, epoch: int) -> Index:
         n, key = self.counts[source], (self.seed, source, epoch)
-        return windowed(positions, n, self.block, self.window, *key) if self.block else permuted(positions, n, *key, EPOCH)
+        return (
+            windowed(positions, n, self.block, self.window, *key)
+            if self.block
+            else permuted(positions, n, *key, EPOCH)
+        )
 
 
 def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
-    """The images of `positions`, each in [0, n), under the permutation of [0, n) that the key stands for."""
+    """The images of `positions`, each in [0, n), under the permutation of [0, n) that the key
+    stands for.
+    """
     values = np.array(positions, np.uint64)
     half = max(1, -(-max(n - 1, 1).bit_length() // 2))
     keys = [np.uint64(fold(*key, number)) for number in range(ROUNDS)]
@@ -72,9 +89,11 @@ def permuted(positions: npt.ArrayLike, n: int, *key: int) -> Index:
 
 
 def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> Index:
-    """A permutation of [0, n) in which `window` blocks of `block` neighbours, drawn from all, are used up before the next ones.
+    """A permutation of [0, n) in which `window` blocks of `block` neighbours, drawn from all, are
+    used up before the next ones.
 
-    The last n % block samples come last. Reads stay within blocks that fit a cache, and each block is read once an epoch.
+    The last n % block samples come last. Reads stay within blocks that fit a cache, and each block
+    is read once an epoch.
     """
     blocks = n // block
     body, span = blocks * block, window * block
@@ -86,12 +105,17 @@ def windowed(positions: Index, n: int, block: int, window: int, *key: int) -> In
         size = min(window, blocks - int(number) * window) * block
         within = permuted(positions[mine] % np.uint64(span), size, *key, WINDOW, int(number))
         slots, offsets = np.divmod(within, np.uint64(block))
-        image[mine] = permuted(slots + number * np.uint64(window), blocks, *key, BLOCKS) * np.uint64(block) + offsets
+        image[mine] = (
+            permuted(slots + number * np.uint64(window), blocks, *key, BLOCKS) * np.uint64(block)
+            + offsets
+        )
     return image
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Whole shares that add up to `total`, as close to the weights as can be (largest remainder), none of them zero."""
+    """Whole shares that add up to `total`, as close to the weights as can be (largest remainder),
+    none of them zero.
+    """
     exact = [max(weight / sum(weights) * (total - len(weights)), 0) + 1 for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))
@@ -101,7 +125,9 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
 
 
 def mix(values: npt.ArrayLike) -> Index:
-    """The finaliser of splitmix64: every bit of the input changes each bit of the output with probability one half."""
+    """The finaliser of splitmix64: every bit of the input changes each bit of the output with
+    probability one half.
+    """
     z = np.asarray(values, np.uint64)
     with np.errstate(over="ignore"):
         z = z + np.uint64(0x9E3779B97F4A7C15)
@@ -111,9 +137,13 @@ def mix(values: npt.ArrayLike) -> Index:
 
 
 def fold(*parts: int) -> int:
-    """One 64-bit key from several numbers; any other number, or another order of them, gives another key."""
+    """One 64-bit key from several numbers; any other number, or another order of them, gives
+    another key.
+    """
     key = 0
-    for part in parts:  # splitmix64 as in `mix`, on Python's integers: ten times faster for one number
+    for (
+        part
+    ) in parts:  # splitmix64 as in `mix`, on Python's integers: ten times faster for one number
         key = ((key ^ part) + 0x9E3779B97F4A7C15) & WORD
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & WORD
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & WORD

@@ -1,7 +1,8 @@
-"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3 (storage/s3.py).
+"""Where source bytes are: on this machine's file systems, in the interpreter's library, or in S3
+(storage/s3.py).
 
-A file is identified by its path, its size and a version (modification time, or ETag), so that one which changes while it is read
-is noticed instead of read half old and half new.
+A file is identified by its path, its size and a version (modification time, or ETag), so that one
+which changes while it is read is noticed instead of read half old and half new.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from ..storage import s3, s3_streams
 from ..trust.errors import DataError, TrainfleetError
 from ..trust.spelling import suggest
 from ..trust.untrusted_input import printable, shortened
-from .format_table import PYTHON, by_suffix, format_of, is_record, is_sidecar, passed_over, why_unread
+from .format_table import (
+    PYTHON,
+    by_suffix,
+    format_of,
+    is_record,
+    is_sidecar,
+    passed_over,
+    why_unread,
+)
 
 STDLIB = "stdlib"
 BUFFER = 2**18  # bytes: at the default of 8 KiB, reading lines costs three times as much
@@ -53,12 +62,18 @@ def is_remote(path: str) -> bool:
 def list_files(source: str) -> Listing:
     """The files of one source, sorted. DataError when there is nothing to read."""
     if is_stdlib(source):
-        paths = (file.path for file in _walk(_library()) if isinstance(file, SourceFile) and file.size)
+        paths = (
+            file.path for file in _walk(_library()) if isinstance(file, SourceFile) and file.size
+        )
         modules = sorted(path for path in paths if path.endswith(PYTHON))
-        return [stat(path.replace(f"{_library()}/", f"{STDLIB}:", 1)) for path in modules], Counter()
+        return [
+            stat(path.replace(f"{_library()}/", f"{STDLIB}:", 1)) for path in modules
+        ], Counter()
     files, unread = _sorted_out(_found(source))
     if not files:
-        none = "it is empty" if {*unread} == {EMPTY} else f"it holds no {', '.join(by_suffix())} file"
+        none = (
+            "it is empty" if {*unread} == {EMPTY} else f"it holds no {', '.join(by_suffix())} file"
+        )
         raise unreadable(source, "; ".join([none, *told(source, unread)]))
     return files, unread
 
@@ -83,7 +98,10 @@ def _sorted_out(found: list[SourceFile | str]) -> Listing:
     unread, read = Counter(why for why in found if isinstance(why, str)), list[SourceFile]()
     for file in files:
         if records and is_sidecar(file.path):
-            unread[f"{printable(Path(file.path).name)} beside records (name it in data.sources to read it)"] += 1
+            unread[
+                f"{printable(Path(file.path).name)} beside records (name it in data.sources to "
+                "read it)"
+            ] += 1
         elif file.size:
             read.append(file)
         else:
@@ -113,7 +131,9 @@ def stat(path: str) -> SourceFile:
 
 
 def open_file(file: SourceFile, start: int = 0) -> BinaryIO:
-    """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the file's beginning."""
+    """A buffered stream of a file's bytes from `start` on; seekable, and `tell` counts from the
+    file's beginning.
+    """
     if is_remote(file.path):
         return s3_streams.open_object(s3.Object(file.path, file.size, file.version), start)
     try:
@@ -128,13 +148,26 @@ def check_unchanged(file: SourceFile) -> None:
     """DataError when a file is not the one that was planned."""
     now = stat(file.path)
     if now != file:
-        what = "size" if now.size != file.size else "time of change" if not is_remote(file.path) else "ETag"
+        what = (
+            "size"
+            if now.size != file.size
+            else "time of change"
+            if not is_remote(file.path)
+            else "ETag"
+        )
         remedy = "wait until nothing writes to it, then run make tokenize again"
-        raise DataError("changed after the work was planned", where=file.path, why=f"it has another {what}", next=remedy)
+        raise DataError(
+            "changed after the work was planned",
+            where=file.path,
+            why=f"it has another {what}",
+            next=remedy,
+        )
 
 
 def unreadable(where: str, why: str) -> DataError:
-    return DataError("can't be read as a source", where=where, why=why, next="correct data.sources in the config")
+    return DataError(
+        "can't be read as a source", where=where, why=why, next="correct data.sources in the config"
+    )
 
 
 def _local(path: str) -> Path:
@@ -147,7 +180,9 @@ def _objects(source: str) -> Iterator[SourceFile | str]:
     for found in s3.list_objects(source):
         if found.address.startswith(folder) or (found.address == source and format_of(source)):
             file = SourceFile(found.address, found.size, found.version)
-            yield (found.address != source and why_unread(found.address.removeprefix(folder))) or file
+            yield (
+                found.address != source and why_unread(found.address.removeprefix(folder))
+            ) or file
 
 
 def _library() -> Path:
@@ -157,7 +192,9 @@ def _library() -> Path:
 def _walk(source: Path) -> Iterator[SourceFile | str]:
     """Each file below a folder, or why one is not read."""
     tree = Path(os.path.realpath(source))  # which links may lead into
-    tree = tree.parents[1] if tree.parent.name == "snapshots" else tree  # of the Hub's cache, where all is links
+    tree = (
+        tree.parents[1] if tree.parent.name == "snapshots" else tree
+    )  # of the Hub's cache, where all is links
     for here, folders, names in os.walk(source, onerror=_raised):
         inner = {*folders}
         for name in (*folders, *names):
@@ -165,21 +202,27 @@ def _walk(source: Path) -> Iterator[SourceFile | str]:
             if path.is_symlink():
                 yield passed_over(name) or _linked(path, Path(os.path.realpath(path)), tree)
             elif name not in inner:
-                yield why_unread(name) or (stat(str(path)) if path.is_file() else "pipe, socket or device")
+                yield why_unread(name) or (
+                    stat(str(path)) if path.is_file() else "pipe, socket or device"
+                )
             elif why := passed_over(name):
                 yield why
         folders[:] = [name for name in folders if not passed_over(name)]
 
 
 def _linked(path: Path, real: Path, tree: Path) -> SourceFile | str:
-    """The file that a link stands for, if it is in the source's tree and not read at its own place; or why it is not read."""
+    """The file that a link stands for, if it is in the source's tree and not read at its own place;
+    or why it is not read.
+    """
     if not real.exists():
         return "link that leads nowhere"
     below = real.relative_to(tree).as_posix() if real.is_relative_to(tree) else ""
     if below and not (passed_over if real.is_dir() else why_unread)(below):
         return "link to what is read at its own place"
     if not below or real.is_dir():
-        return f"link to {shortened(printable(str(real)), 255)} (name that in data.sources to read it)"
+        return (
+            f"link to {shortened(printable(str(real)), 255)} (name that in data.sources to read it)"
+        )
     return why_unread(path.name) or stat(str(path))
 
 
@@ -188,7 +231,9 @@ def _raised(error: OSError) -> None:
 
 
 def _absence(path: Path) -> str:
-    """Why a path is no file: what it is, where its link leads, or the name beside it that was meant."""
+    """Why a path is no file: what it is, where its link leads, or the name beside it that was
+    meant.
+    """
     if path.exists():
         return "is a pipe, a socket or a device, not a file"
     if path.is_symlink():

@@ -1,4 +1,6 @@
-"""What a config's sources and tokenizer are, for `make plan`: listed and tried, by the readers of `make tokenize`."""
+"""What a config's sources and tokenizer are, for `make plan`: listed and tried, by the readers of
+`make tokenize`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from .tokenizer import require_use
 
 @dataclass(frozen=True)
 class SourceSurvey:
-    """How much there is to tokenize, and what a user should hear of it. `largest`: the bytes of the largest unit."""
+    """How much there is to tokenize, and what a user should hear of it. `largest`: the bytes of the
+    largest unit.
+    """
 
     files: int
     bytes: int
@@ -36,11 +40,15 @@ def look(data: Data) -> SourceSurvey:
     if data.bad_records == STOP:
         _read_first_records(plan, data)
     warnings = (*plan.warnings, *look_into(plan.units, data))
-    return SourceSurvey(plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), warnings)
+    return SourceSurvey(
+        plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), warnings
+    )
 
 
 def _read_first_records(plan: UnitPlan, data: Data) -> None:
-    """Reads the first record of each source of JSON lines on this disk. DataError where tokenizing would end with it."""
+    """Reads the first record of each source of JSON lines on this disk. DataError where tokenizing
+    would end with it.
+    """
     for source, piece in {unit.source: unit.pieces[0] for unit in reversed(plan.units)}.items():
         row = format_of(piece.path)
         if row and row.divided and row.by_jq and Path(piece.path).is_file():

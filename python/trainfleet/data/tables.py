@@ -1,4 +1,6 @@
-"""Texts in the cells of tables that can't be split: JSON arrays, comma- and tab-separated values, Arrow."""
+"""Texts in the cells of tables that can't be split: JSON arrays, comma- and tab-separated values,
+Arrow.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +13,51 @@ from typing import TextIO
 from ..trust.errors import DataError
 from ..trust.untrusted_input import converting
 from .bad_records import LINE, too_long
-from .formats import LONGEST, Item, attempted, cell, column, damage, decoded, document_of, library, read_lines, texts, texts_of
+from .formats import (
+    LONGEST,
+    Item,
+    attempted,
+    cell,
+    column,
+    damage,
+    decoded,
+    document_of,
+    library,
+    read_lines,
+    texts,
+    texts_of,
+)
 from .sources import SourcePiece
 
 TAB = (".tsv", ".tab")
 QUOTED = (  # what the module csv, a spreadsheet or pandas wrote with tabs
     f"{LINE}; or, if its cells have quotes, write it as CSV: "
-    "python3 -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, 'excel-tab'))\" < a.tsv > a.csv"
+    'python3 -c "import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, '
+    "'excel-tab'))\" < a.tsv > a.csv"
 )
 
 
 def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """`text_field` of a JSON object, of each in an array, or of each line, whichever the file holds."""
+    """`text_field` of a JSON object, of each in an array, or of each line, whichever the file
+    holds.
+    """
     with piece.open() as stream:
         content = stream.read(LONGEST + 1)
     if len(content) > LONGEST:
         raise DataError(
-            "is too large to be read whole", where=piece.path, why=f"it has more than {LONGEST / 2**20:.0f} MiB",
-            next=f"write a line for each text, with jq installed: jq -c '.[]' {piece.path} > texts.jsonl",
-        )  # fmt: skip
+            "is too large to be read whole",
+            where=piece.path,
+            why=f"it has more than {LONGEST / 2**20:.0f} MiB",
+            next=f"write a line for each text, with jq installed: jq -c '.[]' {piece.path} > "
+            "texts.jsonl",
+        )
     text = decoded(content, piece, 0, 0).text
     try:
         found = json.loads(text)
     except RecursionError as error:
-        raise DataError("is nested too deeply", where=piece.path, next="leave it out of data.sources") from error
+        raise DataError(
+            "is nested too deeply", where=piece.path, next="leave it out of data.sources"
+        ) from error
     except ValueError:
         yield from read_lines(piece, text_field, ((line, 0) for line in content.split(b"\n")))
         return
@@ -43,26 +66,43 @@ def read_json(piece: SourcePiece, text_field: str) -> Iterator[Item]:
 
 
 def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
-    """The column `text_field` of a table whose first row names the columns, and whose other rows have as many cells.
+    """The column `text_field` of a table whose first row names the columns, and whose other rows
+    have as many cells.
 
     Commas separate by RFC 4180, with quotes. Tabs separate without any, and each line is a row:
     https://www.iana.org/assignments/media-types/text/tab-separated-values
     """
     tabs, at = piece.path.endswith(TAB), 0
-    with piece.open() as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="\n" if tabs else "") as stream:
-        rows = _tabbed(_lines(stream, piece)) if tabs else _quoted(_lines(stream, piece), piece.path)
+    with (
+        piece.open() as raw,
+        io.TextIOWrapper(raw, "utf-8-sig", newline="\n" if tabs else "") as stream,
+    ):
+        rows = (
+            _tabbed(_lines(stream, piece)) if tabs else _quoted(_lines(stream, piece), piece.path)
+        )
         try:
             at, names = next(rows, (1, []))
             index = column(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
-                if len(row) < len(names) or any(row[len(names) :]):  # a text that was cut at its comma, tab or end of line
-                    yield DataError(f"has {len(row)} cells of {len(names)}", where=where, next=QUOTED if tabs else LINE)
+                if len(row) < len(names) or any(
+                    row[len(names) :]
+                ):  # a text that was cut at its comma, tab or end of line
+                    yield DataError(
+                        f"has {len(row)} cells of {len(names)}",
+                        where=where,
+                        next=QUOTED if tabs else LINE,
+                    )
                 else:
                     yield attempted(cell, row[index], where, text_field)
         except UnicodeDecodeError as error:
             why = f"{error.reason}, after line {at}"
-            raise DataError("is not UTF-8", where=piece.path, why=why, next=converting(error.object, error.start)) from error
+            raise DataError(
+                "is not UTF-8",
+                where=piece.path,
+                why=why,
+                next=converting(error.object, error.start),
+            ) from error
 
 
 def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
@@ -73,7 +113,9 @@ def _tabbed(lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
-    """The cells of each row of comma-separated values that is not blank, with the number of its last line."""
+    """The cells of each row of comma-separated values that is not blank, with the number of its
+    last line.
+    """
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines, "excel", strict=True)
     try:
@@ -82,7 +124,9 @@ def _quoted(lines: Iterator[str], path: str) -> Iterator[tuple[int, list[str]]]:
         where = f"{path}:{rows.line_num}"
         if "field larger" in str(error):
             raise too_long(where) from error
-        raise DataError("is no row of a table", where=where, why=str(error), next="correct or remove it") from error
+        raise DataError(
+            "is no row of a table", where=where, why=str(error), next="correct or remove it"
+        ) from error
 
 
 def _lines(stream: TextIO, piece: SourcePiece) -> Iterator[str]:
@@ -103,7 +147,11 @@ def read_arrow(piece: SourcePiece, text_field: str) -> Iterator[Item]:
         stream.seek(0)
         reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
         index = column(reader.schema.names, text_field, piece.path, texts_of(reader.schema))
-        batches = (reader.get_batch(number) for number in range(reader.num_record_batches)) if is_file else iter(reader)
+        batches = (
+            (reader.get_batch(number) for number in range(reader.num_record_batches))
+            if is_file
+            else iter(reader)
+        )
         row = 0
         for batch in batches:
             for text in texts(batch, index, piece.path, text_field):

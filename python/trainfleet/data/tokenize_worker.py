@@ -1,8 +1,9 @@
-"""One node's part of `make tokenize`: nothing is shared between processes but the folder, and nothing is merged afterwards.
+"""One node's part of `make tokenize`: nothing is shared between processes but the folder, and
+nothing is merged afterwards.
 
-Node 0 commits the preparation (plan.json and the tokenizer), unit i belongs to node i mod N, and each process takes the next of
-its node's units. Every unit is committed whole, so a restart with any number of nodes does only what is missing, and the bytes
-are the same whoever makes them.
+Node 0 commits the preparation (plan.json and the tokenizer), unit i belongs to node i mod N, and
+each process takes the next of its node's units. Every unit is committed whole, so a restart with
+any number of nodes does only what is missing, and the bytes are the same whoever makes them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Share:
 
 
 def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest | None:
-    """Does this node's units; returns the manifest if the dataset is finished then, None if other nodes are still at work."""
+    """Does this node's units; returns the manifest if the dataset is finished then, None if other
+    nodes are still at work.
+    """
     store = manifest.store_of(data, root)
     if (finished := manifest.find(data, root)) is not None:
         print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
@@ -60,14 +63,20 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
     with only_job(store) if share.node == 0 else nullcontext():
         progress.clear(store, share.node, share.nodes)
         plan = plan_units(data)
-        preparation = prepare(data, plan, store) if share.node == 0 else await_preparation(data, plan, store, share.node)
+        preparation = (
+            prepare(data, plan, store)
+            if share.node == 0
+            else await_preparation(data, plan, store, share.node)
+        )
         _mirror_tokenizer(store, preparation)
         _do_units(data, plan, preparation, store, share)
         return finish(data, plan, preparation, store)
 
 
 def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
-    """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same settings and files."""
+    """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same
+    settings and files.
+    """
     for warning in plan.warnings:
         print(f"warning: {warning}", flush=True)
     existing = manifest.read_preparation(store)
@@ -75,15 +84,29 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         print(f"goes on with the dataset in {store.describe('')}", flush=True)
         return existing
     if existing:
-        print(f"starts again in {store.describe('')}: what was unfinished there has other settings or files", flush=True)
+        print(
+            f"starts again in {store.describe('')}: what was unfinished there has other settings "
+            "or files",
+            flush=True,
+        )
         store.remove(manifest.PLAN)  # which would say that the tokenizer is trained
     began = time.monotonic()
     trained = data.tokenizer == TRAINED
-    tokenizer = Tokenizer(bpe.train(data, plan), "the trained tokenizer") if trained else load(folder_named(data))
-    preparation = manifest.preparation_of(data, plan, tokenizer)  # refuses a tokenizer without an end before any work is done
+    tokenizer = (
+        Tokenizer(bpe.train(data, plan), "the trained tokenizer")
+        if trained
+        else load(folder_named(data))
+    )
+    preparation = manifest.preparation_of(
+        data, plan, tokenizer
+    )  # refuses a tokenizer without an end before any work is done
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
-    print(f"tokenizer of {tokenizer.vocabulary_size:,} tokens ready in {time.monotonic() - began:.1f} s", flush=True)
+    print(
+        f"tokenizer of {tokenizer.vocabulary_size:,} tokens ready in "
+        f"{time.monotonic() - began:.1f} s",
+        flush=True,
+    )
     return preparation
 
 
@@ -96,7 +119,8 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
             return existing
         if existing and waited > PATIENCE:
             raise DataError(
-                f"node {node} sees {plan.files} files with {plan.bytes} bytes, node 0 {existing.files} with {existing.bytes}",
+                f"node {node} sees {plan.files} files with {plan.bytes} bytes, node 0 "
+                f"{existing.files} with {existing.bytes}",
                 where="data.sources",
                 next="put the sources on a file system that all nodes share",
             )
@@ -106,27 +130,39 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
         time.sleep(POLL)
 
 
-def finish(data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore) -> Manifest | None:
+def finish(
+    data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore
+) -> Manifest | None:
     """Writes the manifest when every unit is done, whichever node that finds out.
 
     Raises:
-        DataError: there is no document to train on, or more bad records were skipped than data.bad_records allows.
+        DataError: there is no document to train on, or more bad records were skipped than
+            data.bad_records allows.
     """
     if len(store.sizes("units")) < len(plan.units):
         return None
     records = manifest.read_records(store, range(len(plan.units)), preparation)
     if len(records) < len(plan.units):
         return None
-    finished = manifest.assemble(preparation, [records[unit.index] for unit in plan.units], plan.warnings)
+    finished = manifest.assemble(
+        preparation, [records[unit.index] for unit in plan.units], plan.warnings
+    )
     manifest.require_few(finished, data, store)
     manifest.write(store, manifest.MANIFEST, finished)
     return finished
 
 
 def _tokenizer_of(store: DatasetStore, preparation: Preparation) -> bytes | None:
-    """The tokenizer's file as the preparation says it is; None when it is not there or another one."""
+    """The tokenizer's file as the preparation says it is; None when it is not there or another
+    one.
+    """
     content = store.read(FILE)
-    return content if content is not None and hashlib.sha256(content).hexdigest() == preparation.tokenizer_sha256 else None
+    return (
+        content
+        if content is not None
+        and hashlib.sha256(content).hexdigest() == preparation.tokenizer_sha256
+        else None
+    )
 
 
 def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
@@ -137,10 +173,14 @@ def _mirror_tokenizer(store: DatasetStore, preparation: Preparation) -> None:
 
 
 def _fits(preparation: Preparation, data: Data, plan: UnitPlan) -> bool:
-    return preparation.settings == manifest.settings_of(data) and preparation.listing == plan.identity
+    return (
+        preparation.settings == manifest.settings_of(data) and preparation.listing == plan.identity
+    )
 
 
-def _do_units(data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore, share: Share) -> None:
+def _do_units(
+    data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore, share: Share
+) -> None:
     mine = plan.units[share.node :: share.nodes]
     done = manifest.read_records(store, [unit.index for unit in mine], preparation)
     missing = [unit for unit in mine if unit.index not in done]
@@ -185,7 +225,8 @@ def _work(work: UnitWork, units: Iterator[Unit]) -> None:
 
 
 def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
-    """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units in turn until none is left.
+    """Spawned processes (fork would copy the threads' locks of the tokenizer libraries) take units
+    in turn until none is left.
 
     Each asks for its next unit by a pipe.
     """
@@ -206,7 +247,9 @@ def _in_processes(task: _Task, units: list[Unit], workers: int) -> None:
 
 
 def _serve(links: dict[Connection, SpawnProcess], units: Iterator[Unit]) -> None:
-    """Returns when all have ended well; raises what one of them found, or ends this process as the first that did not."""
+    """Returns when all have ended well; raises what one of them found, or ends this process as the
+    first that did not.
+    """
     waiting = dict(links)
     while waiting:
         for link in multiprocessing.connection.wait(list(waiting)):
@@ -233,7 +276,9 @@ def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
-    from .work_units import UnitWork  # loads numpy and the tokenizer libraries, which the parent of such processes does without
+    from .work_units import (
+        UnitWork,
+    )  # loads numpy and the tokenizer libraries, which the parent of such processes does without
 
     try:
         meter = progress.Meter(task.store, task.node, number)
@@ -252,7 +297,9 @@ def _in_turn(link: Connection) -> Iterator[Unit]:
 
 
 def exit_on(number: signal.Signals) -> None:
-    """From now on this signal leaves the program the way an error does, so that partial files are removed."""
+    """From now on this signal leaves the program the way an error does, so that partial files are
+    removed.
+    """
 
     def leave(received: int, frame: FrameType | None) -> None:
         sys.exit(128 + received)

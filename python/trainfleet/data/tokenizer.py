@@ -18,7 +18,9 @@ class Tokenizer(Vocabulary):
     """A tokenizer.json, loaded by a library on first use."""
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a text are plain text."""
+        """The ids of all texts in one uint32 array, and len(texts) + 1 bounds; special tokens in a
+        text are plain text.
+        """
         from .encoders import blaming
 
         with blaming(self.where):
@@ -29,7 +31,9 @@ class Tokenizer(Vocabulary):
         from .encoders import blaming
 
         with blaming(self.where):
-            return str(self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True))
+            return str(
+                self.reference.tokenizer.decode(list(map(int, ids)), skip_special_tokens=True)
+            )
 
     @cached_property
     def reference(self) -> HuggingFace:
@@ -72,7 +76,9 @@ def described(encoder: TextEncoder) -> str:
 
 
 class StreamDecoder:
-    """Text from ids that come one at a time; a character whose bytes are not all there yet is held back."""
+    """Text from ids that come one at a time; a character whose bytes are not all there yet is held
+    back.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         from tokenizers.decoders import DecodeStream
@@ -86,13 +92,16 @@ class StreamDecoder:
 
 
 def require_use(data: Data) -> None:
-    """DataError if data.tokenizer can't encode text; the config's check reads only its table of tokens."""
+    """DataError if data.tokenizer can't encode text; the config's check reads only its table of
+    tokens.
+    """
     if data.tokenizer != TRAINED:
         assert load(folder_named(data)).reference
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, in a folder that has one, or in one of the other forms that conversion.py reads.
+    """The tokenizer in a tokenizer.json, in a folder that has one, or in one of the other forms
+    that conversion.py reads.
 
     DataError when it is missing or broken.
     """

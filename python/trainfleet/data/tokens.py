@@ -23,10 +23,14 @@ Tokenlike = npt.NDArray[Any]
 class Tokens:
     """Reads any range of the concatenated shards."""
 
-    def __init__(self, store: DatasetStore, shards: Sequence[Shard], dtype: str, cache: BlockCache | None) -> None:
+    def __init__(
+        self, store: DatasetStore, shards: Sequence[Shard], dtype: str, cache: BlockCache | None
+    ) -> None:
         self.store, self.shards, self.cache = store, shards, cache
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.starts = np.concatenate([[0], np.cumsum([shard.tokens for shard in shards], dtype=np.int64)]).astype(np.int64)
+        self.starts = np.concatenate(
+            [[0], np.cumsum([shard.tokens for shard in shards], dtype=np.int64)]
+        ).astype(np.int64)
         self.mapped: Callable[[int], Tokenlike] = lru_cache(OPEN_FILES)(self._map)
 
     def __len__(self) -> int:
@@ -35,7 +39,9 @@ class Tokens:
     def read(self, start: int, out: npt.NDArray[np.int64]) -> None:
         """Fills `out` with the tokens from `start` on."""
         for index, begin, end, at in self._parts(start, len(out)):
-            out[at : at + end - begin] = self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
+            out[at : at + end - begin] = (
+                self._fetch(index, begin, end) if self.cache else self.mapped(index)[begin:end]
+            )
 
     def expect(self, start: int, length: int) -> None:
         """Prefetches these tokens into the cache, if there is one."""
@@ -55,7 +61,9 @@ class Tokens:
 
     def _map(self, index: int) -> Tokenlike:
         shard = self.shards[index]
-        with open(self.store.describe(f"{shard.path}.bin"), "rb", opener=untrusted_input.opener) as file:
+        with open(
+            self.store.describe(f"{shard.path}.bin"), "rb", opener=untrusted_input.opener
+        ) as file:
             return np.memmap(file, self.dtype, "r", shape=(shard.tokens,))
 
     def _blocks(self, begin: int, end: int) -> range:
@@ -69,13 +77,17 @@ class Tokens:
         return np.frombuffer(content, self.dtype)[begin - first : end - first]
 
     def _cached(self, index: int, block: int) -> Callable[[], bytes]:
-        """A block of a shard, fetched in the background if need be; call the result to wait for it."""
+        """A block of a shard, fetched in the background if need be; call the result to wait for
+        it.
+        """
         assert self.cache is not None and isinstance(self.store, BucketDataset)
         shard, store = self.shards[index], self.store
 
         def fetch() -> bytes:
             content = store.read_range(
-                f"{shard.path}.bin", block * BLOCK, min(shard.tokens * self.dtype.itemsize, (block + 1) * BLOCK)
+                f"{shard.path}.bin",
+                block * BLOCK,
+                min(shard.tokens * self.dtype.itemsize, (block + 1) * BLOCK),
             )
             check_block(content, shard, block, store)
             return content
@@ -86,5 +98,10 @@ class Tokens:
 def check_block(content: bytes | memoryview, shard: Shard, block: int, store: DatasetStore) -> None:
     """DataError when a block of a shard is not what was written."""
     if zlib.crc32(content) != shard.blocks[block]:
-        why = f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} is another one"
-        raise DataError("is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=store.remake())
+        why = (
+            f"the checksum of bytes {block * BLOCK} to {block * BLOCK + len(content)} is "
+            "another one"
+        )
+        raise DataError(
+            "is damaged", where=store.describe(f"{shard.path}.bin"), why=why, next=store.remake()
+        )

@@ -1,8 +1,9 @@
 """BERT's WordPiece with a cache of words: the reference encodes each word once.
 
-BERT's splitter ends a word at every ASCII space, line end and punctuation sign, and its normalizer looks at no character beyond
-them (a combining mark reaches back to the sign at most, which stays what it is). So a text's ids are those of its stretches in
-between, one after another. `tokenizers` itself encodes 1 to 2 MB a second so; no faster library is exact for WordPiece.
+BERT's splitter ends a word at every ASCII space, line end and punctuation sign, and its normalizer
+looks at no character beyond them (a combining mark reaches back to the sign at most, which stays
+what it is). So a text's ids are those of its stretches in between, one after another. `tokenizers`
+itself encodes 1 to 2 MB a second so; no faster library is exact for WordPiece.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ class Reference(Protocol):
 
 
 class Words:
-    """WordPiece by the reference and a table of words. ValueError for any other kind of tokenizer."""
+    """WordPiece by the reference and a table of words. ValueError for any other kind of
+    tokenizer.
+    """
 
     name, package = "tokenizers by words", "tokenizers"
 
     def __init__(self, definition: str, reference: Reference) -> None:
         content = json.loads(definition)
-        kinds = [(content.get(part) or {}).get("type") for part in ("model", "pre_tokenizer", "normalizer")]
+        kinds = [
+            (content.get(part) or {}).get("type")
+            for part in ("model", "pre_tokenizer", "normalizer")
+        ]
         if kinds != ["WordPiece", "BertPreTokenizer", "BertNormalizer"]:
             raise ValueError("it is no WordPiece as BERT has it")
         if not all(token["special"] for token in content.get("added_tokens", [])):
@@ -55,7 +61,9 @@ class Words:
         starts, lengths = self.bounds[rows], self.bounds[rows + 1] - self.bounds[rows]
         ends = np.concatenate([[0], np.cumsum(lengths)])  # in the result, after each word
         indices = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-        return self.ids[indices], ends[np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])]
+        return self.ids[indices], ends[
+            np.concatenate([[0], np.cumsum([len(part) for part in found], dtype=np.int64)])
+        ]
 
     def _learn(self, words: list[str]) -> None:
         """Adds these words to the table."""
@@ -63,7 +71,9 @@ class Words:
             self._forget()
         if new := [word for word in dict.fromkeys(words) if word not in self.rows]:
             ids, offsets = self.reference.encode(new)
-            self.rows.update(zip(new, range(len(self.rows), len(self.rows) + len(new)), strict=True))
+            self.rows.update(
+                zip(new, range(len(self.rows), len(self.rows) + len(new)), strict=True)
+            )
             self.bounds = np.concatenate([self.bounds, len(self.ids) + offsets[1:]])
             self.ids = np.concatenate([self.ids, ids])
 

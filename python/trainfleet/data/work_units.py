@@ -27,7 +27,11 @@ from .sources import Unit
 from .tokenizer import described, load
 
 CUT_TOKENS = 16
-RENEWED = 2**27  # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to 100 MB
+RENEWED = (
+    2**27
+    # bytes of text after which the encoder is opened anew: fastokens' cache of words alone grows to
+    # 100 MB
+)
 CHECKED_CHARACTERS = 1024  # of each batch, so that about 0.1 % of the text is encoded twice
 LONG = 2**24  # characters: below it a document is encoded whole
 PART = 2**20
@@ -43,7 +47,9 @@ class Mismatch(Exception):
 
 @dataclass(frozen=True)
 class Draft:
-    """A unit that is encoded but not yet committed; leaving the writers without a commit removes their files."""
+    """A unit that is encoded but not yet committed; leaving the writers without a commit removes
+    their files.
+    """
 
     record: UnitRecord
     writers: dict[str, ShardWriter]
@@ -51,26 +57,35 @@ class Draft:
 
 
 class UnitWork:
-    """Tokenizes units of one dataset; what it commits for a unit is the same on every node and at every try.
+    """Tokenizes units of one dataset; what it commits for a unit is the same on every node and at
+    every try.
 
-    A unit's files are brought to the disk by a thread while the next one is encoded: with small units or a slow file system the
-    wait for fsync would cost more than the encoding. `flush` waits for the last.
+    A unit's files are brought to the disk by a thread while the next one is encoded: with small
+    units or a slow file system the wait for fsync would cost more than the encoding. `flush` waits
+    for the last.
     """
 
-    def __init__(self, data: Data, preparation: Preparation, store: DatasetStore, meter: Meter) -> None:
+    def __init__(
+        self, data: Data, preparation: Preparation, store: DatasetStore, meter: Meter
+    ) -> None:
         self.data, self.preparation, self.store, self.meter = data, preparation, store, meter
         self.tokenizer = load(store.folder / FILE)
         self.encoded = 0  # bytes of text since the encoder was opened
         self.committer, self.pending = ThreadPoolExecutor(1), list[Future[None]]()
 
     def do(self, unit: Unit) -> None:
-        """Encodes one unit and begins to commit it; with the reference encoder if the fast one is wrong on it, and says so."""
+        """Encodes one unit and begins to commit it; with the reference encoder if the fast one is
+        wrong on it, and says so.
+        """
         notes, before = tuple(self.tokenizer.notes), self.meter.counts
         try:
             draft = self._encode(unit, self.tokenizer.encoder, notes)
         except Mismatch as mismatch:
             self.meter.counts = before
-            note = f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: done again with the reference"
+            note = (
+                f"unit {unit.index}: {self.tokenizer.backend} is wrong on {mismatch}: done "
+                "again with the reference"
+            )
             print(note, flush=True)
             draft = self._encode(unit, self.tokenizer.reference, (*notes, note))
         self.encoded += draft.record.text_bytes
@@ -88,18 +103,25 @@ class UnitWork:
 
     def _commit(self, draft: Draft) -> None:
         with draft.open_files:
-            shards = {split: writer.commit(draft.record.source) for split, writer in draft.writers.items()}
+            shards = {
+                split: writer.commit(draft.record.source) for split, writer in draft.writers.items()
+            }
             record = replace(draft.record, train=shards[TRAIN], validation=shards[VALIDATION])
             manifest.write(self.store, manifest.unit_name(record.index), record)
 
     def _encode(self, unit: Unit, encoder: TextEncoder, notes: tuple[str, ...]) -> Draft:
         text_bytes = documents = checked = done = 0
-        text_field, bad = self.data.text_field_of(unit.source), Skipped(self.data.bad_records == STOP)
+        text_field, bad = (
+            self.data.text_field_of(unit.source),
+            Skipped(self.data.bad_records == STOP),
+        )
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}
             for number, batch in enumerate(in_batches(read_unit(unit, text_field, bad))):
                 tokens = read = 0
-                for split, texts in divide(batch, self.data.validation_fraction, self.preparation.few).items():
+                for split, texts in divide(
+                    batch, self.data.validation_fraction, self.preparation.few
+                ).items():
                     read += len(texts)
                     long = texts.pop() if len(texts[-1]) > LONG else ""  # it ended its batch
                     if texts:
@@ -107,13 +129,18 @@ class UnitWork:
                         checked += self._check(texts, ids, offsets, encoder, unit.index + number)
                         tokens += writers[split].add(ids, offsets)
                     tokens += _add_long(long, encoder, writers[split]) if long else 0
-                text_bytes, documents = text_bytes + sum(document.size for document in batch), documents + read
+                text_bytes, documents = (
+                    text_bytes + sum(document.size for document in batch),
+                    documents + read,
+                )
                 consumed = min(sum(document.consumed for document in batch), unit.bytes - done)
                 done += consumed
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        self.meter.add(bytes_=unit.bytes - done)  # headers, blank lines, what a decompressor read ahead
+        self.meter.add(
+            bytes_=unit.bytes - done
+        )  # headers, blank lines, what a decompressor read ahead
         record = UnitRecord(
             index=unit.index,
             source=unit.source,
@@ -133,10 +160,19 @@ class UnitWork:
 
     def _writer(self, split: str, unit: Unit) -> ShardWriter:
         preparation = self.preparation
-        return ShardWriter(self.store, shard_path(split, unit.index), preparation.dtype, preparation.end_of_document)
+        return ShardWriter(
+            self.store,
+            shard_path(split, unit.index),
+            preparation.dtype,
+            preparation.end_of_document,
+        )
 
-    def _check(self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int) -> int:
-        """Compares one document of a batch, or the start of a long one, with the reference; returns how many were compared."""
+    def _check(
+        self, texts: list[str], ids: Ids, offsets: Offsets, encoder: TextEncoder, seed: int
+    ) -> int:
+        """Compares one document of a batch, or the start of a long one, with the reference; returns
+        how many were compared.
+        """
         reference = self.tokenizer.reference
         if encoder is reference:
             return 0
@@ -166,8 +202,8 @@ def _add_long(text: str, encoder: TextEncoder, writer: ShardWriter) -> int:
 def divide(batch: list[Document], validation_fraction: float, few: bool) -> dict[str, list[str]]:
     """The texts of each split that the batch has any for.
 
-    The text's own hash decides, so a document stays in its split when others are added, and copies stay together. Of few
-    documents, each gives its last lines to validation.
+    The text's own hash decides, so a document stays in its split when others are added, and copies
+    stay together. Of few documents, each gives its last lines to validation.
     """
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     bound = int(validation_fraction * 2**32)
@@ -203,7 +239,11 @@ def _find_cut(text: str, at: int, encoder: TextEncoder) -> int | None:
     for number, found in enumerate(WORD_END.finditer(text, at, at + SEARCHED)):
         if number == TRIED:
             break
-        if _can_cut(text[found.end() - AROUND : found.end()], text[found.end() : found.end() + AROUND], encoder):
+        if _can_cut(
+            text[found.end() - AROUND : found.end()],
+            text[found.end() : found.end() + AROUND],
+            encoder,
+        ):
             return found.end()
     return None
 

@@ -22,23 +22,33 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 
 def planned(kind: str) -> Device:
-    """This rank's device, number LOCAL_RANK of its node, of the kind that the plan says (`fleet.stack`); not yet started.
+    """This rank's device, number LOCAL_RANK of its node, of the kind that the plan says
+    (`fleet.stack`); not yet started.
 
     Raises:
-        RunError: the node has no such device, its driver is missing, or this torch can't use it. Nothing else is opened instead.
+        RunError: the node has no such device, its driver is missing, or this torch can't use it.
+            Nothing else is opened instead.
     """
     opened = KINDS.get(kind) or stacks.opening(kind)
     if opened is None:
         why = f"the devices are {', '.join([*KINDS, *stacks.devices()])}"
-        raise RunError(f"no rank can compute on {kind} yet", where="fleet.stack", why=why, next="make plan")
+        raise RunError(
+            f"no rank can compute on {kind} yet", where="fleet.stack", why=why, next="make plan"
+        )
     idle = node_types.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
     if idle:
-        print(f"{idle} accelerators of this node stay idle: fleet.stack is cpu, so ranks compute on CPUs", flush=True)
+        print(
+            f"{idle} accelerators of this node stay idle: fleet.stack is cpu, so ranks compute "
+            "on CPUs",
+            flush=True,
+        )
     return opened(index())
 
 
 def nearest() -> Device:
-    """The fastest device that this process finds, started: for one that looks at a model, and was not planned to run anywhere."""
+    """The fastest device that this process finds, started: for one that looks at a model, and was
+    not planned to run anywhere.
+    """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()
     return device

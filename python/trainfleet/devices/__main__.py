@@ -1,4 +1,6 @@
-"""`python -m trainfleet.devices`: measures this machine's CPUs; JSON, which hardware/cpu_speed.py caches."""
+"""`python -m trainfleet.devices`: measures this machine's CPUs; JSON, which hardware/cpu_speed.py
+caches.
+"""
 
 from __future__ import annotations
 

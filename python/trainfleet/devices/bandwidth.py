@@ -1,10 +1,13 @@
-"""Measures the ranks' links, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth DEVICE LARGEST LEAST`.
+"""Measures the ranks' links, as a job of its own: `torchrun ... -m trainfleet.devices.bandwidth
+DEVICE LARGEST LEAST`.
 
-Rank 0 prints one line, MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes (its size), nodes, and pairs
-([node, node, GB/s] each), which are only tried when the bandwidth is under LEAST GB/s.
+Rank 0 prints one line, MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes (its
+size), nodes, and pairs ([node, node, GB/s] each), which are only tried when the bandwidth is under
+LEAST GB/s.
 
-Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n over the seconds of the slowest rank, so that it can be compared with what
-a link carries, whatever the number of ranks (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n over the seconds of the slowest rank, so that
+it can be compared with what a link carries, whatever the number of ranks
+(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,13 +37,20 @@ TIMEOUT = datetime.timedelta(seconds=60)
 def main(kind: str, largest: int, least: float) -> None:
     device = planned(kind)
     device.start()
-    lone = os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ  # without torchrun it keeps the store itself
-    store = listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), nodes()) if lone else None
+    lone = (
+        os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
+    )  # without torchrun it keeps the store itself
+    store = (
+        listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), nodes()) if lone else None
+    )
     dist.init_process_group(device.backend, timeout=TIMEOUT)
     size, bandwidth = all_reduce_bandwidth(device, largest)
-    pairs = pair_bandwidths(device, int(bandwidth * 1e9 * ENOUGH_SECONDS)) if bandwidth < least else []
+    pairs = (
+        pair_bandwidths(device, int(bandwidth * 1e9 * ENOUGH_SECONDS)) if bandwidth < least else []
+    )
     if dist.get_rank() == 0:
-        print(f"\n{MARK}{json.dumps({'bandwidth': bandwidth, 'bytes': size, 'nodes': nodes(), 'pairs': pairs})}", flush=True)
+        told = {"bandwidth": bandwidth, "bytes": size, "nodes": nodes(), "pairs": pairs}
+        print(f"\n{MARK}{json.dumps(told)}", flush=True)
     dist.destroy_process_group()
     del store
 
@@ -49,24 +60,34 @@ def nodes() -> int:
 
 
 def all_reduce_bandwidth(device: Device, largest: int) -> tuple[int, float]:
-    """The size in bytes that was large enough, and its bus bandwidth in GB/s: the same on every rank."""
+    """The size in bytes that was large enough, and its bus bandwidth in GB/s: the same on every
+    rank.
+    """
     share = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
     size = SMALLEST
     while True:
         data = torch.ones(size // 4, device=device.torch_device)
         dist.all_reduce(data)  # warm-up: connections and buffers
-        seconds = min(_slowest(device, _seconds(device, lambda data=data: dist.all_reduce(data))) for _ in range(TRIES))  # type: ignore[misc]
+        seconds = min(
+            _slowest(device, _seconds(device, lambda data=data: dist.all_reduce(data)))  # type: ignore[misc]
+            for _ in range(TRIES)
+        )
         if seconds > ENOUGH_SECONDS or size >= largest:
             return size, share * size / seconds / 1e9
         size = min(4 * size, largest)
 
 
 def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
-    """GB/s each way between nodes, pair by pair, while every node has at most one partner. The same on every rank."""
+    """GB/s each way between nodes, pair by pair, while every node has at most one partner. The same
+    on every rank.
+    """
     size = min(max(size, 4 * SMALLEST), 1 << 28) // 4
     local, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     mine = dist.get_rank() // local_size
-    out, back = torch.ones(size, device=device.torch_device), torch.empty(size, device=device.torch_device)
+    out, back = (
+        torch.ones(size, device=device.torch_device),
+        torch.empty(size, device=device.torch_device),
+    )
     found: list[tuple[int, int, float]] = []
     for number, partners in enumerate(tournament(nodes())):
         if number == ROUNDS:
@@ -75,15 +96,22 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
         dist.barrier()
         if (other := partners.get(mine)) is not None:
             peer = other * local_size + local
-            seconds = min(_seconds(device, lambda peer=peer: _exchange(out, back, peer)) for _ in range(TRIES))  # type: ignore[misc]
-            rate[min(mine, other)] = 4 * size / seconds / 1e9 / 2  # both ends measure it; the local ranks add up
+            exchange = partial(_exchange, out, back, peer)
+            seconds = min(_seconds(device, exchange) for _ in range(TRIES))
+            rate[min(mine, other)] = (
+                4 * size / seconds / 1e9 / 2
+            )  # both ends measure it; the local ranks add up
         dist.all_reduce(rate)
-        found += [(node, other, float(rate[node])) for node, other in partners.items() if node < other]
+        found += [
+            (node, other, float(rate[node])) for node, other in partners.items() if node < other
+        ]
     return found
 
 
 def tournament(count: int) -> Iterator[dict[int, int]]:
-    """Rounds in which every node has another partner, each pair once (the circle method); with an odd count one rests."""
+    """Rounds in which every node has another partner, each pair once (the circle method); with an
+    odd count one rests.
+    """
     seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     for _ in range(len(seats) - 1):
         matches = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
@@ -93,7 +121,9 @@ def tournament(count: int) -> Iterator[dict[int, int]]:
 
 
 def _exchange(out: torch.Tensor, back: torch.Tensor, peer: int) -> None:
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, back, peer)]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, back, peer)]
+    ):
         work.wait()
 
 

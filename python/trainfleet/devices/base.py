@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 Call = TypeVar("Call", bound=Callable[..., Any])
-# What selective recomputation keeps on any device: products and attention, whose kernel the device chooses.
-COSTLY = frozenset({torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default})
+# What selective recomputation keeps on any device: products and attention, whose kernel the device
+# chooses.
+COSTLY = frozenset(
+    {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+)
 
 
 class Dice(Protocol):
@@ -35,21 +38,30 @@ class Device(Protocol):
     gradient_sums: torch.dtype  # the format in which gradients of several ranks are added up
     loss_sums: torch.dtype  # and the losses of a validation
     fused_adamw: bool  # whether torch's fused AdamW runs on it, which can leave a step out
-    casts: bool  # whether fp32 weights are cast for each product of bf16; else once for all of a step's, as ranks gather them
+    # whether fp32 weights are cast for each product of bf16; else once for all of a step's, as
+    # ranks gather them
+    casts: bool
     lazy: bool  # whether it is a `Lazy` one
-    tells_time: bool  # whether `clock` is of what the device does; else of when the host recorded it, and no rank is judged by it
-    executes: bool  # False where programs are only recorded, to be compiled ahead: what is read back means nothing
+    # whether `clock` is of what the device does; else of when the host recorded it, and no rank is
+    # judged by it
+    tells_time: bool
+    # False where programs are only recorded, to be compiled ahead: what is read back means nothing
+    executes: bool
 
     def start(self) -> None:
         """Takes the device for this process; called once, before the process group is made."""
         ...
 
     def joined(self, rank: int, size: int) -> None:
-        """Called once the process group is made. RunError where the device takes this process for another rank, or for alone."""
+        """Called once the process group is made. RunError where the device takes this process for
+        another rank, or for alone.
+        """
         ...
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        """The same computation, compiled for the device as it is called; `dynamic` serves all shapes with one code."""
+        """The same computation, compiled for the device as it is called; `dynamic` serves all
+        shapes with one code.
+        """
         ...
 
     def generator(self, seed: int) -> torch.Generator:
@@ -97,11 +109,15 @@ class Device(Protocol):
         ...
 
     def clock(self) -> Callable[[], float]:
-        """Records an event in the device's queue; the function returned gives its time in seconds, once the device is past it."""
+        """Records an event in the device's queue; the function returned gives its time in seconds,
+        once the device is past it.
+        """
         ...
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        """A contiguous tensor of that shape and type on the host, which the device can fill at its full speed."""
+        """A contiguous tensor of that shape and type on the host, which the device can fill at its
+        full speed.
+        """
         ...
 
     def meters(self) -> dict[str, float]:
@@ -132,7 +148,9 @@ class Usual:
         return torch.Generator().manual_seed(seed)
 
     def clock(self) -> Callable[[], float]:
-        """The host's; where operations are only recorded, of that: the device's own times are the profiler's."""
+        """The host's; where operations are only recorded, of that: the device's own times are the
+        profiler's.
+        """
         moment = time.perf_counter()
         return lambda: moment
 
@@ -144,7 +162,9 @@ class Usual:
 
 
 class Lazy(Device, Protocol):
-    """A device that only records operations, and runs all that were recorded as one compiled program."""
+    """A device that only records operations, and runs all that were recorded as one compiled
+    program.
+    """
 
     def settle(self) -> None:
         """Ends the program that is being recorded, and has it run; returns before it has."""

@@ -21,7 +21,9 @@ class Cpu(Usual):
     kind = "cpu"
     backend = "gloo"
     native_fp16 = native_fp8 = False
-    costly: frozenset[object] = COSTLY | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+    costly: frozenset[object] = COSTLY | {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    }
     casts = True  # elementwise operations on bf16 are slow where nothing is compiled
 
     def __init__(self, index: int = 0) -> None:
@@ -29,17 +31,24 @@ class Cpu(Usual):
         self.torch_device = torch.device("cpu")
 
     def start(self) -> None:
-        torch.set_flush_denormal(True)  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+        torch.set_flush_denormal(
+            True
+        )  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
         matrix_products.by_onednn(cpu_speed.of_this_machine().by_onednn)
 
     @cached_property
     def name(self) -> str:
         lines = self._cpuinfo.splitlines()
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+        return next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+            "CPU",
+        )
 
     @cached_property
     def native_bf16(self) -> bool:
-        """Whether bf16 products are the faster ones here, as measured: there may be instructions for them and yet no gain."""
+        """Whether bf16 products are the faster ones here, as measured: there may be instructions
+        for them and yet no gain.
+        """
         return cpu_speed.of_this_machine().half
 
     @cached_property
@@ -48,9 +57,13 @@ class Cpu(Usual):
         return path.read_text() if path.exists() else ""
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """What its threads reach in products of a small model's size (hardware/cpu_speed.py); no CPU comes near its nominal
-        figure."""
-        return cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32") * torch.get_num_threads()
+        """What its threads reach in products of a small model's size (hardware/cpu_speed.py); no
+        CPU comes near its nominal figure.
+        """
+        return (
+            cpu_speed.of_this_machine().rate("bf16" if dtype == torch.bfloat16 else "fp32")
+            * torch.get_num_threads()
+        )
 
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
@@ -59,8 +72,12 @@ class Cpu(Usual):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def memory_used(self) -> int:
-        """Resident set at its largest; ru_maxrss counts bytes on macOS and KiB elsewhere (getrusage(2))."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        """Resident set at its largest; ru_maxrss counts bytes on macOS and KiB elsewhere
+        (getrusage(2)).
+        """
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
 
     def synchronize(self) -> None:
         pass  # a call returns when its work is done

@@ -34,9 +34,11 @@ class Cuda(Usual):
         """The GPU number `index` of those that this process sees.
 
         Raises:
-            RunError: there is none, or torch can't use it; with what was found, and what to install.
+            RunError: there is none, or torch can't use it; with what was found, and what to
+                install.
         """
-        # Growing segments instead of fixed blocks: batches of one shape then never fail on fragmented memory.
+        # Growing segments instead of fixed blocks: batches of one shape then never fail on
+        # fragmented memory.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         _check_torch()
         _check_count(index)
@@ -46,10 +48,13 @@ class Cuda(Usual):
         capability = self.properties.major, self.properties.minor
         if not has_code_for(capability, torch.cuda.get_arch_list()):
             raise _unusable(
-                f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this build has code for"
+                f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this "
+                "build has code for"
                 f" {', '.join(torch.cuda.get_arch_list())}"
             )
-        self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))  # since Ampere, Volta
+        self.native_bf16, self.native_fp16 = (
+            self.properties.major >= since for since in (8, 7)
+        )  # since Ampere, Volta
         self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
         self.single = "tf32" if self.native_bf16 else "float32"
 
@@ -61,16 +66,21 @@ class Cuda(Usual):
     def start(self) -> None:
         torch.cuda.set_device(self.torch_device)
         torch.set_float32_matmul_precision("high")  # what stays fp32 may use TF32
-        # NCCL's 10 minutes end ranks that wait for one that still compiles; a hang is the watchdog's to find
+        # NCCL's 10 minutes end ranks that wait for one that still compiles; a hang is the
+        # watchdog's to find
         distributed_c10d.default_pg_nccl_timeout = distributed_c10d.default_pg_timeout  # type: ignore[attr-defined]
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator(self.torch_device).manual_seed(seed)
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not have."""
+        """Dense peak by the data sheet; NaN, and so no MFU, for a GPU that the table does not
+        have.
+        """
         accelerator = find_accelerator(self.name, self.memory_bytes())
-        format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
+        format_ = {torch.float8_e4m3fn: "fp8", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
+            dtype, "fp32"
+        )
         return float("nan") if accelerator is None else accelerator.peak(format_)
 
     def upload(self, array: np.ndarray) -> Tensor:
@@ -88,25 +98,34 @@ class Cuda(Usual):
     def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another
+        first = self._first = getattr(
+            self, "_first", event
+        )  # events tell only how long it is from one to another
         return lambda: first.elapsed_time(event) / 1000
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)  # page-locked: a DMA copy, at the full speed of the bus
+        return torch.empty(
+            like.shape, dtype=like.dtype, pin_memory=True
+        )  # page-locked: a DMA copy, at the full speed of the bus
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]
 
 
 def has_code_for(capability: tuple[int, int], targets: Iterable[str]) -> bool:
-    """Whether a build's targets have code for a compute capability; so too where they can't be read.
+    """Whether a build's targets have code for a compute capability; so too where they can't be
+    read.
 
-    Machine code (`sm_90`) runs on the same major number and the same or a later minor one, PTX (`compute_90`) on any that is no
-    earlier (CUDA C++ Programming Guide, "Application Compatibility").
+    Machine code (`sm_90`) runs on the same major number and the same or a later minor one, PTX
+    (`compute_90`) on any that is no earlier (CUDA C++ Programming Guide, "Application
+    Compatibility").
     """
     found = [TARGET.match(target) for target in targets]
     known = [(match[1], (int(match[2]), int(match[3]))) for match in found if match]
-    return not known or any(made <= capability and (kind == "compute" or made[0] == capability[0]) for kind, made in known)
+    return not known or any(
+        made <= capability and (kind == "compute" or made[0] == capability[0])
+        for kind, made in known
+    )
 
 
 def _check_torch() -> None:
@@ -114,9 +133,14 @@ def _check_torch() -> None:
         return
     driver = DRIVER.read_text().splitlines()[0] if DRIVER.exists() else ""
     if torch.version.cuda is None and torch.version.hip is None:
-        raise _unusable(f"torch {torch.__version__} is a build without CUDA; {driver or 'nor is an NVIDIA driver loaded'}")
+        raise _unusable(
+            f"torch {torch.__version__} is a build without CUDA; "
+            f"{driver or 'nor is an NVIDIA driver loaded'}"
+        )
     if not driver and not node_types.local_accelerators():
-        raise _unusable(f"no NVIDIA driver is loaded ({DRIVER} is not there); torch {torch.__version__}")
+        raise _unusable(
+            f"no NVIDIA driver is loaded ({DRIVER} is not there); torch {torch.__version__}"
+        )
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         why = "torch sees no GPU"
@@ -124,25 +148,30 @@ def _check_torch() -> None:
         why = str(error).splitlines()[0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise _unusable(
-        f"{why}; torch {torch.__version__} for CUDA {torch.version.cuda}; driver: {driver or 'none'}"
-        + ("" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}")
+        f"{why}; torch {torch.__version__} for CUDA {torch.version.cuda}; driver: "
+        f"{driver or 'none'}" + ("" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}")
     )
 
 
 def _check_count(index: int) -> None:
     if index >= (count := torch.cuda.device_count()):
         raise RunError(
-            f"rank {index} of its node has no GPU of its own", where=_where(), why=f"each rank takes one, and torch sees {count}",
+            f"rank {index} of its node has no GPU of its own",
+            where=_where(),
+            why=f"each rank takes one, and torch sees {count}",
             next="lower fleet.ranks_per_node, or mend the node: nvidia-smi there; make doctor",
-        )  # fmt: skip
+        )
 
 
 def _unusable(why: str) -> RunError:
     return RunError(
-        "the plan says that ranks compute on GPUs (fleet.stack), and this one can't", where=_where(), why=why,
-        next="make setup installs the stack's driver and torch on hosts; here: nvidia-smi, and a torch of the stack's build"
+        "the plan says that ranks compute on GPUs (fleet.stack), and this one can't",
+        where=_where(),
+        why=why,
+        next="make setup installs the stack's driver and torch on hosts; here: nvidia-smi, and a "
+        "torch of the stack's build"
         " (docker/stack.lock.yaml); on CPUs instead: SET='fleet.stack=cpu'",
-    )  # fmt: skip
+    )
 
 
 def _where() -> str:

@@ -1,7 +1,9 @@
-"""Matrix products on CPUs: which library computes them, and how fast each format and library is here, for hardware/cpu_speed.py.
+"""Matrix products on CPUs: which library computes them, and how fast each format and library is
+here, for hardware/cpu_speed.py.
 
-What is measured is a small model's layer, forward and backward: three products of 1,024 tokens by a matrix, on one core, in CPU
-seconds of its thread, so that other work on the machine counts little. Ways take turns, and the best turn of each counts.
+What is measured is a small model's layer, forward and backward: three products of 1,024 tokens by a
+matrix, on one core, in CPU seconds of its thread, so that other work on the machine counts little.
+Ways take turns, and the best turn of each counts.
 """
 
 from __future__ import annotations
@@ -18,20 +20,28 @@ from torch import Tensor
 from ..hardware.cpu_speed import CpuSpeed, here
 
 TOKENS = 1024
-SHAPES = ((192, 512), (384, 1024))  # of matrices: of a model a little wider than the preset `tiny`, and of `small`
+SHAPES = (
+    (192, 512),
+    (384, 1024),
+)  # of matrices: of a model a little wider than the preset `tiny`, and of `small`
 TURNS, LEAST = 4, 0.25  # of each way: so many, and so many seconds of all ways together
-HOPELESS = 4.0  # times as long as the fastest, in the first turn: a format without instructions of its own
+HOPELESS = (
+    4.0  # times as long as the fastest, in the first turn: a format without instructions of its own
+)
 FP32_ERROR = 2e-6  # of a product, relative: fp32's own is 3e-7, and TF32's and bf16's are over 3e-4
-BUSY = 0.8  # of the cores' time that the measurement must get, or processes and threads are not compared
+# of the cores' time that the measurement must get, or processes and threads are not compared
+BUSY = 0.8
 Batch = list[tuple[Tensor, Tensor, Tensor]]
 Clock = Callable[[], float]
 
 
 def by_onednn(whether: bool) -> None:
-    """Computes fp32 products by oneDNN instead of MKL, which takes a slow path on CPUs of other makers.
+    """Computes fp32 products by oneDNN instead of MKL, which takes a slow path on CPUs of other
+    makers.
 
-    torch (2.13) has no other switch for it than this one, which allows bf16 inside. On a CPU whose products in bf16 are of no
-    advantage to oneDNN, as those without AMX, it computes in fp32 all the same: `is_exact` makes sure.
+    torch (2.13) has no other switch for it than this one, which allows bf16 inside. On a CPU whose
+    products in bf16 are of no advantage to oneDNN, as those without AMX, it computes in fp32 all
+    the same: `is_exact` makes sure.
     """
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     matmul.fp32_precision = "bf16" if whether else "ieee"
@@ -48,7 +58,11 @@ def is_exact() -> bool:
 
 def error_of(x: Tensor, weight: Tensor, gradient: Tensor) -> float:
     """How far products are from those in fp64, relative."""
-    pairs = zip(products(x, weight, gradient), products(x.double(), weight.double(), gradient.double()), strict=True)
+    pairs = zip(
+        products(x, weight, gradient),
+        products(x.double(), weight.double(), gradient.double()),
+        strict=True,
+    )
     return max(float((found - true).norm() / true.norm()) for found, true in pairs)
 
 
@@ -100,13 +114,19 @@ def one_core() -> dict[str, float]:
         multiply(whole, 1)
         by_onednn(False)
 
-    ways: dict[str, Callable[[], Any]] = {"fp32": partial(multiply, whole, 1), "bf16": partial(multiply, half, 1)}
+    ways: dict[str, Callable[[], Any]] = {
+        "fp32": partial(multiply, whole, 1),
+        "bf16": partial(multiply, half, 1),
+    }
     ways |= {"onednn": onednn} if is_exact() else {}
-    return {"onednn": 0.0} | {name: flops() / seconds for name, seconds in best_seconds(ways, time.thread_time).items()}
+    return {"onednn": 0.0} | {
+        name: flops() / seconds for name, seconds in best_seconds(ways, time.thread_time).items()
+    }
 
 
 def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
-    """FLOP/s of all cores in one process, `together`, and in as many, `apart`; nothing where other work has too much of them.
+    """FLOP/s of all cores in one process, `together`, and in as many, `apart`; nothing where other
+    work has too much of them.
 
     Processes are played by Python's threads, which hold no lock while they multiply.
     """
@@ -121,7 +141,10 @@ def all_cores(cores: int, format_: torch.dtype) -> dict[str, float]:
             "together": partial(multiply, whole, cores),
             "apart": lambda: list(pool.map(multiply, parts, [1] * cores)),
         }
-        return {name: flops() / seconds for name, seconds in best_seconds(ways, time.perf_counter).items()}
+        return {
+            name: flops() / seconds
+            for name, seconds in best_seconds(ways, time.perf_counter).items()
+        }
 
 
 def measure() -> CpuSpeed:

@@ -1,9 +1,11 @@
-"""Where a job's ranks meet: `python -m trainfleet.devices.meeting torch.distributed.run OPTIONS...` runs torchrun.
+"""Where a job's ranks meet: `python -m trainfleet.devices.meeting torch.distributed.run OPTIONS...`
+runs torchrun.
 
-torch's TCPStore has no password: who reaches it can list, write and delete its keys. By itself it listens
-on every interface, whatever --master-addr says. So node 0 gives it a socket of this module's, which
-listens at the address where the nodes meet and nowhere else: on the loopback, for a job of one machine.
-torchrun then finds that store in its own process (multi_tenant), and takes it for its own.
+torch's TCPStore has no password: who reaches it can list, write and delete its keys. By itself it
+listens on every interface, whatever --master-addr says. So node 0 gives it a socket of this
+module's, which listens at the address where the nodes meet and nowhere else: on the loopback, for a
+job of one machine. torchrun then finds that store in its own process (multi_tenant), and takes it
+for its own.
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ LINGER = 5.0  # seconds at most
 
 
 def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
-    """The store of a job whose nodes meet at `meet`:`port`; None where torch must listen by itself, on all interfaces.
+    """The store of a job whose nodes meet at `meet`:`port`; None where torch must listen by itself,
+    on all interfaces.
 
-    That is so where no interface here has that address (behind NAT), and where this machine alone takes
-    the name for its loopback, as Debian's /etc/hosts has it: the other nodes would not reach that.
+    That is so where no interface here has that address (behind NAT), and where this machine alone
+    takes the name for its loopback, as Debian's /etc/hosts has it: the other nodes would not reach
+    that.
     """
     for family, kind, protocol, _, place in _places(meet, port):
-        if nodes > 1 and ipaddress.ip_address(place[0]).is_loopback and meet not in (place[0], "localhost"):
+        if (
+            nodes > 1
+            and ipaddress.ip_address(place[0]).is_loopback
+            and meet not in (place[0], "localhost")
+        ):
             continue
         waiting = socket.socket(family, kind, protocol)
         try:
@@ -40,7 +48,14 @@ def listen(meet: str, port: int, nodes: int) -> TCPStore | None:
             waiting.close()
             continue
         # It owns the descriptor from here on.
-        return TCPStore(meet, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=waiting.detach())
+        return TCPStore(
+            meet,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=waiting.detach(),
+        )
     return None
 
 
@@ -54,8 +69,8 @@ def _places(meet: str, port: int) -> list[tuple[int, int, int, str, tuple[str, i
 def linger(port: int) -> None:
     """Waits until no other node is connected to a port of this one, LINGER seconds at most.
 
-    The store ends with this process, and torchrun here may be done before the others have their last answer from it: each of them
-    would end its log with a traceback.
+    The store ends with this process, and torchrun here may be done before the others have their
+    last answer from it: each of them would end its log with a traceback.
     """
     until = time.monotonic() + LINGER
     while time.monotonic() < until and _is_visited(port):
@@ -74,7 +89,9 @@ def _is_visited(port: int) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Runs the module that the first word names, as `python -m` does, with the others; on node 0 its store is there before."""
+    """Runs the module that the first word names, as `python -m` does, with the others; on node 0
+    its store is there before.
+    """
     given = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
     meet, port, nodes = given["master-addr"], int(given["master-port"]), int(given["nnodes"])
     store = listen(meet, port, nodes) if given["node-rank"] == "0" and port else None

@@ -1,8 +1,11 @@
-"""A NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core a rank.
+"""A NeuronCore of Trn2 or Trn3 as a training device: native PyTorch (TorchNeuron), one logical core
+a rank.
 
-All that is Neuron's own is what AWS documents of TorchNeuron (awsdocs-neuron.readthedocs-hosted.com, SDK 2.33, 2026-10-14):
-device and process group `neuron`, `torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's.
-Never run on a Trainium chip: tests run it with both names changed to the CPU's (tests/distributed/test_neuron.py).
+All that is Neuron's own is what AWS documents of TorchNeuron
+(awsdocs-neuron.readthedocs-hosted.com, SDK 2.33, 2026-10-14): device and process group `neuron`,
+`torch.compile(backend="neuron")`, and a module `torch.neuron` with the names of torch.cuda's. Never
+run on a Trainium chip: tests run it with both names changed to the CPU's
+(tests/distributed/test_neuron.py).
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from .base import COSTLY, Call, Dice, Usual
 from .neuron_monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
-FIRST = (2, 13)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
+FIRST = (
+    2,
+    13,
+)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
 
 
 class Core(Usual):
@@ -47,9 +53,15 @@ class Core(Usual):
         return self.monitor.newest.metrics() if self.monitor.newest != Reading() else {}
 
     def peak_flops(self, dtype: torch.dtype) -> float:
-        """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the table does not have."""
+        """Dense peak of a core by the architecture pages; NaN, and so no MFU, for one that the
+        table does not have.
+        """
         core = node_types.local_accelerator()
-        return float("nan") if core is None else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
+        return (
+            float("nan")
+            if core is None
+            else core.peak("bf16" if dtype == torch.bfloat16 else "fp32")
+        )
 
 
 class Neuron(Core):
@@ -76,11 +88,15 @@ class Neuron(Core):
     def start(self) -> None:
         import_module("torch_neuronx")  # registers device, process group and compiler
         if not self.module.is_available():
-            raise unusable(TYPE, "torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?")
+            raise unusable(
+                TYPE, "torch sees no NeuronCore; is the driver loaded, and /dev/neuron0 there?"
+            )
         self.module.set_device(0)
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return cast(Call, torch.compile(call, backend="neuron", dynamic=False))  # every shape is a program of its own
+        return cast(
+            Call, torch.compile(call, backend="neuron", dynamic=False)
+        )  # every shape is a program of its own
 
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
@@ -97,7 +113,9 @@ class Neuron(Core):
     def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
-        first = self._first = getattr(self, "_first", event)  # events tell only how long it is from one to another
+        first = self._first = getattr(
+            self, "_first", event
+        )  # events tell only how long it is from one to another
         return lambda: float(first.elapsed_time(event)) / 1000
 
     def generators(self) -> Sequence[Dice]:
@@ -120,7 +138,8 @@ def _seed(module: Any, seed: int) -> None:
 def check_package() -> None:
     """RunError unless the torch-neuronx that is installed is TorchNeuron.
 
-    Three packages have that name: TorchNeuron, PyTorch/XLA for Neuron before it, and an empty one on the public index.
+    Three packages have that name: TorchNeuron, PyTorch/XLA for Neuron before it, and an empty one
+    on the public index.
     """
     try:
         found = version("torch-neuronx")
@@ -128,10 +147,14 @@ def check_package() -> None:
         raise unusable(TYPE, "torch-neuronx is not installed") from None
     if not is_native(found):
         raise unusable(
-            TYPE, f"torch-neuronx {found} is {'the empty one of the public index' if is_stub(found) else 'PyTorch/XLA'}"
+            TYPE,
+            f"torch-neuronx {found} is "
+            f"{'the empty one of the public index' if is_stub(found) else 'PyTorch/XLA'}",
         )
     if numbers(found) != numbers(torch.__version__):
-        raise unusable(TYPE, f"torch-neuronx {found} is made for another torch than {torch.__version__}")
+        raise unusable(
+            TYPE, f"torch-neuronx {found} is made for another torch than {torch.__version__}"
+        )
 
 
 def is_native(version: str) -> bool:
@@ -139,20 +162,30 @@ def is_native(version: str) -> bool:
 
 
 def is_stub(version: str) -> bool:
-    """Whether it is the public index's package of that name, which has nothing in it (1.0; the real ones began with 1.11)."""
+    """Whether it is the public index's package of that name, which has nothing in it (1.0; the real
+    ones began with 1.11).
+    """
     return numbers(version) < (1, 11)
 
 
 def numbers(version: str) -> tuple[int, ...]:
     return tuple(
-        number for part in version.partition("+")[0].split(".")[:2] if (number := untrusted_input.whole(part)) is not None
+        number
+        for part in version.partition("+")[0].split(".")[:2]
+        if (number := untrusted_input.whole(part)) is not None
     )
 
 
 def unusable(stack: str, why: str) -> RunError:
-    """The error of a rank that does not find the NeuronCore, or the packages, that the plan says it has."""
+    """The error of a rank that does not find the NeuronCore, or the packages, that the plan says it
+    has.
+    """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
-        f"the plan says that ranks compute on NeuronCores (fleet.stack {stack}), and this one can't", where=where, why=why,
-        next="make setup installs the stack's driver and packages on hosts; an image has them (make build)",
-    )  # fmt: skip
+        f"the plan says that ranks compute on NeuronCores (fleet.stack {stack}), and this one "
+        "can't",
+        where=where,
+        why=why,
+        next="make setup installs the stack's driver and packages on hosts; an image has them "
+        "(make build)",
+    )

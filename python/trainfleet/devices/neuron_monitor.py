@@ -1,4 +1,6 @@
-"""Runs neuron-monitor beside a node's ranks: keeps its newest reading, and logs errors of the devices."""
+"""Runs neuron-monitor beside a node's ranks: keeps its newest reading, and logs errors of the
+devices.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,22 @@ BESIDE = "/opt/aws/neuron/bin"  # where aws-neuronx-tools puts it
 
 
 class Monitor:
-    """Reads neuron-monitor as long as this process lives; where the tool is missing, there is nothing to read."""
+    """Reads neuron-monitor as long as this process lives; where the tool is missing, there is
+    nothing to read.
+    """
 
     def __init__(self) -> None:
         self.newest = Reading()
         tool = shutil.which(TOOL, path=os.pathsep.join([os.environ.get("PATH", ""), BESIDE]))
         if tool is None or os.environ.get("LOCAL_RANK", "0") != "0":  # one a node
             return
-        self.process = subprocess.Popen([tool], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        preexec_fn=die_with_parent)  # fmt: skip
+        self.process = subprocess.Popen(
+            [tool],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )
         threading.Thread(target=self._follow, name=TOOL, daemon=True).start()
 
     def _follow(self) -> None:
@@ -38,6 +47,14 @@ class Monitor:
         """Keeps a reading, and logs what has changed since the last one."""
         before, self.newest = self.newest, reading
         if reading.uncorrected > before.uncorrected:
-            print(f"{TOOL}: {reading.uncorrected - before.uncorrected} uncorrectable memory errors on this node", flush=True)
+            print(
+                f"{TOOL}: {reading.uncorrected - before.uncorrected} uncorrectable memory errors "
+                "on this node",
+                flush=True,
+            )
         if reading.errors:
-            print(f"{TOOL}: {reading.errors} executions failed, {reading.timed_out} of them timed out", flush=True)
+            print(
+                f"{TOOL}: {reading.errors} executions failed, {reading.timed_out} of them timed "
+                "out",
+                flush=True,
+            )

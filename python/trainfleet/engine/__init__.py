@@ -11,6 +11,7 @@ vote           the vote by which all ranks stop or save at the same step
 spot_notice    EC2's notice that a spot instance is about to be reclaimed
 timing         where the seconds went, tokens per second, MFU
 record         what rank 0 writes to the run folder
-checkpoint/    saving in the background, and resuming; trainfleet.checkpoints decides what exists and is good
+checkpoint/    saving in the background, and resuming; trainfleet.checkpoints decides what exists
+               and is good
 generate       a continuation of a prompt, token by token
 """

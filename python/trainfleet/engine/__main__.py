@@ -1,7 +1,8 @@
 """One rank of a training job, started by torchrun: `python -m trainfleet.engine RUN_FOLDER`.
 
-Exit codes: 0 finished, or stopped cleanly as results.json then says (torchrun takes any other code for a failure and would kill
-the ranks that are still leaving); else it failed, and the run has a `fault` event.
+Exit codes: 0 finished, or stopped cleanly as results.json then says (torchrun takes any other code
+for a failure and would kill the ranks that are still leaving); else it failed, and the run has a
+`fault` event.
 """
 
 from __future__ import annotations
@@ -51,10 +52,16 @@ def main(arguments: list[str]) -> int:
     loaded = time.time()
     die_with_parent(os.environ.get(SUPERVISOR))
     untrusted_input.stay()
-    rank, node, order = (int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE))
+    rank, node, order = (
+        int(os.environ.get(name, "0")) for name in ("RANK", "GROUP_RANK", fence.VARIABLE)
+    )
     run, number = Run(Path(arguments[0]), events.node(node, order)), 0
     try:
-        number = fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0"))) if rank == 0 else 0
+        number = (
+            fence.enter(run.folder, order, int(os.environ.get(fence.AGAIN, "0")))
+            if rank == 0
+            else 0
+        )
         heart = Heart(run.folder, rank, node, order, float(os.environ.get(lease.VARIABLE, "0")))
         config = load_resolved(run.config)
         with join(devices.planned(config.fleet.device)) as world:
@@ -80,10 +87,17 @@ def main(arguments: list[str]) -> int:
 def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[str, float]) -> None:
     """Trains the run to its end or to a stop. `moments`: unix times of the stages of the start."""
     profile = StepProfiler(run.profile, config.train.profile_steps if world.first else None)
-    watch = Stopwatch(run.read_results().get("started") or moments["loaded"], heart, world.device.clock, profile.at)
+    watch = Stopwatch(
+        run.read_results().get("started") or moments["loaded"],
+        heart,
+        world.device.clock,
+        profile.at,
+    )
     watch.reached = {name: moment - watch.started for name, moment in moments.items()}
     # its folder is its node's own
-    looks = world.first or (os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ)
+    looks = world.first or (
+        os.environ.get("LOCAL_RANK") == "0" and s3_sync_agent.BUCKET in os.environ
+    )
     vote = Vote(run.stop if looks else None, world.tree("votes"))
     heart.alone = lambda seconds: leave_alone(run, vote, world, seconds)
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -113,11 +127,15 @@ def on_notice(run: Run, vote: Vote, node: int, notice: str) -> None:
 def leave_alone(run: Run, vote: Vote, world: World, seconds: float) -> None:
     """Makes all ranks save and stop, as no launcher is left to notice a hang.
 
-    Each node says so that notices in time: the first one's vote may have stopped the others before they do.
+    Each node says so that notices in time: the first one's vote may have stopped the others before
+    they do.
     """
     vote.heard = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave", flush=True)
+        print(
+            f"no launcher for {seconds:.0f} s, and none takes over; all ranks save and leave",
+            flush=True,
+        )
         run.note("orphaned", node=world.node, seconds=seconds)
 
 
@@ -127,7 +145,15 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
     flops = flops_per_token(config.model, train.sequence_length)
     peak = world.device.peak_flops(trainer.precision) * world.size
     slowest = Slowest(trainer.watch.heart, world.size) if trainer.watch.heart else None
-    recorder = Recorder(run, train, trainer.progress, trainer.watch, flops / peak, open_loggers(run, config), slowest)
+    recorder = Recorder(
+        run,
+        train,
+        trainer.progress,
+        trainer.watch,
+        flops / peak,
+        open_loggers(run, config),
+        slowest,
+    )
     recorder.update(
         name=config.name,
         status="running",
@@ -165,26 +191,41 @@ def open_loggers(run: Run, config: Config) -> Loggers | None:
     def failed(service: str, why: str) -> None:
         run.note("logger-failed", service=service, message=why)
 
-    return Loggers(config.train.loggers, run.name, identity, dict(flat(asdict(config))), run.folder, failed)
+    return Loggers(
+        config.train.loggers, run.name, identity, dict(flat(asdict(config))), run.folder, failed
+    )
 
 
 def greeting(trainer: Trainer) -> str:
     """A rank's first line in its node's log: what it is and where it starts."""
     world, train = trainer.world, trainer.train
-    work = f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x {train.sequence_length} tokens per step"
+    work = (
+        f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x "
+        f"{train.sequence_length} tokens per step"
+    )
     start = f"from step {trainer.progress.step}" if trainer.progress.step else "from the beginning"
     return f"rank {world.rank} of {world.size} on {world.device.name}: {work}, {start}"
 
 
 def formula(config: Config, trainer: Trainer) -> str:
     """How the MFU in the metrics is counted."""
-    peak = f"{trainer.world.size} x {trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
-    return f"MFU = tokens/s x FLOPs per token / ({peak}, {products(trainer)}). {flops_in_words(config.model)}"
+    peak = (
+        f"{trainer.world.size} x "
+        f"{trainer.world.device.peak_flops(trainer.precision) / 1e12:,.4g} TFLOP/s per rank"
+    )
+    return (
+        f"MFU = tokens/s x FLOPs per token / ({peak}, {products(trainer)}). "
+        f"{flops_in_words(config.model)}"
+    )
 
 
 def products(trainer: Trainer) -> str:
     """The number format of products, as they are computed: fp32's may be TF32."""
-    return trainer.device.single if trainer.precision == torch.float32 else str(trainer.precision).removeprefix("torch.")
+    return (
+        trainer.device.single
+        if trainer.precision == torch.float32
+        else str(trainer.precision).removeprefix("torch.")
+    )
 
 
 def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, status: str) -> None:
@@ -193,36 +234,53 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     if trainer.watch.heart:
         trainer.watch.heart.at("conclude", step)
     config, executes = trainer.config, trainer.device.executes
-    writes = status == "finished" and executes and not config.checkpoint.is_off and FAMILIES[config.model.family].causal
+    writes = (
+        status == "finished"
+        and executes
+        and not config.checkpoint.is_off
+        and FAMILIES[config.model.family].causal
+    )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    recorder.update(status=status if executes else "running", **sample)  # what was only recorded is compiled now
+    recorder.update(
+        status=status if executes else "running", **sample
+    )  # what was only recorded is compiled now
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 
 
 def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str] | None:
-    """A sample of the trained model; None for a model that can't generate, or that is sharded and too large for one rank."""
+    """A sample of the trained model; None for a model that can't generate, or that is sharded and
+    too large for one rank.
+    """
     model = trainer.parts.whole
     if model is None:
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
-    with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):  # else each length of a text would be compiled
+    with (
+        suppress(FloatingPointError),
+        torch.compiler.set_stance("force_eager"),
+    ):  # else each length of a text would be compiled
         return generate.write_sample(model.eval(), dataset, trainer.train.seed)
     return None
 
 
 def record_fault(run: Run, error: Exception, attempt: fence.Attempt) -> None:
-    """Records a fault event: who failed and why; a defect of ours with the last lines of its traceback.
+    """Records a fault event: who failed and why; a defect of ours with the last lines of its
+    traceback.
 
-    On a full disk there is no event, and only the log has the words. Nor is there one once ranks have met as an attempt that is
-    over: what fails then, fails because the others have left.
+    On a full disk there is no event, and only the log has the words. Nor is there one once ranks
+    have met as an attempt that is over: what fails then, fails because the others have left.
     """
     if attempt.number and fence.current(run.folder) > attempt:
         return
     is_ours = isinstance(error, TrainfleetError)
-    lines = [] if is_ours else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
+    lines = (
+        []
+        if is_ours
+        else "".join(traceback.format_exception(error)).rstrip().splitlines()[-TRACEBACK_LINES:]
+    )
     with suppress(RunError):
         run.record(
             "fault",

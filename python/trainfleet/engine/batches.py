@@ -21,9 +21,11 @@ from ..models.loss import IGNORED
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of B sequences: inputs and targets, int64 [B, T] each (a masked model's inputs may be [B, T, 2]).
+    """A micro-batch of B sequences: inputs and targets, int64 [B, T] each (a masked model's inputs
+    may be [B, T, 2]).
 
-    `documents`, int32 [B, T], is each input's document in its sequence, from 0; None when attention need not know.
+    `documents`, int32 [B, T], is each input's document in its sequence, from 0; None when attention
+    need not know.
     """
 
     inputs: Tensor
@@ -33,32 +35,48 @@ class MicroBatch(NamedTuple):
     @property
     def named(self) -> dict[str, Tensor]:
         """The model's keyword arguments beside the inputs."""
-        return {"targets": self.targets} | ({} if self.documents is None else {"documents": self.documents})
+        return {"targets": self.targets} | (
+            {} if self.documents is None else {"documents": self.documents}
+        )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> MicroBatch:
         """The batch with each of its tensors changed."""
-        return MicroBatch(change(self.inputs), change(self.targets), None if self.documents is None else change(self.documents))
+        return MicroBatch(
+            change(self.inputs),
+            change(self.targets),
+            None if self.documents is None else change(self.documents),
+        )
 
     def blank(self, count: int) -> MicroBatch:
-        """`count` sequences of padding with all that a sequence of this batch has; they have no loss."""
+        """`count` sequences of padding with all that a sequence of this batch has; they have no
+        loss.
+        """
         padding = self.each(lambda tokens: tokens.new_zeros((count, *tokens.shape[1:])))
         return padding._replace(targets=torch.full_like(padding.targets, IGNORED))
 
 
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     inputs, targets, documents = zip(*batches, strict=True)
-    return MicroBatch(torch.cat(inputs), torch.cat(targets), None if documents[0] is None else torch.cat(documents))
+    return MicroBatch(
+        torch.cat(inputs),
+        torch.cat(targets),
+        None if documents[0] is None else torch.cat(documents),
+    )
 
 
 def filled(batches: Iterable[MicroBatch], passes: int, blank: MicroBatch) -> Iterator[MicroBatch]:
-    """`passes` batches of the size of `blank`: those given, padded with blank sequences, then blank batches."""
+    """`passes` batches of the size of `blank`: those given, padded with blank sequences, then blank
+    batches.
+    """
     found = iter(batches)
     for _ in range(passes):
         given = next(found, None)
         if given is None:
             yield blank
         else:
-            yield join([given, blank.each(itemgetter(slice(len(blank.inputs) - len(given.inputs))))])
+            yield join(
+                [given, blank.each(itemgetter(slice(len(blank.inputs) - len(given.inputs))))]
+            )
 
 
 class Samples(Protocol):
@@ -69,36 +87,50 @@ class Samples(Protocol):
 
     def samples(self, split: str, sequence_length: int) -> int: ...
 
-    def batch(self, split: str, first: int, count: int, sequence_length: int, seed: int) -> np.ndarray: ...
+    def batch(
+        self, split: str, first: int, count: int, sequence_length: int, seed: int
+    ) -> np.ndarray: ...
 
 
 def samples_for(config: Config, dataset: Dataset) -> Samples:
     """The samples that a family of models trains on: the dataset's own, or with tokens masked."""
     family = FAMILIES[config.model.family]
-    return dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
+    return (
+        dataset if family.causal else Masked(dataset, family.objective == "pairs", family.guesses)
+    )
 
 
 class Batches:
     """The training batches of data-parallel rank `rank` of `ranks`.
 
-    Step s (from 1) takes the samples [(s - 1) G, s G) of the seed's order, G being the global batch; rank r of R has the r-th
-    of R equal parts of them. So the data of a step depends on the step alone, and any number of ranks can resume.
+    Step s (from 1) takes the samples [(s - 1) G, s G) of the seed's order, G being the global
+    batch; rank r of R has the r-th of R equal parts of them. So the data of a step depends on the
+    step alone, and any number of ranks can resume.
     """
 
-    def __init__(self, samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> None:
+    def __init__(
+        self, samples: Samples, config: Config, rank: int, ranks: int, device: Device
+    ) -> None:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch // ranks
-        self.per_step = self.count // config.train.micro_batch  # micro-batches; the planner made sure that both divide
+        self.per_step = (
+            self.count // config.train.micro_batch
+        )  # micro-batches; the planner made sure that both divide
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
 
     def of(self, step: int) -> Iterator[tuple[int, MicroBatch]]:
-        """The rank's micro-batches of one step, each with the number of those after it; prefetches the next step's meanwhile."""
+        """The rank's micro-batches of one step, each with the number of those after it; prefetches
+        the next step's meanwhile.
+        """
         tokens, size = self._take(step), self.train.micro_batch
         for index in range(self.per_step):
-            yield self.per_step - index - 1, split(self.device.upload(tokens[index * size : (index + 1) * size]), self.end)
+            yield (
+                self.per_step - index - 1,
+                split(self.device.upload(tokens[index * size : (index + 1) * size]), self.end),
+            )
 
     def _take(self, step: int) -> np.ndarray:
         expected, future = self.ahead or (0, None)
@@ -112,13 +144,24 @@ class Batches:
         return self.samples.batch("train", first, self.count, train.sequence_length, train.seed)
 
 
-def validation(samples: Samples, config: Config, rank: int, ranks: int, device: Device) -> Iterator[MicroBatch]:
-    """A rank's part of the validation sequences, which are the same at every validation and for any number of ranks."""
+def validation(
+    samples: Samples, config: Config, rank: int, ranks: int, device: Device
+) -> Iterator[MicroBatch]:
+    """A rank's part of the validation sequences, which are the same at every validation and for any
+    number of ranks.
+    """
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
-    for first in range(count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch):
+    for first in range(
+        count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch
+    ):
         size = min(train.micro_batch, last - first)
-        yield split(device.upload(samples.batch("validation", first, size, train.sequence_length, train.seed)), end)
+        yield split(
+            device.upload(
+                samples.batch("validation", first, size, train.sequence_length, train.seed)
+            ),
+            end,
+        )
 
 
 def validation_count(samples: Samples, config: Config) -> int:
@@ -133,16 +176,21 @@ def separator(samples: Samples, train: Train) -> int | None:
 
 
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:
-    """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3], token, target and segment.
+    """[count, T + 1] -> inputs and, one later, targets; of a masked model [count, T, 2 or 3],
+    token, target and segment.
 
     With the token that ends a document, also the documents.
     """
     if tokens.ndim == 2:
-        return MicroBatch(tokens[:, :-1], tokens[:, 1:], None if end is None else documents(tokens[:, :-1], end))
+        return MicroBatch(
+            tokens[:, :-1], tokens[:, 1:], None if end is None else documents(tokens[:, :-1], end)
+        )
     return MicroBatch(tokens[..., ::2] if tokens.shape[2] == 3 else tokens[..., 0], tokens[..., 1])
 
 
 def documents(tokens: Tensor, end: int) -> Tensor:
-    """For each token [B, T] the number of its document in its row, from 0: int32 [B, T]. An end is the last of its document."""
+    """For each token [B, T] the number of its document in its row, from 0: int32 [B, T]. An end is
+    the last of its document.
+    """
     ends = (tokens == end).to(torch.int32)
     return ends.cumsum(1, dtype=torch.int32) - ends

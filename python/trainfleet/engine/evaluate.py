@@ -1,4 +1,6 @@
-"""Evaluates a run's model on all of the validation split: `python -m trainfleet.engine.evaluate RUN_FOLDER`."""
+"""Evaluates a run's model on all of the validation split: `python -m trainfleet.engine.evaluate
+RUN_FOLDER`.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,11 @@ LARGEST = 700.0  # of a loss whose perplexity is a number
 
 @dataclass(frozen=True)
 class Scores:
-    """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest token.
+    """Means over the guessed tokens. `baseline`: the accuracy of always guessing the commonest
+    token.
 
-    `bits_per_byte`: the loss in bits over the text's bytes in UTF-8, by which models of other tokenizers compare; None where
-    only some tokens are guessed.
+    `bits_per_byte`: the loss in bits over the text's bytes in UTF-8, by which models of other
+    tokenizers compare; None where only some tokens are guessed.
     """
 
     sequences: int
@@ -57,13 +60,22 @@ def main(arguments: list[str]) -> int:
 
 def describe(scores: Scores) -> Iterator[str]:
     """The scores as lines of text: what each means, and why it differs from training's."""
-    tokens = "nats per guessed token; training's own validation reads train.validation_sequences of these"
+    tokens = (
+        "nats per guessed token; training's own validation reads train.validation_sequences "
+        "of these"
+    )
     yield f"sequences      {scores.sequences:,} of the validation split"
     yield f"loss           {scores.loss:.4f}  {tokens}"
     yield f"perplexity     {scores.perplexity:,.2f}"
     if scores.bits_per_byte is not None:
-        yield f"bits per byte  {scores.bits_per_byte:.4f}  of text in UTF-8: comparable between tokenizers"
-    yield f"accuracy       {scores.accuracy:.1%}  of the guesses; the commonest token every time: {scores.baseline:.1%}"
+        yield (
+            f"bits per byte  {scores.bits_per_byte:.4f}  of text in UTF-8: comparable between "
+            "tokenizers"
+        )
+    yield (
+        f"accuracy       {scores.accuracy:.1%}  of the guesses; the commonest token every "
+        f"time: {scores.baseline:.1%}"
+    )
     if scores.pair_accuracy is not None:
         yield f"pair accuracy  {scores.pair_accuracy:.1%}"
 
@@ -87,9 +99,15 @@ def evaluate(run: Run) -> Scores:
     loss, right, pairs, guesses = totals.tolist()
     commonest = torch.cat(targets).bincount().max().item()
     of_pairs = pairs / count if isinstance(model, Bert) else None
-    per_byte = loss / math.log(2) / text_bytes(dataset, targets) if FAMILIES[config.model.family].causal else None
+    per_byte = (
+        loss / math.log(2) / text_bytes(dataset, targets)
+        if FAMILIES[config.model.family].causal
+        else None
+    )
     perplexity = math.exp(min(loss / guesses, LARGEST))
-    return Scores(count, loss / guesses, perplexity, right / guesses, commonest / guesses, of_pairs, per_byte)
+    return Scores(
+        count, loss / guesses, perplexity, right / guesses, commonest / guesses, of_pairs, per_byte
+    )
 
 
 def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
@@ -99,16 +117,33 @@ def text_bytes(dataset: Dataset, targets: list[Tensor]) -> int:
 
 
 def score(model: Network, batch: MicroBatch) -> Tensor:
-    """Of one batch: the sum of the losses, how many guesses and how many pairs were right, and how many guesses there were."""
+    """Of one batch: the sum of the losses, how many guesses and how many pairs were right, and how
+    many guesses there were.
+    """
     inputs, targets, documents = batch
-    x = model.features(inputs, documents=documents) if isinstance(model, Llama | GPT2) else model.features(inputs)
+    x = (
+        model.features(inputs, documents=documents)
+        if isinstance(model, Llama | GPT2)
+        else model.features(inputs)
+    )
     head = model.get_submodule(model.plan.head.split(".")[0])
     chosen = mask(model, targets)
     logits, wanted = head(x[chosen]).float(), targets[chosen]
     loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
-    pairs = (model.pooler(x).argmax(-1) == targets[:, 0]).sum() if isinstance(model, Bert) else torch.zeros(())
+    pairs = (
+        (model.pooler(x).argmax(-1) == targets[:, 0]).sum()
+        if isinstance(model, Bert)
+        else torch.zeros(())
+    )
     right = (logits.argmax(-1) == wanted).sum()
-    return torch.stack([loss.double().cpu(), right.double().cpu(), pairs.double().cpu(), chosen.sum().double().cpu()])
+    return torch.stack(
+        [
+            loss.double().cpu(),
+            right.double().cpu(),
+            pairs.double().cpu(),
+            chosen.sum().double().cpu(),
+        ]
+    )
 
 
 def mask(model: Network, targets: Tensor) -> Tensor:

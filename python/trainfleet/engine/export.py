@@ -1,4 +1,6 @@
-"""A run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT` (config/export_formats.py)."""
+"""A run's model in another format: `python -m trainfleet.engine.export RUN_FOLDER OUT FORMAT`
+(config/export_formats.py).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def main(arguments: list[str]) -> int:
 
 
 def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[str]:
-    """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at all; its files.
+    """Writes the run's newest checkpoint into the new folder `out`, which is there whole or not at
+    all; its files.
 
     Raises:
         RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
@@ -50,7 +53,12 @@ def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")
     if module := config.model.module:
         why = f"transformers has no network like that of {module}"
-        raise RunError("has no Hugging Face form", where=str(run.folder), why=why, next="make sample, make eval")
+        raise RunError(
+            "has no Hugging Face form",
+            where=str(run.folder),
+            why=why,
+            next="make sample, make eval",
+        )
     save = saving(config, form, run)
     try:
         partial.mkdir(parents=True)
@@ -90,16 +98,39 @@ def saving(config: Config, form: str, run: Run) -> Save:
     return lambda model, family, folder: write(weights.outgoing(model, family), folder)
 
 
-def write(model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save) -> list[str]:
-    """The model's shape, its weights and its tokenizer, in the forms that `transformers` reads; the files' names."""
+def write(
+    model: Network, tokenizer: Tokenizer, dataset: Dataset, folder: Path, save: Save = weights.save
+) -> list[str]:
+    """The model's shape, its weights and its tokenizer, in the forms that `transformers` reads; the
+    files' names.
+    """
     named = special_tokens(tokenizer, model.shape.family, dataset.manifest.end_of_document)
-    ids = {f"{role}_id": tokenizer.vocabulary[token] for role, token in named.items() if role in ("eos_token", "pad_token")}
-    shape = huggingface_config.write(model.shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | ids
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.shape.max_sequence_length, **named}
+    ids = {
+        f"{role}_id": tokenizer.vocabulary[token]
+        for role, token in named.items()
+        if role in ("eos_token", "pad_token")
+    }
+    shape = (
+        huggingface_config.write(model.shape)
+        | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        | ids
+    )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.shape.max_sequence_length,
+        **named,
+    }
     for name, content in ((huggingface_config.CONFIG, shape), ("tokenizer_config.json", settings)):
-        (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+        )
     (folder / FILE).write_text(definition(tokenizer, model.shape.family, named), encoding="utf-8")
-    return [huggingface_config.CONFIG, *save(model, model.shape.family, folder), FILE, "tokenizer_config.json"]
+    return [
+        huggingface_config.CONFIG,
+        *save(model, model.shape.family, folder),
+        FILE,
+        "tokenizer_config.json",
+    ]
 
 
 def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str]:
@@ -107,12 +138,22 @@ def special_tokens(tokenizer: Tokenizer, family: str, end: int) -> dict[str, str
     names = {id_: token for token, id_ in tokenizer.vocabulary.items()}
     if FAMILIES[family].causal:
         return {"eos_token": names[end]}
-    roles = {"cls_token": "start", "sep_token": "separator", "mask_token": "mask", "pad_token": "padding"}
-    return {theirs: next(name for name in SPECIALS[ours] if name in tokenizer.vocabulary) for theirs, ours in roles.items()}
+    roles = {
+        "cls_token": "start",
+        "sep_token": "separator",
+        "mask_token": "mask",
+        "pad_token": "padding",
+    }
+    return {
+        theirs: next(name for name in SPECIALS[ours] if name in tokenizer.vocabulary)
+        for theirs, ours in roles.items()
+    }
 
 
 def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
-    """tokenizer.json; for a masked model it also sets the first and last token of an input, as training did."""
+    """tokenizer.json; for a masked model it also sets the first and last token of an input, as
+    training did.
+    """
     content = json.loads(tokenizer.definition)
     if FAMILIES[family].causal or content.get("post_processor"):
         return tokenizer.definition
@@ -122,9 +163,17 @@ def definition(tokenizer: Tokenizer, family: str, named: dict[str, str]) -> str:
         return {"SpecialToken": {"id": token, "type_id": segment}}
 
     single = [special(start, 0), {"Sequence": {"id": "A", "type_id": 0}}, special(separator, 0)]
-    known = {token: {"id": token, "ids": [tokenizer.vocabulary[token]], "tokens": [token]} for token in (start, separator)}
+    known = {
+        token: {"id": token, "ids": [tokenizer.vocabulary[token]], "tokens": [token]}
+        for token in (start, separator)
+    }
     second = [{"Sequence": {"id": "B", "type_id": 1}}, special(separator, 1)]
-    template = {"type": "TemplateProcessing", "single": single, "pair": [*single, *second], "special_tokens": known}
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *second],
+        "special_tokens": known,
+    }
     return json.dumps(content | {"post_processor": template}, ensure_ascii=False, indent=2)
 
 

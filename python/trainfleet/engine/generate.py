@@ -1,4 +1,6 @@
-"""A continuation of a prompt, token by token: `python -m trainfleet.engine.generate RUN_FOLDER [PROMPT]` streams it to stdout."""
+"""A continuation of a prompt, token by token: `python -m trainfleet.engine.generate RUN_FOLDER
+[PROMPT]` streams it to stdout.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from .checkpoint import load_model, newest
 TEMPERATURE = 0.7
 TOP_K = 50
 SAMPLE_PROMPT = 40  # tokens
-SAMPLE_BEGINS = 1000  # tokens into the validation text: the head of a document is a licence or a title, and then comes anything
+# tokens into the validation text: the head of a document is a licence or a title, and then comes
+# anything
+SAMPLE_BEGINS = 1000
 SAMPLE_LENGTH = 120  # tokens
 
 
@@ -48,7 +52,8 @@ def continuation(
 ) -> Iterator[int]:
     """Token after token, until the model ends the document or has no position left.
 
-    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the likeliest token.
+    Of a prompt that fills the context, the last half of a context is kept. Temperature 0 takes the
+    likeliest token.
     """
     limit = model.shape.max_sequence_length
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
@@ -70,7 +75,8 @@ def choose(
     generator: torch.Generator,
     top_p: float = 1.0,
 ) -> int:
-    """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have `top_p` of the probability.
+    """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have
+    `top_p` of the probability.
 
     Raises:
         FloatingPointError: the model has made something else than numbers.
@@ -89,7 +95,12 @@ def choose(
 def makes_no_numbers(run: Run) -> RunError:
     """The error for a model that makes something else of its input than numbers."""
     why = "its weights are not finite, or far too large"
-    return RunError("the model of its newest checkpoint makes no numbers", where=str(run.folder), why=why, next="make verify")
+    return RunError(
+        "the model of its newest checkpoint makes no numbers",
+        where=str(run.folder),
+        why=why,
+        next="make verify",
+    )
 
 
 def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
@@ -102,15 +113,21 @@ def write_sample(model: Network, dataset: Dataset, seed: int) -> dict[str, str]:
     end = dataset.manifest.end_of_document
     ids = unseen_text(dataset) or [end]
     generator = torch.Generator().manual_seed(seed)
-    made = continuation(model, ids, temperature=TEMPERATURE, top_k=TOP_K, generator=generator, stop_at=end)
+    made = continuation(
+        model, ids, temperature=TEMPERATURE, top_k=TOP_K, generator=generator, stop_at=end
+    )
     return {
         "prompt": tokenizer.decode(ids),
-        "text": tokenizer.decode([token for token, _ in zip(made, range(SAMPLE_LENGTH), strict=False)]),
+        "text": tokenizer.decode(
+            [token for token, _ in zip(made, range(SAMPLE_LENGTH), strict=False)]
+        ),
     }
 
 
 def unseen_text(dataset: Dataset) -> list[int]:
-    """SAMPLE_PROMPT tokens of validation text; what there is of it, where it is short; none where there is none."""
+    """SAMPLE_PROMPT tokens of validation text; what there is of it, where it is short; none where
+    there is none.
+    """
     length = min(dataset.manifest.validation_tokens - 1, SAMPLE_BEGINS + SAMPLE_PROMPT)
     if length < 1:
         return []
@@ -138,13 +155,18 @@ def main(arguments: list[str]) -> int:
 def stream(options: argparse.Namespace) -> Iterator[str]:
     """The prompt, then the text as it comes.
 
-    Blanks at the prompt's end are dropped: in most texts, a blank and the word behind it are one token.
+    Blanks at the prompt's end are dropped: in most texts, a blank and the word behind it are one
+    token.
     """
     run = Run(options.run)
     model, dataset = load(run)
     if not isinstance(model, Llama | GPT2):
         family = model.shape.family
-        raise RunError(f"{family} guesses hidden tokens and writes no text", where=str(run.folder), next="make eval, make export")
+        raise RunError(
+            f"{family} guesses hidden tokens and writes no text",
+            where=str(run.folder),
+            next="make eval, make export",
+        )
     tokenizer = load_tokenizer(dataset.folder)
     generator = torch.Generator()
     generator.seed() if options.seed is None else generator.manual_seed(options.seed)
@@ -152,9 +174,14 @@ def stream(options: argparse.Namespace) -> Iterator[str]:
     prompt = options.prompt.rstrip(" ")
     ids = encode(tokenizer, prompt)
     made = continuation(
-        model, ids or [end],
-        temperature=options.temperature, top_k=options.top_k, generator=generator, stop_at=end, top_p=options.top_p,
-    )  # fmt: skip
+        model,
+        ids or [end],
+        temperature=options.temperature,
+        top_k=options.top_k,
+        generator=generator,
+        stop_at=end,
+        top_p=options.top_p,
+    )
     decoder = StreamDecoder(tokenizer)
     for id_ in ids:
         decoder.push(id_)
@@ -171,7 +198,8 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset]:
-    """The model of the run's newest checkpoint, on a device or the nearest, and the dataset whose tokenizer it speaks.
+    """The model of the run's newest checkpoint, on a device or the nearest, and the dataset whose
+    tokenizer it speaks.
 
     Raises:
         RunError: the run has no checkpoint yet.

@@ -1,4 +1,6 @@
-"""The model card of an export: what the model is, what it began from, what it was trained on, and how well it does."""
+"""The model card of an export: what the model is, what it began from, what it was trained on, and
+how well it does.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ LEFT_OUT = re.compile(r"[^\w.+-]+")  # of a name in a text that is Markdown
 
 @dataclass(frozen=True)
 class Base:
-    """The model that a run began from. Empty, or None: unknown, as what it names is gone or does not say."""
+    """The model that a run began from. Empty, or None: unknown, as what it names is gone or does
+    not say.
+    """
 
     name: str
     hub: str = ""  # owner/name
@@ -45,26 +49,41 @@ def card(run: Run, config: Config) -> str:
     if base and base.licence:
         about |= {"license": base.licence}
     head = "\n".join(f"{key}: {value}" for key, value in about.items())
-    sources = ", ".join(dict.fromkeys(f"`{name_of(source.path)}`" for source in config.data.mixture))
+    sources = ", ".join(
+        dict.fromkeys(f"`{name_of(source.path)}`" for source in config.data.mixture)
+    )
     table = "\n".join(f"| {name} | {value} |" for name, value in _rows(run, config, base).items())
-    how = f"Continued with trainfleet from {_named(base)}" if base else "Trained from scratch with trainfleet"
-    return f"---\n{head}\n---\n\n# {config.name}\n\n{how}, on {sources}.\n\n| | |\n|---|---|\n{table}\n"
+    how = (
+        f"Continued with trainfleet from {_named(base)}"
+        if base
+        else "Trained from scratch with trainfleet"
+    )
+    return (
+        f"---\n{head}\n---\n\n# {config.name}\n\n{how}, on {sources}.\n\n| | "
+        f"|\n|---|---|\n{table}\n"
+    )
 
 
 def base_of(run: Run, config: Config) -> Base | None:
     """What the run began from, as its events say; None of one that began from nothing."""
-    told = [str(event.get("source")) for event in run.read_events() if event["event"] == "initialized"]
+    told = [
+        str(event.get("source")) for event in run.read_events() if event["event"] == "initialized"
+    ]
     address = told[-1] if told else config.train.init_from
     if not address:
         return None
     known = Base(_last(address))
-    with suppress(TrainfleetError, OSError, ValueError):  # it may be gone since, and the card is about another model
+    with suppress(
+        TrainfleetError, OSError, ValueError
+    ):  # it may be gone since, and the card is about another model
         return _seen(address, known)
     return known
 
 
 def name_of(source: str) -> str:
-    """What a source is called in public: a dataset of the Hub by its address, all else without the folders above it."""
+    """What a source is called in public: a dataset of the Hub by its address, all else without the
+    folders above it.
+    """
     with suppress(InputError):
         if source.startswith(HUB) and not dataset_of(source).name.startswith(("/", ".")):
             return source
@@ -86,7 +105,11 @@ def _seen(address: str, known: Base) -> Base:
     commit = listing.read(store, step)
     digest = hashlib.sha256((store.marker(step) or "").encode()).hexdigest()
     run = str(commit.config.get("name") or known.name)
-    return Base(f"step {step:,} of {_last(run)}", identity=f"sha256 of its {marker.MARKER}: {digest}", tokens=commit.tokens)
+    return Base(
+        f"step {step:,} of {_last(run)}",
+        identity=f"sha256 of its {marker.MARKER}: {digest}",
+        tokens=commit.tokens,
+    )
 
 
 def _origin(folder: Path) -> str:
@@ -108,13 +131,18 @@ def _checksum(folder: Path) -> str:
     if len(names) == 1:
         return f"sha256 of {names[0]}: {digests[0]}"
     lines = "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True))
-    return f"sha256 of what `sha256sum *.safetensors` prints: {hashlib.sha256(lines.encode()).hexdigest()}"
+    return (
+        "sha256 of what `sha256sum *.safetensors` prints: "
+        f"{hashlib.sha256(lines.encode()).hexdigest()}"
+    )
 
 
 def _licence(folder: Path) -> str:
     """The licence that a folder's own card names; "" for none."""
     with suppress(FileNotFoundError, InputError):
-        _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition("---\n")
+        _, _, rest = untrusted_input.read_text(folder / CARD, untrusted_input.MEBIBYTE).partition(
+            "---\n"
+        )
         found = LICENCE.search(rest.partition("\n---")[0])
         return found[1] if found else ""
     return ""
@@ -126,8 +154,14 @@ def _named(base: Base) -> str:
 
 
 def _last(path: str) -> str:
-    """The last part of a path or an address that says something, in letters that mean nothing to Markdown."""
-    parts = [part for part in re.split("/", path.partition("://")[2] or path) if part and "*" not in part and part.strip(".")]
+    """The last part of a path or an address that says something, in letters that mean nothing to
+    Markdown.
+    """
+    parts = [
+        part
+        for part in re.split("/", path.partition("://")[2] or path)
+        if part and "*" not in part and part.strip(".")
+    ]
     return LEFT_OUT.sub("_", parts[-1])[:100] if parts else "text"
 
 
@@ -144,9 +178,11 @@ def _rows(run: Run, config: Config, base: Base | None) -> dict[str, Any]:
     return {
         "architecture": FAMILIES[config.model.family].folder.architecture,
         "parameters": f"{results.get('model', {}).get('parameters', 0):,}",
-        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of {train.sequence_length:,} tokens",
+        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of "
+        f"{train.sequence_length:,} tokens",
         "tokens": tokens,
         "training loss": results.get("final_loss"),
         "validation loss": results.get("valid_loss"),
-        "optimizer": f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.schedule} schedule, seed {train.seed}",
+        "optimizer": f"{train.optimizer}, learning rate {train.learning_rate:g}, "
+        f"{train.schedule} schedule, seed {train.seed}",
     }

@@ -24,7 +24,8 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Making:
-    """What an optimizer is made of. `matrices` are decayed, `vectors` are not: a norm's gain only scales what follows it.
+    """What an optimizer is made of. `matrices` are decayed, `vectors` are not: a norm's gain only
+    scales what follows it.
 
     `precision`: of the run's products. `inside`: how the names of the blocks' parameters begin.
     """
@@ -39,11 +40,19 @@ class Making:
     @property
     def settings(self) -> Settings:
         train = self.train
-        return {"lr": train.learning_rate, "betas": (train.beta1, train.beta2), "eps": train.epsilon}
+        return {
+            "lr": train.learning_rate,
+            "betas": (train.beta1, train.beta2),
+            "eps": train.epsilon,
+        }
 
     def groups(self, **of_matrices: Any) -> list[Settings]:
         """Matrices and vectors; further words are the matrices' own."""
-        decayed = {"params": list(self.matrices.values()), "weight_decay": self.train.weight_decay, **of_matrices}
+        decayed = {
+            "params": list(self.matrices.values()),
+            "weight_decay": self.train.weight_decay,
+            **of_matrices,
+        }
         return [decayed, self.undecayed]
 
     @property
@@ -51,10 +60,16 @@ class Making:
         return {"params": list(self.vectors.values()), "weight_decay": 0.0}
 
 
-def build(model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32) -> torch.optim.Optimizer:
-    """The optimizer that `train.optimizer` names. KeyError for one that config/optimizers.py lacks."""
+def build(
+    model: nn.Module, train: Train, device: Device, precision: torch.dtype = torch.float32
+) -> torch.optim.Optimizer:
+    """The optimizer that `train.optimizer` names. KeyError for one that config/optimizers.py
+    lacks.
+    """
     make: Callable[[Making], torch.optim.Optimizer] = named(OPTIMIZERS[train.optimizer].made_by)
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     matrices = {name: parameter for name, parameter in parameters.items() if parameter.ndim >= 2}
     vectors = {name: parameter for name, parameter in parameters.items() if parameter.ndim < 2}
     inside = f"{model.plan.blocks}." if isinstance(model, Network) else ""
@@ -77,21 +92,37 @@ def lamb(of: Making) -> torch.optim.Optimizer:
 
 
 def muon(of: Making) -> torch.optim.Optimizer:
-    """It makes the updates of blocks' matrices orthogonal, in fp16 or bf16 if the products are; AdamW's for the others."""
+    """It makes the updates of blocks' matrices orthogonal, in fp16 or bf16 if the products are;
+    AdamW's for the others.
+    """
     decayed = {"weight_decay": of.train.weight_decay}
     straight = [parameter for name, parameter in of.matrices.items() if name.startswith(of.inside)]
-    others = [parameter for name, parameter in of.matrices.items() if not name.startswith(of.inside)]
-    groups = [{"params": straight, "matrix": True, **decayed}, {"params": others, **decayed}, of.undecayed]
-    return Muon(groups, of.precision if of.precision in (torch.float32, torch.float16) else torch.bfloat16, **of.settings)
+    others = [
+        parameter for name, parameter in of.matrices.items() if not name.startswith(of.inside)
+    ]
+    groups = [
+        {"params": straight, "matrix": True, **decayed},
+        {"params": others, **decayed},
+        of.undecayed,
+    ]
+    return Muon(
+        groups,
+        of.precision if of.precision in (torch.float32, torch.float16) else torch.bfloat16,
+        **of.settings,
+    )
 
 
 def by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups, each split by the mesh of its parameters: a fused step takes parameters of one mesh only."""
+    """The groups, each split by the mesh of its parameters: a fused step takes parameters of one
+    mesh only.
+    """
     found = []
     for group in groups:
         ways: dict[Any, list[Tensor]] = {}
         for parameter in group["params"]:
-            ways.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+            ways.setdefault(
+                parameter.device_mesh if isinstance(parameter, DTensor) else None, []
+            ).append(parameter)
         found += [group | {"params": parameters} for parameters in ways.values()]
     return found
 
@@ -102,14 +133,20 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def leave_out(optimizer: torch.optim.Optimizer, whether: Tensor) -> None:
-    """Makes the next step change nothing where `whether`, on the device, is 1.0: the protocol of torch's fused optimizers."""
+    """Makes the next step change nothing where `whether`, on the device, is 1.0: the protocol of
+    torch's fused optimizers.
+    """
     optimizer.found_inf = whether  # type: ignore[attr-defined]
 
 
 def clip(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it (0: never)."""
+    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it
+    (0: never).
+    """
     parameters = list(parameters)
-    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    norm = get_total_norm(
+        [parameter.grad for parameter in parameters if parameter.grad is not None]
+    )
     if limit:
         clip_grads_with_norm_(parameters, limit, norm)
     return norm

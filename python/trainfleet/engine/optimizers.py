@@ -1,7 +1,8 @@
-"""AdamW, LAMB and Muon as torch optimizers, for sharded and split parameters too; a step can be skipped.
+"""AdamW, LAMB and Muon as torch optimizers, for sharded and split parameters too; a step can be
+skipped.
 
-`found_inf`, a tensor on the device, is the protocol of torch's fused optimizers: where it is 1, a step changes nothing. So the
-host never waits to learn whether a step is a good one.
+`found_inf`, a tensor on the device, is the protocol of torch's fused optimizers: where it is 1, a
+step changes nothing. So the host never waits to learn whether a step is a good one.
 """
 
 from __future__ import annotations
@@ -16,20 +17,28 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Groups = Iterable[dict[str, Any]]
-# Newton-Schulz's coefficients: a quintic whose slope at 0 is as steep as it can be (Jordan 2024, "Muon").
+# Newton-Schulz's coefficients: a quintic whose slope at 0 is as steep as it can be (Jordan 2024,
+# "Muon").
 QUINTIC = (3.4445, -4.7750, 2.0315)
 ROUNDS = 5
 AT_ONCE = 1 << 24  # numbers of matrices that are made orthogonal together: 64 MiB in fp32
-MATCH = 0.2  # root mean square of AdamW's usual updates, which Muon's get, so that both take one learning rate (arXiv:2502.16982)
+# root mean square of AdamW's usual updates, which Muon's get, so that both take one learning rate
+# (arXiv:2502.16982)
+MATCH = 0.2
 
 
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), where torch's fused one does not run."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), where torch's fused one does
+    not run.
+    """
 
     found_inf: Tensor | None = None
 
     def __init__(self, groups: Groups, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(list(groups), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "matrix": False})
+        super().__init__(
+            list(groups),
+            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "matrix": False},
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -39,35 +48,56 @@ class AdamW(torch.optim.Optimizer):
                 self._update(parameters, group, keep)
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> None:
-        for parameter, change in zip(parameters, self.changes(parameters, group, keep), strict=True):
-            parameter.mul_(1 - keep * group["lr"] * group["weight_decay"] * (not self.decays_in_change))
+        for parameter, change in zip(
+            parameters, self.changes(parameters, group, keep), strict=True
+        ):
+            parameter.mul_(
+                1 - keep * group["lr"] * group["weight_decay"] * (not self.decays_in_change)
+            )
             parameter.sub_(change * (keep * group["lr"]))
 
     def together(self, group: dict[str, Any]) -> Iterable[list[Tensor]]:
-        """The group's parameters that have a gradient, in lists of those whose changes are computed at once."""
+        """The group's parameters that have a gradient, in lists of those whose changes are computed
+        at once.
+        """
         return ([parameter] for parameter in group["params"] if parameter.grad is not None)
 
-    def changes(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> Iterable[Tensor]:
+    def changes(
+        self, parameters: list[Tensor], group: dict[str, Any], keep: Any
+    ) -> Iterable[Tensor]:
         """`change` of each parameter."""
-        return (self.change(parameter, self.gradient(parameter), group, keep) for parameter in parameters)
+        return (
+            self.change(parameter, self.gradient(parameter), group, keep)
+            for parameter in parameters
+        )
 
     def gradient(self, parameter: Tensor) -> Tensor:
         """The parameter's gradient; finite numbers where the step may be left out."""
-        gradient = parameter.grad if self.found_inf is None else torch.nan_to_num(parameter.grad, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+        gradient = (
+            parameter.grad
+            if self.found_inf is None
+            else torch.nan_to_num(parameter.grad, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+        )
         assert gradient is not None
         return gradient
 
     decays_in_change = False
 
-    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
-        """The parameter's update before the learning rate; the state changes where `keep` is 1, and stays where it is 0.
+    def change(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
+    ) -> Tensor:
+        """The parameter's update before the learning rate; the state changes where `keep` is 1, and
+        stays where it is 0.
 
         Adam's, with its bias corrected (Kingma and Ba 2014, arXiv:1412.6980).
         """
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["exp_avg"], state["exp_avg_sq"] = (
+                torch.zeros_like(parameter),
+                torch.zeros_like(parameter),
+            )
         state["step"] += keep
         state["exp_avg"].add_((gradient - state["exp_avg"]) * ((1 - beta1) * keep))
         state["exp_avg_sq"].add_((gradient.square() - state["exp_avg_sq"]) * ((1 - beta2) * keep))
@@ -78,11 +108,15 @@ class AdamW(torch.optim.Optimizer):
 
 
 class Lamb(AdamW):
-    """Adam, with each matrix's update scaled to the matrix's own norm (You et al. 2019, arXiv:1904.00962, algorithm 2)."""
+    """Adam, with each matrix's update scaled to the matrix's own norm (You et al. 2019,
+    arXiv:1904.00962, algorithm 2).
+    """
 
     decays_in_change = True
 
-    def change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
+    def change(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], keep: Any
+    ) -> Tensor:
         change = super().change(parameter, gradient, group, keep)
         if not group["matrix"]:
             return change
@@ -96,11 +130,14 @@ class Lamb(AdamW):
 class Muon(AdamW):
     """Orthogonalized momentum for the matrices of the blocks (Jordan 2024); AdamW for all else.
 
-    A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal. Those of one shape are made
-    orthogonal together: one by one, a small model's are too small to keep a device busy.
+    A matrix of several ranks is gathered for it, as all of it is needed to make it orthogonal.
+    Those of one shape are made orthogonal together: one by one, a small model's are too small to
+    keep a device busy.
     """
 
-    def __init__(self, groups: Groups, format_: torch.dtype = torch.float32, **settings: Any) -> None:
+    def __init__(
+        self, groups: Groups, format_: torch.dtype = torch.float32, **settings: Any
+    ) -> None:
         """`format`: the number format of the products that make matrices orthogonal."""
         super().__init__(groups, **settings)
         self.format = format_
@@ -114,14 +151,24 @@ class Muon(AdamW):
             alike.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)
         for shape, parameters in alike.items():
             most = max(1, AT_ONCE // math.prod(shape))
-            yield from (parameters[start : start + most] for start in range(0, len(parameters), most))
+            yield from (
+                parameters[start : start + most] for start in range(0, len(parameters), most)
+            )
 
-    def changes(self, parameters: list[Tensor], group: dict[str, Any], keep: Any) -> Iterable[Tensor]:
+    def changes(
+        self, parameters: list[Tensor], group: dict[str, Any], keep: Any
+    ) -> Iterable[Tensor]:
         if not group["matrix"]:
             return super().changes(parameters, group, keep)
-        straight = orthogonal(torch.stack([flat(whole(self._look_ahead(each, group, keep))) for each in parameters]), self.format)
+        straight = orthogonal(
+            torch.stack([flat(whole(self._look_ahead(each, group, keep))) for each in parameters]),
+            self.format,
+        )
         straight *= MATCH * max(parameters[0].shape) ** 0.5
-        whole_again = (matrix if is_flat(each) else matrix.T for matrix, each in zip(straight, parameters, strict=True))
+        whole_again = (
+            matrix if is_flat(each) else matrix.T
+            for matrix, each in zip(straight, parameters, strict=True)
+        )
         return [placed(matrix, each) for matrix, each in zip(whole_again, parameters, strict=True)]
 
     def _look_ahead(self, parameter: Tensor, group: dict[str, Any], keep: Any) -> Tensor:
@@ -131,7 +178,8 @@ class Muon(AdamW):
             state["momentum"] = torch.zeros_like(parameter)
         state["momentum"].add_((gradient - state["momentum"]) * ((1 - beta) * keep))
         ahead = gradient.lerp(state["momentum"], beta)
-        # torch 2.9 gives it other placements than its arguments', where FSDP divides what tensor parallelism has divided.
+        # torch 2.9 gives it other placements than its arguments', where FSDP divides what tensor
+        # parallelism has divided.
         return joined(ahead.to_local(), parameter) if isinstance(ahead, DTensor) else ahead
 
 
@@ -145,9 +193,11 @@ def flat(matrix: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor, format_: torch.dtype = torch.float32) -> Tensor:
-    """U V^T, nearly, of each matrix U S V^T of [N, rows, columns]: singular values come out between 0.7 and 1.2.
+    """U V^T, nearly, of each matrix U S V^T of [N, rows, columns]: singular values come out between
+    0.7 and 1.2.
 
-    By products alone, which are computed in `format`; a matrix has no more rows than columns, or it costs more.
+    By products alone, which are computed in `format`; a matrix has no more rows than columns, or it
+    costs more.
     """
     a, b, c = QUINTIC
     x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(format_)
@@ -169,14 +219,23 @@ def placed(matrix: Tensor, like: Tensor) -> Tensor:
 def joined(part: Tensor, like: Tensor) -> DTensor:
     """The tensor of which each rank has such a part, divided as `like` is."""
     assert isinstance(like, DTensor)
-    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 def part_of(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of this rank's part of a tensor, and where in the whole it begins."""
     if not isinstance(tensor, DTensor):
         return tuple(tensor.shape), (0,) * tensor.ndim
-    size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    size, start = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     return size, start
 
 

@@ -1,4 +1,6 @@
-"""What rank 0 writes to the run folder while it trains: metrics.jsonl, results.json, events and TensorBoard's files."""
+"""What rank 0 writes to the run folder while it trains: metrics.jsonl, results.json, events and
+TensorBoard's files.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,22 @@ from .timing import Stopwatch
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")  # of a line: when, and what its seconds were spent on
+SPAN = (
+    "time",
+    "span",
+    "in_validate",
+    "in_checkpoint",
+    "in_compile",
+)  # of a line: when, and what its seconds were spent on
 RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits for the disk
 
 
 class Recorder:
-    """Writes the record of a run from `progress` on; lines that a dead attempt wrote after it are removed.
+    """Writes the record of a run from `progress` on; lines that a dead attempt wrote after it are
+    removed.
 
-    `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens per second it is the MFU.
+    `load` is the FLOPs of a token over the peak FLOP/s of all ranks: times tokens per second it is
+    the MFU.
     """
 
     def __init__(
@@ -42,7 +52,13 @@ class Recorder:
         slowest: Slowest | None = None,
     ) -> None:
         self.loggers, self.slowest = loggers, slowest
-        self.run, self.train, self.progress, self.watch, self.load = run, train, progress, watch, load
+        self.run, self.train, self.progress, self.watch, self.load = (
+            run,
+            train,
+            progress,
+            watch,
+            load,
+        )
         self.resumed = progress.step
         self.last = progress.step, 0.0  # step and training seconds at the last line
         before = list(run.read_metrics())
@@ -50,9 +66,13 @@ class Recorder:
         self.written, self.apart = time.time(), dict.fromkeys(watch.apart, 0.0)  # at the last line
         if lost := [line for line in before if line["step"] > progress.step]:
             spans = [{key: line[key] for key in SPAN if key in line} for line in lost]
-            run.record("lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans)
+            run.record(
+                "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
+            )
         run.record("began", step=progress.step)
-        self.spent: dict[str, float] = run.read_results().get("seconds") or {}  # by earlier attempts
+        self.spent: dict[str, float] = (
+            run.read_results().get("seconds") or {}
+        )  # by earlier attempts
         self.board: SummaryWriter | None = None
         self.updated = 0.0
         self.owed: list[Callable[[], None]] = []  # what the disk had no room for yet
@@ -60,9 +80,17 @@ class Recorder:
         write_atomic(run.metrics, "".join(json.dumps(line) + "\n" for line in self.lines))
 
     def step(
-        self, loss: float, norm: float, valid_loss: float | None, skipped: int, memory: int, more: Record | None = None
+        self,
+        loss: float,
+        norm: float,
+        valid_loss: float | None,
+        skipped: int,
+        memory: int,
+        more: Record | None = None,
     ) -> None:
-        """Writes the line of metrics of the step just done. `more`: further metrics of this node's devices."""
+        """Writes the line of metrics of the step just done. `more`: further metrics of this node's
+        devices.
+        """
         (logged, before), now = self.last, self.watch.training
         self.last = self.progress.step, now
         seconds = (now - before) / (self.progress.step - logged)
@@ -86,15 +114,22 @@ class Recorder:
         self._tell_skips(line)
         self._append(line if valid_loss is None else line | {"valid_loss": valid_loss})
         validated = "" if valid_loss is None else f"  validation {valid_loss:.4f}"
-        print(f"step {self.progress.step:,}  loss {loss:.4f}  {speed:.0f} tokens/s{validated}", flush=True)
+        print(
+            f"step {self.progress.step:,}  loss {loss:.4f}  {speed:.0f} tokens/s{validated}",
+            flush=True,
+        )
         if time.monotonic() - self.updated > RESULTS_EVERY:
             self._try(self.update)
 
     def _span(self, first: bool) -> dict[str, float]:
-        """The time, the seconds since the last line, and those of them that were not steps (watch/time_accounting.py)."""
+        """The time, the seconds since the last line, and those of them that were not steps
+        (watch/time_accounting.py).
+        """
         now, apart = time.time(), dict(self.watch.apart)
         since = {f"in_{name}": round(apart[name] - self.apart[name], 3) for name in apart}
-        compiling = {"in_compile": round(self.watch.to_first_step - self.watch.startup, 3)} if first else {}
+        compiling = (
+            {"in_compile": round(self.watch.to_first_step - self.watch.startup, 3)} if first else {}
+        )
         span = round(now - self.written, 3)
         self.written, self.apart = now, apart
         return {"time": round(now, 3), "span": span, **since, **compiling}
@@ -103,7 +138,8 @@ class Recorder:
         """Records the steps that were skipped, or overflowed fp16, since the last line, if any."""
         why = {
             "skipped": "loss or gradients not finite, or far above the usual",
-            "overflowed": f"gradients overflowed fp16; the loss scale is {line.get('loss_scale', 0):g} now",
+            "overflowed": "gradients overflowed fp16; the loss scale is "
+            f"{line.get('loss_scale', 0):g} now",
         }
         for event, words in why.items():
             before = self.lines[-1].get(event, 0) if self.lines else 0
@@ -119,7 +155,8 @@ class Recorder:
                 self._try(lambda address=save.address: self.update(last_checkpoint=address))  # type: ignore[misc]
             else:
                 self._record("unsaved", step=save.step, message=save.error.what, why=save.error.why)
-                # In one line, the cause first: to the verdict on a later failure it must not look like that one's cause.
+                # In one line, the cause first: to the verdict on a later failure it must not look
+                # like that one's cause.
                 why = f"{save.error.why} ({save.error.what}); {save.error.next}"
                 print(f"step {save.step:,} was not saved: {why}", flush=True)
 
@@ -127,7 +164,9 @@ class Recorder:
         """Updates results.json."""
         self.updated = time.monotonic()
         stages = self.watch.stages()
-        seconds = self.spent | {name: round(self.spent.get(name, 0.0) + value, 3) for name, value in stages.items()}
+        seconds = self.spent | {
+            name: round(self.spent.get(name, 0.0) + value, 3) for name, value in stages.items()
+        }
         seconds |= {name: round(moment, 3) for name, moment in self.watch.reached.items()}
         self.run.update_results(
             steps=self.progress.step,
@@ -143,7 +182,9 @@ class Recorder:
         self._write(lambda: self.run.record(event, **fields))
 
     def _write(self, act: Callable[[], None]) -> None:
-        """Appends to the run folder, after all that a full disk has delayed; a full disk never ends training."""
+        """Appends to the run folder, after all that a full disk has delayed; a full disk never ends
+        training.
+        """
         self.owed.append(act)
         self._try(self._settle)
 
@@ -181,7 +222,12 @@ class Recorder:
         self._try(lambda: self._show(line))
         if self.loggers:
             self.loggers.log(
-                line["step"], {f"train/{key}": value for key, value in line.items() if key not in SPAN and value is not None}
+                line["step"],
+                {
+                    f"train/{key}": value
+                    for key, value in line.items()
+                    if key not in SPAN and value is not None
+                },
             )
 
     def _show(self, line: Record) -> None:
@@ -194,7 +240,9 @@ class Recorder:
         self.board = board
 
     def _board(self) -> SummaryWriter:
-        """Opened at the first line: the import alone takes half a second, which the first step need not wait for."""
+        """Opened at the first line: the import alone takes half a second, which the first step need
+        not wait for.
+        """
         if self.board is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -203,7 +251,9 @@ class Recorder:
 
 
 def summary(lines: list[Record]) -> Record:
-    """First and final loss, the last validation's, and the median speed of the steady run: all lines but the first."""
+    """First and final loss, the last validation's, and the median speed of the steady run: all
+    lines but the first.
+    """
     if not lines:
         return {}
     steady = lines[1:] or lines

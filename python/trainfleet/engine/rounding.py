@@ -1,11 +1,14 @@
-"""AdamW on weights and moments in bf16, each rounded up or down by chance: half the memory of fp32, and no change is lost.
+"""AdamW on weights and moments in bf16, each rounded up or down by chance: half the memory of fp32,
+and no change is lost.
 
-bf16 has 8 significant bits, so a change of less than a 512th of a weight, as most are, would be rounded away at every step, and
-with a beta2 of 0.999 a second moment would never fall. Rounded up with the probability of what is cut off, each is right on
-average (Gupta et al. 2015, arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
+bf16 has 8 significant bits, so a change of less than a 512th of a weight, as most are, would be
+rounded away at every step, and with a beta2 of 0.999 a second moment would never fall. Rounded up
+with the probability of what is cut off, each is right on average (Gupta et al. 2015,
+arXiv:1502.02551; for bf16, Zamirai et al. 2020, arXiv:2010.06192).
 
-Chance is a function of the seed, the step, the parameter's name and the number's place in the whole matrix, and of nothing else.
-So a resumed run rounds as an unbroken one does, on any layout, and the copies of a weight on several ranks stay equal.
+Chance is a function of the seed, the step, the parameter's name and the number's place in the whole
+matrix, and of nothing else. So a resumed run rounds as an unbroken one does, on any layout, and the
+copies of a weight on several ranks stay equal.
 """
 
 from __future__ import annotations
@@ -20,20 +23,40 @@ from torch import Tensor, nn
 from .optimizers import Groups, local, part_of
 
 CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
-WEYL = 0x9E3779B9 - (1 << 32)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
-MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))  # MurmurHash3's multipliers (Appleby 2011), as int32
-AT_ONCE = 1 << 26  # numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
+WEYL = 0x9E3779B9 - (
+    1 << 32
+)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
+MURMUR = (
+    0x85EBCA6B - (1 << 32),
+    0xC2B2AE35 - (1 << 32),
+)  # MurmurHash3's multipliers (Appleby 2011), as int32
+AT_ONCE = (
+    1 << 26
+)  # numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
 Step = Callable[..., None]
-Extent = tuple[Tensor, Tensor, Tensor]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
+Extent = tuple[
+    Tensor, Tensor, Tensor
+]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW on bf16 parameters. Where `found_inf`, on the device, is 1.0, a step changes nothing."""
+    """AdamW on bf16 parameters. Where `found_inf`, on the device, is 1.0, a step changes
+    nothing.
+    """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, groups: Groups, names: Mapping[nn.Parameter, str], seed: int, step: Step, **settings: Any) -> None:
-        """`settings`: lr, betas and eps. `step` is `renew`, as it is or compiled: then it reads and writes each number once."""
+    def __init__(
+        self,
+        groups: Groups,
+        names: Mapping[nn.Parameter, str],
+        seed: int,
+        step: Step,
+        **settings: Any,
+    ) -> None:
+        """`settings`: lr, betas and eps. `step` is `renew`, as it is or compiled: then it reads and
+        writes each number once.
+        """
         super().__init__(list(groups), {"weight_decay": 0.0, **settings})
         self.names, self.seed = names, seed
         self.extents: dict[Tensor, Extent] = {}
@@ -42,7 +65,9 @@ class RoundedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            parameters = [each for each in group["params"] if each.grad is not None and local(each).numel()]
+            parameters = [
+                each for each in group["params"] if each.grad is not None and local(each).numel()
+            ]
             numbers = numbers_of(group, parameters[0].device) if parameters else []
             for parameter in parameters:
                 self._update(parameter, numbers)
@@ -51,19 +76,31 @@ class RoundedAdamW(torch.optim.Optimizer):
         state, device = self.state[parameter], parameter.device
         if not state:
             state["step"] = torch.zeros((), device=device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["exp_avg"], state["exp_avg_sq"] = (
+                torch.zeros_like(parameter),
+                torch.zeros_like(parameter),
+            )
         keep = torch.ones((), device=device) if self.found_inf is None else 1 - self.found_inf
         state["step"] += keep
         key, rows, columns = self._extent(parameter)
-        parts = [local(tensor).view(len(rows), -1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+        parts = [
+            local(tensor).view(len(rows), -1)
+            for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])
+        ]
         parts += [local(parameter.grad).reshape(len(rows), -1), rows]  # type: ignore[arg-type]
-        for pieces in zip(*(torch.split(part, max(1, AT_ONCE // columns.numel())) for part in parts), strict=True):
+        for pieces in zip(
+            *(torch.split(part, max(1, AT_ONCE // columns.numel())) for part in parts), strict=True
+        ):
             self.renew(*pieces, columns, key, state["step"], keep, *numbers)
 
     def _extent(self, parameter: nn.Parameter) -> Extent:
         if parameter not in self.extents:
             digest = hashlib.sha256(f"{self.seed} {self.names[parameter]}".encode()).digest()
-            key = torch.tensor(int.from_bytes(digest[:4], "big", signed=True), dtype=torch.int32, device=parameter.device)
+            key = torch.tensor(
+                int.from_bytes(digest[:4], "big", signed=True),
+                dtype=torch.int32,
+                device=parameter.device,
+            )
             self.extents[parameter] = key, *extent_of(parameter)
         return self.extents[parameter]
 
@@ -71,19 +108,34 @@ class RoundedAdamW(torch.optim.Optimizer):
 def numbers_of(group: dict[str, Any], device: torch.device) -> list[Tensor]:
     """Rate, decay, betas and epsilon as tensors, created on the device without a blocking copy.
 
-    A float would get into a compiled step's code, and torch's cache (2.13) takes code with another float for the same: seen.
+    A float would get into a compiled step's code, and torch's cache (2.13) takes code with another
+    float for the same: seen.
     """
     values = (group["lr"], group["weight_decay"], *group["betas"], group["eps"])
     return [torch.full((), value, device=device) for value in values]
 
 
 def renew(
-    parameter: Tensor, first: Tensor, second: Tensor, gradient: Tensor, rows: Tensor, columns: Tensor, key: Tensor, step: Tensor,
-    keep: Tensor, rate: Tensor, decay: Tensor, beta1: Tensor, beta2: Tensor, epsilon: Tensor,
-) -> None:  # fmt: skip
-    """A step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter 2017, arXiv:1711.05101).
+    parameter: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gradient: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    key: Tensor,
+    step: Tensor,
+    keep: Tensor,
+    rate: Tensor,
+    decay: Tensor,
+    beta1: Tensor,
+    beta2: Tensor,
+    epsilon: Tensor,
+) -> None:
+    """A step of a parameter and both its moments, bf16 [R, C], in fp32 (Loshchilov and Hutter 2017,
+    arXiv:1711.05101).
 
-    `keep` is 1, or 0 for a step that changes nothing: what bf16 holds exactly is never rounded away from itself.
+    `keep` is 1, or 0 for a step that changes nothing: what bf16 holds exactly is never rounded away
+    from itself.
     """
     gradient = torch.where(keep > 0, gradient.float(), 0.0)
     mean = first.float() + (gradient - first.float()) * ((1 - beta1) * keep)
@@ -92,13 +144,21 @@ def renew(
     change = mean / (1 - beta1**steps) / ((square / (1 - beta2**steps)).sqrt() + epsilon)
     weight = parameter.float() * (1 - keep * rate * decay) - change * (keep * rate)
     one, other = (chance(key, step.int() * 2 + draw, rows, columns) for draw in (0, 1))
-    for tensor, value, bits in ((parameter, weight, one), (first, mean, other), (second, square, one >> 16)):
+    for tensor, value, bits in (
+        (parameter, weight, one),
+        (first, mean, other),
+        (second, square, one >> 16),
+    ):
         tensor.copy_(rounded(value, bits))
 
 
 def rounded(value: Tensor, chance: Tensor) -> Tensor:
-    """fp32 as bf16: its upper half, and one more where its lower half and that of `chance` make more than 16 bits."""
-    return ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
+    """fp32 as bf16: its upper half, and one more where its lower half and that of `chance` make
+    more than 16 bits.
+    """
+    return (
+        ((value.view(torch.int32) + (chance & CUT)) & ~CUT).view(torch.float32).to(torch.bfloat16)
+    )
 
 
 def chance(key: Tensor, draw: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -114,7 +174,9 @@ def mixed(x: Tensor) -> Tensor:
 
 
 def extent_of(parameter: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows [R, 1] and columns [1, C] of the whole parameter this rank has; a vector is one column."""
+    """Which rows [R, 1] and columns [1, C] of the whole parameter this rank has; a vector is one
+    column.
+    """
     size, start = part_of(parameter)
     (height, width), (row, column) = (*size, 1)[:2], (*start, 0)[:2]
     rows = torch.arange(row, row + height, dtype=torch.int32, device=parameter.device)

@@ -1,4 +1,5 @@
-"""Polls an instance's metadata service for EC2's notice, two minutes ahead, that a spot instance will be reclaimed.
+"""Polls an instance's metadata service for EC2's notice, two minutes ahead, that a spot instance
+will be reclaimed.
 
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 """
@@ -14,15 +15,20 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 
-SERVICE = "http://169.254.169.254"  # AWS_EC2_METADATA_SERVICE_ENDPOINT names another, as it does for AWS's own tools
+# AWS_EC2_METADATA_SERVICE_ENDPOINT names another, as it does for AWS's own tools
+SERVICE = "http://169.254.169.254"
 EVERY = 5.0  # seconds between two looks, as AWS advises
 PATIENCE = 2.0  # seconds for an answer
 LIFE = 60  # seconds that a token is valid: each poll asks for a new one
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the address is the instance's own: no proxy reaches it
+DIRECT = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+)  # the address is the instance's own: no proxy reaches it
 
 
 class NoticePoller(threading.Thread):
-    """A daemon thread that polls until there is a notice and calls `on_notice` with it; one per instance."""
+    """A daemon thread that polls until there is a notice and calls `on_notice` with it; one per
+    instance.
+    """
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
         super().__init__(name="spot", daemon=True)
@@ -42,7 +48,11 @@ class NoticePoller(threading.Thread):
     def complain(self, trouble: str) -> None:
         """Prints once that no notice can be read."""
         if not self.trouble:
-            print(f"no spot notice can be read from {service()}: {trouble}; fleet.spot says that there may be one", flush=True)
+            print(
+                f"no spot notice can be read from {service()}: {trouble}; fleet.spot says that "
+                "there may be one",
+                flush=True,
+            )
         self.trouble = trouble
 
 
@@ -54,7 +64,9 @@ def look() -> str:
     """
     token = ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(LIFE)})
     try:
-        text = ask("/latest/meta-data/spot/instance-action", "GET", {"X-aws-ec2-metadata-token": token})
+        text = ask(
+            "/latest/meta-data/spot/instance-action", "GET", {"X-aws-ec2-metadata-token": token}
+        )
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return ""

@@ -1,4 +1,6 @@
-"""torch's profiler on chosen steps: the trace for a viewer, and a summary of where the time goes."""
+"""torch's profiler on chosen steps: the trace for a viewer, and a summary of where the time
+goes.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ from ..run.run_folder import write_atomic
 
 PARTS = ("data", "forward", "backward", "pipeline", "optimizer")  # what Stopwatch.part names
 COLLECTIVE = re.compile(
-    r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup", re.I
+    r"gloo:|nccl|c10d::|_c10d_functional|all_?reduce|all_?gather|reduce_?scatter|broadcast|ProcessGroup",
+    re.I,
 )
 MOST = 12  # operations in a summary
 Span = tuple[float, float]  # begin and end, in microseconds
 
 
 class StepProfiler:
-    """Profiles the steps `first-last` of a rank, or none, and leaves trace.json.gz and summary.json in a folder."""
+    """Profiles the steps `first-last` of a rank, or none, and leaves trace.json.gz and summary.json
+    in a folder.
+    """
 
     def __init__(self, folder: Path, steps: str | None) -> None:
         self.folder = folder
@@ -34,7 +39,10 @@ class StepProfiler:
     def at(self, step: int) -> None:
         """A step begins."""
         if step == self.first and self.first:
-            self.profiler, self.began = profile(), time.perf_counter()  # of all that torch can see here: the host, and devices
+            self.profiler, self.began = (
+                profile(),
+                time.perf_counter(),
+            )  # of all that torch can see here: the host, and devices
             self.profiler.start()
         elif step == self.last + 1:
             self.close()
@@ -47,22 +55,34 @@ class StepProfiler:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.profiler.export_chrome_trace(str(self.folder / "trace.json.gz"))
         found = summarize(self.profiler.events())
-        write_atomic(self.folder / "summary.json", json.dumps({"steps": [self.first, self.last]} | found, indent=2) + "\n")
+        write_atomic(
+            self.folder / "summary.json",
+            json.dumps({"steps": [self.first, self.last]} | found, indent=2) + "\n",
+        )
         self.profiler = None
 
 
 def summarize(events: Iterable[Any]) -> dict[str, Any]:
-    """Seconds of the profiled time and of its parts, the collectives' share, and the operations that took longest.
+    """Seconds of the profiled time and of its parts, the collectives' share, and the operations
+    that took longest.
 
-    Where a device did the work, its kernels are what counts; else the host's operations, each without those that it called.
-    A collective is hidden while anything else is computed.
+    Where a device did the work, its kernels are what counts; else the host's operations, each
+    without those that it called. A collective is hidden while anything else is computed.
     """
     events = list(events)
-    regions = [event for event in events if event.name in PARTS and event.device_type == DeviceType.CPU]
-    kernels = [event for event in events if event.device_type != DeviceType.CPU and event.name not in PARTS]
+    regions = [
+        event for event in events if event.name in PARTS and event.device_type == DeviceType.CPU
+    ]
+    kernels = [
+        event for event in events if event.device_type != DeviceType.CPU and event.name not in PARTS
+    ]
     work = kernels or [event for event in events if event.name not in PARTS]
     talk = [event for event in work if COLLECTIVE.search(event.name)]
-    own = [event for event in work if not COLLECTIVE.search(event.name) and (kernels or event.name.startswith("aten::"))]
+    own = [
+        event
+        for event in work
+        if not COLLECTIVE.search(event.name) and (kernels or event.name.startswith("aten::"))
+    ]
     times = [edge for event in regions or work for edge in _span(event)]
     total = (max(times) - min(times)) if times else 0.0
     talking, computing = merge(map(_span, talk)), merge(map(_span, own))
@@ -74,7 +94,10 @@ def summarize(events: Iterable[Any]) -> dict[str, Any]:
             for name in PARTS
             if any(event.name == name for event in regions)
         },
-        "communication": {"seconds": length(talking) / 1e6, "not_hidden": (length(talking) - together) / 1e6},
+        "communication": {
+            "seconds": length(talking) / 1e6,
+            "not_hidden": (length(talking) - together) / 1e6,
+        },
         "top": _top(work, bool(kernels)),
     }
 
@@ -105,4 +128,6 @@ def _top(work: list[Any], kernels: bool) -> list[dict[str, Any]]:
         before, calls = taken.get(event.name, (0.0, 0))
         taken[event.name] = before + spent, calls + 1
     longest = sorted(taken.items(), key=lambda item: -item[1][0])[:MOST]
-    return [{"name": name, "seconds": spent / 1e6, "calls": calls} for name, (spent, calls) in longest]
+    return [
+        {"name": name, "seconds": spent / 1e6, "calls": calls} for name, (spent, calls) in longest
+    ]

@@ -10,8 +10,9 @@ from ..run.run_folder import Record
 
 
 class Slowest:
-    """Which rank's own work took longest in its newest whole step, by the beats of all (health/heartbeat_format.py): at most two
-    seconds old."""
+    """Which rank's own work took longest in its newest whole step, by the beats of all
+    (health/heartbeat_format.py): at most two seconds old.
+    """
 
     def __init__(self, heart: Heart, ranks: int) -> None:
         """`heart`: one whose ranks have met, as their attempt has its number by then."""
@@ -19,7 +20,8 @@ class Slowest:
         self.known: dict[int, Beat] = {}
 
     def measure(self) -> Record:
-        """`slowest_rank`, the seconds of its own work, and those of the median rank's; nothing until all ranks' can be seen.
+        """`slowest_rank`, the seconds of its own work, and those of the median rank's; nothing
+        until all ranks' can be seen.
 
         A folder that nodes do not share shows each node its own ranks alone.
         """
@@ -28,4 +30,8 @@ class Slowest:
         if len(busy) < max(2, self.ranks):
             return {}
         rank = max(busy, key=busy.__getitem__)
-        return {"slowest_rank": rank, "slowest_own": round(busy[rank], 4), "median_own": round(median(busy.values()), 4)}
+        return {
+            "slowest_rank": rank,
+            "slowest_own": round(busy[rank], 4),
+            "median_own": round(median(busy.values()), 4),
+        }

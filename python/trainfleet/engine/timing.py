@@ -14,9 +14,13 @@ from torch.profiler import record_function
 
 from ..health.heartbeat import Heart
 
-STEPS_JUDGED = 10  # at most, since the device's clock was read last: slowness is that of a mean of them
+STEPS_JUDGED = (
+    10  # at most, since the device's clock was read last: slowness is that of a mean of them
+)
 Item = TypeVar("Item")
-Reading = Callable[[], float]  # seconds on a device's clock, once the device has passed the event (devices/base.py)
+Reading = Callable[
+    [], float
+]  # seconds on a device's clock, once the device has passed the event (devices/base.py)
 
 
 def now() -> Reading:
@@ -28,9 +32,10 @@ def now() -> Reading:
 class Stopwatch:
     """Seconds since `started` (unix time, when the user's command began), each in one stage.
 
-    Training is what remains: time in the loop that is neither validation nor a checkpoint. The heartbeat, if there is one, tells
-    the watchdog which stage it is. Steps that are logged are sampled: their parts are timed on the device's own clock (`clock`),
-    which is read when the step is logged, as the host waits for the device then in any case.
+    Training is what remains: time in the loop that is neither validation nor a checkpoint. The
+    heartbeat, if there is one, tells the watchdog which stage it is. Steps that are logged are
+    sampled: their parts are timed on the device's own clock (`clock`), which is read when the step
+    is logged, as the host waits for the device then in any case.
     """
 
     def __init__(
@@ -44,14 +49,19 @@ class Stopwatch:
         self.started, self.heart, self.clock, self.at_step = started, heart, clock, at_step
         self.sampled = False
         self.spans: list[tuple[str, Reading, Reading]] = []  # of the sampled step
-        self.computed: list[Reading] = []  # when the last gradient of the backward pass was computed
+        self.computed: list[
+            Reading
+        ] = []  # when the last gradient of the backward pass was computed
         self.position = "load", 0  # phase and step
-        # Of the newest steps: from when to when this rank worked for itself, not waiting for others.
+        # Of the newest steps: from when to when this rank worked for itself, not waiting for
+        # others.
         self.work: deque[list[tuple[Reading, Reading]]] = deque(maxlen=STEPS_JUDGED)
         self.by_blocks = False  # whether blocks are timed one by one
         self.startup = 0.0
         self.to_first_step = 0.0
-        self.reached: dict[str, float] = {}  # on the way to the first step: seconds from the command until then
+        self.reached: dict[
+            str, float
+        ] = {}  # on the way to the first step: seconds from the command until then
         self.before = 0.0  # seconds trained by earlier attempts that this one builds on
         self.last_stage = 0.0  # seconds that the last one took
         self.apart = {"validate": 0.0, "checkpoint": 0.0}
@@ -69,9 +79,11 @@ class Stopwatch:
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
-        """Times a forward pass on the device's clock: the host may long be ahead, and knows nothing of a device that is slow.
+        """Times a forward pass on the device's clock: the host may long be ahead, and knows nothing
+        of a device that is slow.
 
-        It is this rank's own work, unless blocks in it wait for the weights of others: then `hear_blocks` times those alone.
+        It is this rank's own work, unless blocks in it wait for the weights of others: then
+        `hear_blocks` times those alone.
         """
         began = self.clock()
         with record_function("forward") if self.sampled else nullcontext():
@@ -83,7 +95,8 @@ class Stopwatch:
             self._worked(began, ended)
 
     def hear_blocks(self, blocks: Iterable[nn.Module]) -> None:
-        """Takes for own work what blocks do once their weights are there, and not how long these were waited for.
+        """Takes for own work what blocks do once their weights are there, and not how long these
+        were waited for.
 
         To be called when whatever gathers weights has its hooks, as those must run before ours do.
         """
@@ -98,15 +111,21 @@ class Stopwatch:
                 if began:
                     self._worked(began.pop(), self.clock())
 
-            for hook, register in ((begin, block.register_forward_pre_hook), (end, block.register_forward_hook)):
-                register(disable(hook))  # type: ignore[no-untyped-call]  # it is no part of what is compiled
+            for hook, register in (
+                (begin, block.register_forward_pre_hook),
+                (end, block.register_forward_hook),
+            ):
+                # it is no part of what is compiled
+                register(disable(hook))  # type: ignore[no-untyped-call]
 
     def _worked(self, began: Reading, ended: Reading) -> None:
         if self.work:
             self.work[-1].append((began, ended))
 
     def tell(self) -> None:
-        """Tells the heartbeat how long a step's own work took, of the newest steps; the device must be past them."""
+        """Tells the heartbeat how long a step's own work took, of the newest steps; the device must
+        be past them.
+        """
         seconds = [sum(ended() - began() for began, ended in step) for step in self.work if step]
         self.work.clear()
         if self.heart and seconds:
@@ -114,7 +133,9 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Times its body as that part of a sampled step, and names it in a profile; costs nothing in other steps."""
+        """Times its body as that part of a sampled step, and names it in a profile; costs nothing
+        in other steps.
+        """
         if not self.sampled:
             yield
             return
@@ -129,7 +150,8 @@ class Stopwatch:
         self.spans.append((name, began, ended))
 
     def hear(self, first: nn.Module) -> None:
-        """Registers a hook that notes when the last gradient is computed; what is left of the backward pass is communication.
+        """Registers a hook that notes when the last gradient is computed; what is left of the
+        backward pass is communication.
 
         `first` is the model's first module, whose output's gradient is computed last.
         """
@@ -186,9 +208,18 @@ class Stopwatch:
 
     @property
     def trained(self) -> float:
-        """Seconds in steps that count, of all attempts: steps that a crash lost are not among them."""
+        """Seconds in steps that count, of all attempts: steps that a crash lost are not among
+        them.
+        """
         return self.before + self.training
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage of this attempt; the last is their sum and what comes after training."""
-        return {"startup": self.startup or self.total, "train": self.training, **self.apart, "total": self.total}
+        """Seconds of each stage of this attempt; the last is their sum and what comes after
+        training.
+        """
+        return {
+            "startup": self.startup or self.total,
+            "train": self.training,
+            **self.apart,
+            "total": self.total,
+        }

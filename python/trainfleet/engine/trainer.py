@@ -29,24 +29,48 @@ COLLECT_EVERY = 100  # steps between garbage collections, at the same step on al
 
 
 class Trainer:
-    """One rank of a training run, from its newest checkpoint on. All ranks do the same; rank 0's recorder also writes."""
+    """One rank of a training run, from its newest checkpoint on. All ranks do the same; rank 0's
+    recorder also writes.
+    """
 
-    def __init__(self, config: Config, samples: Samples, world: World, checkpoints: Checkpoints, watch: Stopwatch) -> None:
+    def __init__(
+        self,
+        config: Config,
+        samples: Samples,
+        world: World,
+        checkpoints: Checkpoints,
+        watch: Stopwatch,
+    ) -> None:
         self.config, self.train, self.samples = config, config.train, samples
-        self.world, self.checkpoints, self.watch, self.device = world, checkpoints, watch, world.device
+        self.world, self.checkpoints, self.watch, self.device = (
+            world,
+            checkpoints,
+            watch,
+            world.device,
+        )
         self.precision = world.precision(self.train.precision)
-        torch.manual_seed(self.train.seed + world.rank)  # what a rank draws by itself; the weights are the same on all
+        torch.manual_seed(
+            self.train.seed + world.rank
+        )  # what a rank draws by itself; the weights are the same on all
         self.parts = arrange(config, world)
         self.parts.listen(watch)
-        self.progress = checkpoints.resume(self.parts)  # last: it also restores the random number generators
+        self.progress = checkpoints.resume(
+            self.parts
+        )  # last: it also restores the random number generators
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
-        self.scale = Scale(self.device.torch_device, self.progress.scale) if self.precision == torch.float16 else None
+        self.scale = (
+            Scale(self.device.torch_device, self.progress.scale)
+            if self.precision == torch.float16
+            else None
+        )
         self.parts.scale = self.scale.factor if self.scale else None
         self.guard = StepGuard(self.train, world, self.progress.guard, self.scale)
         self.after_step = callback_of(self.train)
 
     def fit(self, recorder: Recorder | None, vote: Vote) -> str:
-        """Trains to the last step: `finished`, or `stopped` when the ranks agreed to stop before it."""
+        """Trains to the last step: `finished`, or `stopped` when the ranks agreed to stop before
+        it.
+        """
         gc.disable()  # a collection at a moment of its own makes all other ranks wait for this one
         first, last = self.progress.step + 1, self.train.steps
         self.watch.start_training(before=self.progress.seconds_trained)
@@ -58,7 +82,9 @@ class Trainer:
             if step == first:
                 self.device.synchronize()
                 self.watch.first_step()
-            valid_loss = self.validate() if step == last or due(step, self.train.validate_every) else None
+            valid_loss = (
+                self.validate() if step == last or due(step, self.train.validate_every) else None
+            )
             if logged or valid_loss is not None:
                 self.log(recorder, valid_loss)
             decision = vote.agreed(self.checkpoints.proposal())
@@ -76,14 +102,20 @@ class Trainer:
         return "finished"
 
     def advance(self, step: int) -> None:
-        """One optimizer step, or none where the guard skips it; the host never waits for the device."""
+        """One optimizer step, or none where the guard skips it; the host never waits for the
+        device.
+        """
         loss = self.parts.train(self.watch.fetch(self.batches.of(step)), self.watch)
         with self.watch.part("optimizer"):
-            self.parts.update(learning_rate(self.train, step), lambda norm: self.guard.skips(step, loss, norm))
+            self.parts.update(
+                learning_rate(self.train, step), lambda norm: self.guard.skips(step, loss, norm)
+            )
         self.progress.advance(self.train)
 
     def validate(self) -> float | None:
-        """Mean loss over the validation sequences, the same for any number of ranks; None where the data has none."""
+        """Mean loss over the validation sequences, the same for any number of ranks; None where the
+        data has none.
+        """
         if not (count := batches.validation_count(self.samples, self.config)):
             return None
         with self.watch.stage("validate"):
@@ -94,7 +126,9 @@ class Trainer:
             return float(self.world.sum(total) / (count * guesses))
 
     def log(self, recorder: Recorder | None, valid_loss: float | None) -> None:
-        """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the device."""
+        """A line of metrics. Here and at a checkpoint, and nowhere else, the host waits for the
+        device.
+        """
         skipped = self.guard.check(self.parts, self.config.name)
         loss, norm = self.guard.seen.tolist()
         if self.device.tells_time:
@@ -117,7 +151,8 @@ class Trainer:
 
 
 def callback_of(train: Train) -> Callable[[int, Trainer], object]:
-    """The function of train.callback, or one that does nothing. What it raises ends the run, as any rank's error does.
+    """The function of train.callback, or one that does nothing. What it raises ends the run, as any
+    rank's error does.
 
     Raises:
         RunError: the file can't be loaded, or has no such function.
@@ -128,7 +163,10 @@ def callback_of(train: Train) -> Callable[[int, Trainer], object]:
     if not callable(found):
         why = "it must define after_step(step, trainer)"
         raise RunError(
-            "has no callback", where=train.callback, why=why, next=f"{page('docs/how-to/own-model.md')} has an example"
+            "has no callback",
+            where=train.callback,
+            why=why,
+            next=f"{page('docs/how-to/own-model.md')} has an example",
         )
     return found  # type: ignore[no-any-return]
 
@@ -139,6 +177,8 @@ def due(step: int, every: int) -> bool:
 
 
 def collect_garbage() -> None:
-    """Collects garbage, and exempts what is still alive, such as the model, from later collections."""
+    """Collects garbage, and exempts what is still alive, such as the model, from later
+    collections.
+    """
     gc.collect()
     gc.freeze()

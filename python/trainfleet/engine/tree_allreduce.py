@@ -1,8 +1,10 @@
-"""A sum over all ranks in a time that grows with the logarithm of their number, on the hosts' own network, beside training.
+"""A sum over all ranks in a time that grows with the logarithm of their number, on the hosts' own
+network, beside training.
 
-Ranks of a node are a group, in parts of FAN at most; so are the first ranks of these groups, and so on up to the one group in
-which all have a part. Numbers go up, and the first rank of each group adds them; the sum comes down. A ring over the world, as
-gloo's all-reduce is one, sends 2 (n - 1) messages one after the other, this some 2 log n (tests/bench/LOG.md, with the store's).
+Ranks of a node are a group, in parts of FAN at most; so are the first ranks of these groups, and so
+on up to the one group in which all have a part. Numbers go up, and the first rank of each group
+adds them; the sum comes down. A ring over the world, as gloo's all-reduce is one, sends 2 (n - 1)
+messages one after the other, this some 2 log n (tests/bench/LOG.md, with the store's).
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ PATIENCE = timedelta(minutes=30)  # as torch has it: who hangs is for the watchd
 
 
 def levels(size: int, local: int) -> list[list[list[int]]]:
-    """The groups of each level, from the ranks of a node up; `local` ranks in a row are a node. Pure."""
+    """The groups of each level, from the ranks of a node up; `local` ranks in a row are a node.
+    Pure.
+    """
     found, members = [], list(range(size))
     while len(members) > 1:
         together = len(members) <= FAN or len({rank // local for rank in members}) == len(members)
         groups: list[list[int]] = []
         for rank in members:
-            if groups and len(groups[-1]) < FAN and (together or groups[-1][0] // local == rank // local):
+            if (
+                groups
+                and len(groups[-1]) < FAN
+                and (together or groups[-1][0] // local == rank // local)
+            ):
                 groups[-1].append(rank)
             else:
                 groups.append([rank])
@@ -47,7 +55,9 @@ class Group(NamedTuple):
 
     @classmethod
     def join(cls, ranks: list[int], rank: int, store: Store) -> Group:
-        """Joins a group of ranks. Not by dist.new_group, which all ranks of the world must call together."""
+        """Joins a group of ranks. Not by dist.new_group, which all ranks of the world must call
+        together.
+        """
         position, own = ranks.index(rank), PrefixStore(f"{ranks[0]}-{ranks[-1]}", store)
         return cls(len(ranks), position, dist.ProcessGroupGloo(own, position, len(ranks), PATIENCE))
 
@@ -59,11 +69,18 @@ class Group(NamedTuple):
 
 
 class Tree:
-    """This rank's place in the tree. All ranks make it together, and ask it for as many sums, one after the other."""
+    """This rank's place in the tree. All ranks make it together, and ask it for as many sums, one
+    after the other.
+    """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        mine = [group for level in levels(size, local) for group in level if rank in group and len(group) > 1]
+        mine = [
+            group
+            for level in levels(size, local)
+            for group in level
+            if rank in group and len(group) > 1
+        ]
         self.groups = [Group.join(group, rank, store) for group in mine]
         self.flat = size <= FAN
         self.under_way: Any = None

@@ -1,4 +1,6 @@
-"""A vote: what one rank asks for (to stop, to save), all ranks do at the same step, without delaying any step."""
+"""A vote: what one rank asks for (to stop, to save), all ranks do at the same step, without
+delaying any step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import torch
 
 from .tree_allreduce import Tree
 
-# A scheduler's notice (Slurm, SageMaker, Batch), the terminal's, and Slurm's early one. A spot notice comes by notices.Watch.
+# A scheduler's notice (Slurm, SageMaker, Batch), the terminal's, and Slurm's early one. A spot
+# notice comes by notices.Watch.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -35,15 +38,16 @@ class Decision:
 class Vote:
     """The vote at each step boundary, with the same decision on all ranks.
 
-    Each call starts a sum over the ranks on their hosts (tree_allreduce.py) and reads the one that the call before started: a
-    step that took longer than a few messages has it already, and what a rank heard of reaches the fleet at the boundary after the
-    next.
+    Each call starts a sum over the ranks on their hosts (tree_allreduce.py) and reads the one that
+    the call before started: a step that took longer than a few messages has it already, and what a
+    rank heard of reaches the fleet at the boundary after the next.
     """
 
     def __init__(self, file: Path | None, tree: Tree) -> None:
         """`file` asks for a stop if it exists; only the rank with a file checks it."""
         self.file, self.tree = file, tree
-        self.heard = False  # that this rank is to stop: set by a signal, by the file, by whoever holds the vote
+        # that this rank is to stop: set by a signal, by the file, by whoever holds the vote
+        self.heard = False
         self.votes = torch.zeros(3)
         self.under_way = False
         for number in SIGNALS:

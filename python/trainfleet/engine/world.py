@@ -1,4 +1,6 @@
-"""The ranks of a job: how they meet and agree. parallel/ decides which part of the model each has."""
+"""The ranks of a job: how they meet and agree. parallel/ decides which part of the model each
+has.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from ..devices import Device
 from .tree_allreduce import Tree
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}
+PRECISIONS = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,9 @@ class World:
     node: int
     device: Device
     native_bf16: bool = False  # every rank's device has instructions for it
-    hosts: dist.ProcessGroup | None = None  # of all ranks, for tensors on the host; None: the default one takes them
+    hosts: dist.ProcessGroup | None = (
+        None  # of all ranks, for tensors on the host; None: the default one takes them
+    )
     native_fp16: bool = False  # as native_bf16
 
     @property
@@ -36,7 +45,9 @@ class World:
         return self.rank == 0
 
     def precision(self, asked: str) -> torch.dtype:
-        """The number format of forward and backward that `train.precision` asks for, the same on all ranks."""
+        """The number format of forward and backward that `train.precision` asks for, the same on
+        all ranks.
+        """
         best = "bf16" if self.native_bf16 else "fp16" if self.native_fp16 else "fp32"
         return PRECISIONS[best if asked == "auto" else asked]
 
@@ -56,15 +67,20 @@ class World:
         return int(said)
 
     def tree(self, name: str) -> Tree:
-        """A tree of all ranks, by which they vote beside training. All ranks call it together; `name` must be new."""
-        return Tree(self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store()))
+        """A tree of all ranks, by which they vote beside training. All ranks call it together;
+        `name` must be new.
+        """
+        return Tree(
+            self.rank, self.size, PrefixStore(name, dist.distributed_c10d._get_default_store())
+        )
 
 
 @contextmanager
 def join(device: Device) -> Iterator[World]:
     """Joins the world that torchrun's environment describes, within `with`.
 
-    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting for an accelerator.
+    Tensors on the CPU always go by gloo, so that ranks can agree on small things without waiting
+    for an accelerator.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     device.start()
@@ -73,16 +89,23 @@ def join(device: Device) -> Iterator[World]:
     device.joined(rank, size)
     hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
-    dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)  # hosts of one fleet may have CPUs of several generations
+    dist.all_reduce(
+        native, dist.ReduceOp.MIN, group=hosts
+    )  # hosts of one fleet may have CPUs of several generations
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
-    dist.destroy_process_group()  # not after an error: the other ranks may wait in a collective for ever
+    # not after an error: the other ranks may wait in a collective for ever
+    dist.destroy_process_group()
 
 
 def first_to_say(key: str) -> bool:
-    """Whether this rank is the first to call this with the key, so that an error of all ranks is printed once."""
+    """Whether this rank is the first to call this with the key, so that an error of all ranks is
+    printed once.
+    """
     if not dist.is_initialized():
-        return os.environ.get("LOCAL_RANK", "0") == "0"  # of each node: another one may have nothing to say
+        return (
+            os.environ.get("LOCAL_RANK", "0") == "0"
+        )  # of each node: another one may have nothing to say
     store = dist.distributed_c10d._get_default_store()
     try:
         return bool(store.add(f"said/{key}", 1) == 1)

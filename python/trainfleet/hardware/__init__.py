@@ -1,1 +1,3 @@
-"""What machines have and how fast they are: types of nodes, accelerators, and this machine's CPUs."""
+"""What machines have and how fast they are: types of nodes, accelerators, and this machine's
+CPUs.
+"""

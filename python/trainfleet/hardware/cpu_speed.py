@@ -1,7 +1,9 @@
-"""The speed of this machine's CPUs at matrix products, measured in about a second (devices/matrix_products.py).
+"""The speed of this machine's CPUs at matrix products, measured in about a second
+(devices/matrix_products.py).
 
-The number format that `train.precision: auto` comes to, the ranks of a node and MFU's peak follow from it. It is taken once: the
-environment keeps it, for this CPU, this torch and so many cores. It is a process of its own, as it needs torch.
+The number format that `train.precision: auto` comes to, the ranks of a node and MFU's peak follow
+from it. It is taken once: the environment keeps it, for this CPU, this torch and so many cores. It
+is a process of its own, as it needs torch.
 """
 
 from __future__ import annotations
@@ -26,12 +28,16 @@ from ..trust.untrusted_input import KIBIBYTE, parse_json, read_json, shortened
 from ..trust.validation import Count, Name, Range, fit
 from . import node_types
 
-FILE = "TRAINFLEET_TRIAL"  # names a file with the speed to go by, whatever machine it was measured on
+FILE = (
+    "TRAINFLEET_TRIAL"  # names a file with the speed to go by, whatever machine it was measured on
+)
 PROGRAM = "trainfleet.devices"
 LONGEST = 120.0  # seconds, on a machine that has much else to do
 WORTH = 1.1  # another library is taken from so much on,
 HALF_PAYS = 1.25  # bf16 from here, as tensors have to be cast for it,
-APART_PAYS = 1.25  # and a rank per core from here, as ranks have gradients to exchange and an optimizer each
+APART_PAYS = (
+    1.25  # and a rank per core from here, as ranks have gradients to exchange and an optimizer each
+)
 Rate = Annotated[float, Range(0, 1e18)]
 
 
@@ -39,9 +45,10 @@ Rate = Annotated[float, Range(0, 1e18)]
 class CpuSpeed:
     """FLOP/s in products as training has them: forward, and both of backward.
 
-    Of a core: `fp32` as torch computes it by itself, `onednn` the same by oneDNN (0 where its numbers are not those of fp32), and
-    `bf16`. Of all cores, in the format and by the library that are fastest: `together` in one process, `apart` in one process a
-    core; both 0 where the machine was too busy to tell.
+    Of a core: `fp32` as torch computes it by itself, `onednn` the same by oneDNN (0 where its
+    numbers are not those of fp32), and `bf16`. Of all cores, in the format and by the library that
+    are fastest: `together` in one process, `apart` in one process a core; both 0 where the machine
+    was too busy to tell.
     """
 
     cpu: Name
@@ -75,17 +82,26 @@ class CpuSpeed:
     def formats(self) -> str:
         """What speaks for a number format."""
         library = f" by oneDNN ({_giga(self.fp32)} without)" if self.by_onednn else ""
-        return f"products of a core: {_giga(self.bf16)} GFLOP/s in bf16, {_giga(self.rate('fp32'))} in fp32{library}"
+        return (
+            f"products of a core: {_giga(self.bf16)} GFLOP/s in bf16, "
+            f"{_giga(self.rate('fp32'))} in fp32{library}"
+        )
 
     def processes(self) -> str:
         """What speaks for a rank per core, or against it."""
         if not self.together:
-            return "one process of all cores: the machine was too busy to compare it with one a core"
-        return f"products of all cores: {_giga(self.together)} GFLOP/s in one process, {_giga(self.apart)} in {self.cores}"
+            return (
+                "one process of all cores: the machine was too busy to compare it with one a core"
+            )
+        return (
+            f"products of all cores: {_giga(self.together)} GFLOP/s in one process, "
+            f"{_giga(self.apart)} in {self.cores}"
+        )
 
 
 def of_this_machine() -> CpuSpeed:
-    """The speed that FILE names, or that was measured here before, or else one that is measured now.
+    """The speed that FILE names, or that was measured here before, or else one that is measured
+    now.
 
     Raises:
         RunError: it could not be measured.
@@ -106,13 +122,26 @@ def _taken(named: str) -> CpuSpeed:
 
 def measure() -> CpuSpeed:
     """The speed measured now. Raises as `of_this_machine`."""
-    words, path = [sys.executable, "-m", PROGRAM], os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH"))))
+    words, path = (
+        [sys.executable, "-m", PROGRAM],
+        os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH")))),
+    )
     try:
-        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=LONGEST,
-                              check=True, preexec_fn=die_with_parent)  # fmt: skip
+        done = subprocess.run(
+            words,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+            check=True,
+            preexec_fn=die_with_parent,
+        )
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or "").strip().splitlines() or [str(error)]
-        what, why = "the trial of this machine's CPUs failed", shortened(said[-1], 500)  # the last line is what went wrong
+        what, why = (
+            "the trial of this machine's CPUs failed",
+            shortened(said[-1], 500),
+        )  # the last line is what went wrong
         remedy = "make setup" if "ModuleNotFoundError" in why else f"{sys.executable} -m {PROGRAM}"
         raise RunError(what, where=PROGRAM, why=why, next=remedy) from error
     return fit(CpuSpeed, parse_json(done.stdout, PROGRAM), PROGRAM)
@@ -141,13 +170,19 @@ def identity(speed: CpuSpeed) -> tuple[str, str, int]:
 
 
 def cpu() -> str:
-    """The identity of this CPU: its name, and a digest of model and instructions, as several can share a name."""
+    """The identity of this CPU: its name, and a digest of model and instructions, as several can
+    share a name.
+    """
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
         return "CPU"
     fields = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", first, re.MULTILINE))
-    digest = hashlib.sha256(" ".join(fields.get(name, "") for name in ("cpu family", "model", "stepping", "flags")).encode())
+    digest = hashlib.sha256(
+        " ".join(
+            fields.get(name, "") for name in ("cpu family", "model", "stepping", "flags")
+        ).encode()
+    )
     return f"{fields.get('model name', 'CPU')} {digest.hexdigest()[:8]}"
 
 

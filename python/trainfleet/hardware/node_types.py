@@ -1,4 +1,5 @@
-"""The kinds of nodes, and what this machine has. The accelerators that nodes have: hardware/accelerators.py.
+"""The kinds of nodes, and what this machine has. The accelerators that nodes have:
+hardware/accelerators.py.
 
 EC2's types are rows of instance_types.json, which says where each figure is from.
 """
@@ -18,23 +19,31 @@ from .accelerators import BY_NAME, CHIPS, Accelerator, find_accelerator
 NEURON_DEVICES = Path("/sys/devices/virtual/neuron_device")  # Neuron Sysfs User Guide, SDK 2.32
 RDMA = ("efa", "infiniband", "roce")  # what nodes talk over without their kernels
 FABRICS = (*RDMA, "ethernet")
-FAST, SLOW = 100, 10  # Gbit/s of a node's network that is assumed where nobody has said it: of a server, of a workstation
+FAST, SLOW = (
+    100,
+    10,
+    # Gbit/s of a node's network that is assumed where nobody has said it: of a server, of a
+    # workstation
+)
 
 
 @dataclass(frozen=True)
 class NodeType:
     """A kind of node, EC2's or of machines that somebody owns (fleet.accelerator).
 
-    vCPUs, memory in GiB (0: not told), what accelerates it, network in Gbit/s, EFA interfaces (0: none, or not told), US dollars
-    an hour (None: sold as capacity blocks only). `owned`: it is not an EC2 type. Of those, `network`: one of FABRICS, "" where
-    nobody has said which; `assumed`: whether network_gbps is what such machines usually have. `is_direct`: its network reads and
-    writes the memory of its GPUs (GPUDirect RDMA). `is_switched`: its GPUs speak only while NVIDIA's fabric manager runs.
+    vCPUs, memory in GiB (0: not told), what accelerates it, network in Gbit/s, EFA interfaces (0:
+    none, or not told), US dollars an hour (None: sold as capacity blocks only). `owned`: it is not
+    an EC2 type. Of those, `network`: one of FABRICS, "" where nobody has said which; `assumed`:
+    whether network_gbps is what such machines usually have. `is_direct`: its network reads and
+    writes the memory of its GPUs (GPUDirect RDMA). `is_switched`: its GPUs speak only while
+    NVIDIA's fabric manager runs.
 
-    Of EC2's types: `slots`, the interfaces that network card 0 holds, of the four that anybody needs; `first_efa`, the first card
-    that has EFA; `efa_only`, its EFA interfaces take no addresses, so a plain one comes first; `lustre_efa`, how many of them an
-    FSx client uses; `nvme_gb` of local disks; `sold` on-demand, spot or block (every type can be reserved); `quota` and
-    `spot_quota`, the classes of its quotas (cloud/instance_networking.py), "" for one that AWS has not published; whether
-    `sagemaker` trains on it, at what price an hour (None: not known).
+    Of EC2's types: `slots`, the interfaces that network card 0 holds, of the four that anybody
+    needs; `first_efa`, the first card that has EFA; `efa_only`, its EFA interfaces take no
+    addresses, so a plain one comes first; `lustre_efa`, how many of them an FSx client uses;
+    `nvme_gb` of local disks; `sold` on-demand, spot or block (every type can be reserved); `quota`
+    and `spot_quota`, the classes of its quotas (cloud/instance_networking.py), "" for one that AWS
+    has not published; whether `sagemaker` trains on it, at what price an hour (None: not known).
     """
 
     name: str
@@ -78,20 +87,28 @@ class NodeType:
 
 
 def type_of(name: str, row: dict[str, Any]) -> NodeType:
-    """An EC2 type by its row of the file; KeyError for an accelerator that accelerators.json lacks."""
+    """An EC2 type by its row of the file; KeyError for an accelerator that accelerators.json
+    lacks.
+    """
     chip = row["accelerator"]
-    return NodeType(name, **row | {"accelerator": chip and BY_NAME[chip], "sold": frozenset(row["sold"])})
+    return NodeType(
+        name, **row | {"accelerator": chip and BY_NAME[chip], "sold": frozenset(row["sold"])}
+    )
 
 
 TABLE = Path(__file__).with_name("instance_types.json")
 _TABLE = json.loads(TABLE.read_text(encoding="utf-8"))
 INSTANCE_TYPES = {name: type_of(name, row) for name, row in _TABLE["types"].items()}
-HEADS: dict[str, float] = _TABLE["heads"]  # US dollars an hour of types without accelerators: a way in, a head of Slurm's
+HEADS: dict[str, float] = _TABLE[
+    "heads"
+]  # US dollars an hour of types without accelerators: a way in, a head of Slurm's
 LUSTRE_CONNECTIONS = 1024  # of one file system over EFA, each interface of each client counts
 
 
 def lustre_efa(row: NodeType, nodes: int) -> int:
-    """The EFA interfaces by which each of `nodes` of a type reaches an FSx file system; 0 where FSx does not offer that."""
+    """The EFA interfaces by which each of `nodes` of a type reaches an FSx file system; 0 where FSx
+    does not offer that.
+    """
     return min(row.lustre_efa, max(1, LUSTRE_CONNECTIONS // nodes))
 
 
@@ -112,7 +129,8 @@ def instance(name: str | None) -> NodeType | None:
 
 @dataclass(frozen=True)
 class Node:
-    """What one node offers a job: its ranks, the stack of versions that they need, and the reason for both.
+    """What one node offers a job: its ranks, the stack of versions that they need, and the reason
+    for both.
 
     `cores`: of a node simulated on this machine, if its ranks compute on CPU cores; else 0.
     """
@@ -124,24 +142,47 @@ class Node:
 
 
 def own_machine(
-    name: str, per_node: int, memory_gib: float | None, network: str | None, gbps: float | None, usd_per_hour: float | None
+    name: str,
+    per_node: int,
+    memory_gib: float | None,
+    network: str | None,
+    gbps: float | None,
+    usd_per_hour: float | None,
 ) -> NodeType | None:
-    """The kind of machines with so many accelerators of that name; None for one that the table lacks. None: as is usual."""
+    """The kind of machines with so many accelerators of that name; None for one that the table
+    lacks. None: as is usual.
+    """
     row = find_accelerator(name, None if memory_gib is None else memory_gib * 2**30)
     if row is None:
         return None
     if memory_gib is not None and not same_size(row, memory_gib):
-        row = replace(row, name=f"{'-'.join(row.name.split('-')[:-1])}-{memory_gib:g}GB",
-                      memory_gib=row.memory_gib * memory_gib / row.size)  # fmt: skip
+        row = replace(
+            row,
+            name=f"{'-'.join(row.name.split('-')[:-1])}-{memory_gib:g}GB",
+            memory_gib=row.memory_gib * memory_gib / row.size,
+        )
     usual = usual_network(row, per_node, network)
     return NodeType(
-        f"{per_node} x {row.name}", 0, 0, row, per_node, gbps or usual, 0, usd_per_hour or 0.0, True, network or "", gbps is None,
-        is_direct=network in RDMA and bool(row.links), is_switched=bool(row.links and row.bf16) and per_node >= 8,
-    )  # fmt: skip
+        f"{per_node} x {row.name}",
+        0,
+        0,
+        row,
+        per_node,
+        gbps or usual,
+        0,
+        usd_per_hour or 0.0,
+        True,
+        network or "",
+        gbps is None,
+        is_direct=network in RDMA and bool(row.links),
+        is_switched=bool(row.links and row.bf16) and per_node >= 8,
+    )
 
 
 def same_size(row: Accelerator, memory_gib: float) -> bool:
-    """Whether that is the row's memory, be it said in GB or GiB, as its name has it or as its driver reports it."""
+    """Whether that is the row's memory, be it said in GB or GiB, as its name has it or as its
+    driver reports it.
+    """
     return 0.95 * row.memory_gib <= memory_gib <= 1.1 * max(row.size, row.memory_gib)
 
 
@@ -153,32 +194,52 @@ def usual_network(row: Accelerator, per_node: int, network: str | None) -> float
 
 
 def node(row: NodeType | None, nodes: int) -> Node:
-    """A node of that kind; without one, an even share of this machine, which then simulates all `nodes`."""
+    """A node of that kind; without one, an even share of this machine, which then simulates all
+    `nodes`.
+    """
     if row:
         unit = row.accelerator.name if row.accelerator else "CPU node"
-        reason = f"a node has {row.name}" if row.owned else f"{row.name}: {row.accelerators or 'one rank, a'} {unit}"
+        reason = (
+            f"a node has {row.name}"
+            if row.owned
+            else f"{row.name}: {row.accelerators or 'one rank, a'} {unit}"
+        )
         return Node(max(1, row.accelerators), reason, stack_of(row))
     devices = local_accelerators()
     if not devices:
-        return Node(1, "a node without accelerators runs one rank", cores=max(1, local_cores() // nodes))
-    return Node(max(1, devices // nodes), f"this machine's {devices} accelerators over {nodes} nodes", _local_stack())
+        return Node(
+            1, "a node without accelerators runs one rank", cores=max(1, local_cores() // nodes)
+        )
+    return Node(
+        max(1, devices // nodes),
+        f"this machine's {devices} accelerators over {nodes} nodes",
+        _local_stack(),
+    )
 
 
 def local_accelerators() -> int:
-    """The number of accelerators of this machine, from the driver's files: no library is loaded and no driver woken."""
+    """The number of accelerators of this machine, from the driver's files: no library is loaded and
+    no driver woken.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
-    found = list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))  # a container may have these alone
+    found = (
+        list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))
+    )  # a container may have these alone
     return len(found) or len(list(Path("/dev").glob("neuron[0-9]*"))) * local_chip()[1]
 
 
 @functools.cache
 def local_chip() -> tuple[Accelerator | None, int]:
-    """The row for a core of this machine's Neuron devices, and the cores of a device; None and 1 when the table lacks it."""
+    """The row for a core of this machine's Neuron devices, and the cores of a device; None and 1
+    when the table lacks it.
+    """
     try:
-        words = (NEURON_DEVICES / "neuron0/info/architecture/instance_type").read_text().strip().lower()
+        words = (
+            (NEURON_DEVICES / "neuron0/info/architecture/instance_type").read_text().strip().lower()
+        )
     except OSError:
         return None, 1
     return next((row for name, row in CHIPS.items() if words.startswith(name)), (None, 1))
@@ -186,9 +247,16 @@ def local_chip() -> tuple[Accelerator | None, int]:
 
 @functools.cache
 def local_accelerator() -> Accelerator | None:
-    """The row for this machine's accelerators, by the driver's name of the first; None when the table lacks it."""
+    """The row for this machine's accelerators, by the driver's name of the first; None when the
+    table lacks it.
+    """
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    models = [line.partition(":")[2] for file in files[:1] for line in file.read_text().splitlines() if line.startswith("Model")]
+    models = [
+        line.partition(":")[2]
+        for file in files[:1]
+        for line in file.read_text().splitlines()
+        if line.startswith("Model")
+    ]
     if not local_accelerators():
         return None
     return find_accelerator(models[0]) if models else local_chip()[0]
@@ -196,7 +264,9 @@ def local_accelerator() -> Accelerator | None:
 
 def local_cores() -> int:
     """Cores that this process may use: its CPU set, limited by its control group's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -205,13 +275,17 @@ def local_cores() -> int:
 
 
 def local_memory() -> int:
-    """Bytes of memory that this process may use: this machine's, or a control group's limit (v2, and v1's root)."""
+    """Bytes of memory that this process may use: this machine's, or a control group's limit (v2,
+    and v1's root).
+    """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([whole, *memory_limits(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
 
 
 def spare_memory() -> int | None:
-    """Bytes available to new processes without swapping; None where the kernel does not say (not Linux)."""
+    """Bytes available to new processes without swapping; None where the kernel does not say (not
+    Linux).
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -221,12 +295,20 @@ def spare_memory() -> int | None:
 
 
 def memory_limits(root: Path, membership: Path) -> Iterator[int]:
-    """The limits of this process's control group and its ancestors; docs.kernel.org/admin-guide/cgroup-v2.html, memory.max."""
+    """The limits of this process's control group and its ancestors;
+    docs.kernel.org/admin-guide/cgroup-v2.html, memory.max.
+    """
     try:
-        groups = [line.split(":", 2)[2].lstrip("/") for line in membership.read_text().splitlines() if line.startswith("0::")]
+        groups = [
+            line.split(":", 2)[2].lstrip("/")
+            for line in membership.read_text().splitlines()
+            if line.startswith("0::")
+        ]
     except OSError:
         groups = []
-    folders = [folder for group in groups or [""] for folder in ((root / group), *(root / group).parents)]
+    folders = [
+        folder for group in groups or [""] for folder in ((root / group), *(root / group).parents)
+    ]
     for file in [
         *(folder / "memory.max" for folder in folders if folder.is_relative_to(root)),
         root / "memory/memory.limit_in_bytes",
@@ -245,7 +327,13 @@ def stack_of(row: NodeType | None) -> str:
 def _local_stack() -> str:
     """The stack that this machine's accelerators need."""
     known = local_accelerator()
-    return _stack_for(known) if known else "neuron" if any(Path("/dev").glob("neuron[0-9]*")) else "cuda"
+    return (
+        _stack_for(known)
+        if known
+        else "neuron"
+        if any(Path("/dev").glob("neuron[0-9]*"))
+        else "cuda"
+    )
 
 
 def _stack_for(accelerator: Accelerator) -> str:

@@ -1,1 +1,3 @@
-"""Whether ranks, nodes and launchers live and make progress: heartbeats, watchdog, lease, fence, and what kernels report."""
+"""Whether ranks, nodes and launchers live and make progress: heartbeats, watchdog, lease, fence,
+and what kernels report.
+"""

@@ -1,13 +1,17 @@
-"""Fencing: only the newest attempt of a run may go on; ranks of earlier ones, wherever they still are, notice that and exit.
+"""Fencing: only the newest attempt of a run may go on; ranks of earlier ones, wherever they still
+are, notice that and exit.
 
-heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt that it belongs to. Whoever claims the
+heartbeats/attempts/<n>         attempt n: {order}, the number of the launcher's attempt that it
+                                belongs to. Whoever claims the
                                 number creates the file (run/claims.py)
 heartbeats/attempts/<n>.taken   ranks have started as attempt n
-heartbeats/newest               order and number of the newest attempt, for hosts that remember a listing (run/claims.py)
+heartbeats/newest               order and number of the newest attempt, for hosts that remember a
+                                listing (run/claims.py)
 
-The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT: their order. An engine that restarts them
-by itself (a Slurm requeue, the next attempt of an AWS Batch job) passes the same order again. So rank 0 enters an attempt: if its
-order was taken before, it claims the next number, and the ranks of the previous start exit.
+The launcher begins an attempt and passes its number to the ranks as TRAINFLEET_ATTEMPT: their
+order. An engine that restarts them by itself (a Slurm requeue, the next attempt of an AWS Batch
+job) passes the same order again. So rank 0 enters an attempt: if its order was taken before, it
+claims the next number, and the ranks of the previous start exit.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ AGAIN = "TRAINFLEET_AGAIN"  # how often the engine has restarted it, if it says 
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """An attempt: the launcher's order that it belongs to, and its own number. The later order is newer, then the number."""
+    """An attempt: the launcher's order that it belongs to, and its own number. The later order is
+    newer, then the number.
+    """
 
     order: int
     number: int
@@ -55,10 +61,14 @@ class Fenced(RunError):
 
 
 def begin(folder: Path) -> int:
-    """The number of a new attempt of the launcher. Older ranks exit within two heartbeats (heartbeat.EVERY)."""
+    """The number of a new attempt of the launcher. Older ranks exit within two heartbeats
+    (heartbeat.EVERY).
+    """
     before = current(folder)
     number = _claim(folder, before.number + 1, None)
-    for path in _folder(folder).iterdir():  # of the order before the last: no rank can be about to enter it
+    for path in _folder(
+        folder
+    ).iterdir():  # of the order before the last: no rank can be about to enter it
         if NUMBER.fullmatch(path.stem) and int(path.stem) < before.order:
             path.unlink(missing_ok=True)
     for path in (folder / BEATS).glob("*-*"):  # beats of nodes; of ranks, in format 1
@@ -67,12 +77,13 @@ def begin(folder: Path) -> int:
 
 
 def enter(folder: Path, order: int, least: int = 0) -> int:
-    """The number of the attempt that starts now under this order; called by rank 0, before the ranks meet.
+    """The number of the attempt that starts now under this order; called by rank 0, before the
+    ranks meet.
 
     If the order was started before, it returns once the ranks of that start have had time to exit.
 
-    `least`: how often the engine says that it has restarted this order. Where each start finds an empty folder, as on a node's
-    own disk, only that tells the starts apart.
+    `least`: how often the engine says that it has restarted this order. Where each start finds an
+    empty folder, as on a node's own disk, only that tells the starts apart.
 
     Raises:
         Fenced: the launcher has begun another attempt since.
@@ -80,7 +91,9 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
     newest = current(folder)
     if newest.order > order:
         why = f"attempt {newest.number} has begun, this one was ordered as {order}"
-        raise Fenced("this attempt is over before it began", where=platform.node(), why=why, next="make logs")
+        raise Fenced(
+            "this attempt is over before it began", where=platform.node(), why=why, next="make logs"
+        )
     if newest.number == order and not least and claim(_folder(folder) / f"{order}.taken", ""):
         return order
     number = _claim(folder, max(newest.number + 1, order + least), order)
@@ -89,14 +102,18 @@ def enter(folder: Path, order: int, least: int = 0) -> int:
 
 
 def current(folder: Path) -> Attempt:
-    """The newest attempt; 0 before the first. Costs one listing and the reading of a few small files."""
+    """The newest attempt; 0 before the first. Costs one listing and the reading of a few small
+    files.
+    """
     newest = _newest(folder)
     with suppress(OSError):
         names = os.listdir(folder / BEATS / FOLDER)  # noqa: PTH208 - names alone
         if found := [_read(folder, int(name)) for name in names if NUMBER.fullmatch(name)]:
             return max(newest, *found)
     with suppress(OSError, InputError):
-        if NUMBER.fullmatch(text := untrusted_input.read_text(folder / BEATS / BEFORE, MOST).strip()):
+        if NUMBER.fullmatch(
+            text := untrusted_input.read_text(folder / BEATS / BEFORE, MOST).strip()
+        ):
             return max(newest, Attempt(int(text), int(text)))
     return newest
 
@@ -114,13 +131,21 @@ def _read(folder: Path, number: int) -> Attempt:
     try:
         record = untrusted_input.read_json(folder / BEATS / FOLDER / str(number), MOST)
         return Attempt(fit(dict[str, Order], record)["order"], number)
-    except (OSError, InputError, KeyError):  # others have followed it, and it was removed; or it is none
+    except (
+        OSError,
+        InputError,
+        KeyError,
+    ):  # others have followed it, and it was removed; or it is none
         return Attempt(0, number)
 
 
 def _claim(folder: Path, number: int, order: int | None) -> int:
-    """Claims the first free number from `number` on and returns it; `order` None: the number is its own order."""
-    while not claim(_folder(folder) / str(number), json.dumps({"order": number if order is None else order})):
+    """Claims the first free number from `number` on and returns it; `order` None: the number is its
+    own order.
+    """
+    while not claim(
+        _folder(folder) / str(number), json.dumps({"order": number if order is None else order})
+    ):
         number += 1
     with suppress(OSError):  # the claim counts
         rewrite(folder / BEATS / NEWEST, f"{number if order is None else order} {number}")

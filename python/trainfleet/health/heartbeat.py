@@ -1,13 +1,16 @@
-"""A rank's heartbeat: reports once a second where the rank is, and obeys what the run folder tells all ranks.
+"""A rank's heartbeat: reports once a second where the rank is, and obeys what the run folder tells
+all ranks.
 
-The ranks of a node write their beats to a folder in the node's memory. Whichever of them finds that no one has done so for a
-second does the node's round: it gathers all beats into the node's one file of the run folder (health/heartbeat_format.py), and
-reads there the instructions to the ranks: that their attempt is over (health/fence.py), that their stacks are wanted
-(health/stack_dumps.py), that their launcher is gone (health/lease.py). So the run folder has one writer and one reader per node,
+The ranks of a node write their beats to a folder in the node's memory. Whichever of them finds that
+no one has done so for a second does the node's round: it gathers all beats into the node's one file
+of the run folder (health/heartbeat_format.py), and reads there the instructions to the ranks: that
+their attempt is over (health/fence.py), that their stacks are wanted (health/stack_dumps.py), that
+their launcher is gone (health/lease.py). So the run folder has one writer and one reader per node,
 whichever rank dies or hangs.
 
-A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes stale shows how a rank died: the
-beat, when the process does not run (stopped, dead, or its node is); its position, when the process runs but makes no progress.
+A training loop only says where it is (`heart.at("step", 12)`), which is an assignment. What goes
+stale shows how a rank died: the beat, when the process does not run (stopped, dead, or its node
+is); its position, when the process runs but makes no progress.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ class NodeMemory:
         replace_file(self.shared / f"rank-{beat.rank}", pack(self.number, beat.attempt, [beat]))
 
     def is_due(self, name: str, seconds: float) -> bool:
-        """Whether no rank has done what is called `name` for so many seconds; the caller must then do it."""
+        """Whether no rank has done what is called `name` for so many seconds; the caller must then
+        do it.
+        """
         turn = self.shared / name
         with suppress(FileNotFoundError):
             if abs(time.time() - turn.stat().st_mtime) < seconds:
@@ -95,7 +100,10 @@ class NodeMemory:
     def read_instructions(self) -> Instructions:
         """What the last round read."""
         try:
-            return fit(Instructions, untrusted_input.read_json(self.shared / "orders", untrusted_input.KIBIBYTE))
+            return fit(
+                Instructions,
+                untrusted_input.read_json(self.shared / "orders", untrusted_input.KIBIBYTE),
+            )
         except (OSError, InputError):
             return Instructions()
 
@@ -107,11 +115,16 @@ class NodeMemory:
 class Heart:
     """Sends a rank's heartbeat from construction to `stop`, in a thread of its own."""
 
-    def __init__(self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0) -> None:
-        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher until `alone` is called;
-        0: it may be without one."""
+    def __init__(
+        self, folder: Path, rank: int, node: int, order: int, patience: float = 0.0
+    ) -> None:
+        """`order`: the launcher's number of this attempt. `patience`: seconds without a launcher
+        until `alone` is called; 0: it may be without one.
+        """
         self.folder, self.rank, self.attempt = folder, rank, Attempt(order, order)
-        self.met = False  # until the ranks have met, the attempt may turn out to have another number
+        self.met = (
+            False  # until the ranks have met, the attempt may turn out to have another number
+        )
         self.patience = patience
         self.alone: Callable[[float], None] = lambda seconds: None
         self.position: tuple[str, int, float] = ("start", 0, time.monotonic())
@@ -159,9 +172,19 @@ class Heart:
     def _leave(self) -> None:
         phase, step, since = self.position
         self.node.leave(
-            Beat(self.rank, self.node.number, os.getpid(), self.attempt.number, phase, step, round(time.monotonic() - since, 3),
-                 time.time(), round(self.took, 4), self.busy)
-        )  # fmt: skip
+            Beat(
+                self.rank,
+                self.node.number,
+                os.getpid(),
+                self.attempt.number,
+                phase,
+                step,
+                round(time.monotonic() - since, 3),
+                time.time(),
+                round(self.took, 4),
+                self.busy,
+            )
+        )
 
     def _last(self) -> None:
         self._leave()
@@ -173,12 +196,16 @@ class Heart:
         newest, lease, looked = fence.current(self.folder), before.lease, before.looked
         if self.patience and time.monotonic() - looked >= LEASE_EVERY:
             lease, looked = lease.look(newest_holder(self.folder), LEASE_EVERY), time.monotonic()
-        return Instructions(newest.order, newest.number, stack_dumps.asked(self.folder), lease, looked)
+        return Instructions(
+            newest.order, newest.number, stack_dumps.asked(self.folder), lease, looked
+        )
 
     def _obey(self, orders: Instructions) -> None:
         newest = Attempt(orders.order, orders.number)
         if newest > self.attempt if self.met else newest.order > self.attempt.order:
-            self._leave_for_good(f"attempt {self.attempt.number} is over; this rank was out of reach and leaves")
+            self._leave_for_good(
+                f"attempt {self.attempt.number} is over; this rank was out of reach and leaves"
+            )
         if orders.stacks and orders.stacks != self._stacks:
             self._stacks = orders.stacks
             self._try(lambda: stack_dumps.dump(self.folder, self.rank))
@@ -187,7 +214,10 @@ class Heart:
                 self._orphaned = True
                 self.alone(orders.lease.vacant)
             if orders.lease.vacant >= self.patience + TO_LEAVE:
-                self._leave_for_good(f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this rank could leave")
+                self._leave_for_good(
+                    f"no launcher for {orders.lease.vacant:.0f} s, and no step at which this "
+                    "rank could leave"
+                )
 
     def _leave_for_good(self, words: str) -> None:
         with suppress(OSError):  # a log that can't be written must not keep it from exiting
@@ -195,7 +225,9 @@ class Heart:
         os._exit(FENCED)
 
     def _try(self, do: Callable[[], object]) -> None:
-        """Calls what needs a disk, and reports its first failure only: a lost heartbeat must not end training."""
+        """Calls what needs a disk, and reports its first failure only: a lost heartbeat must not
+        end training.
+        """
         try:
             do()
         except OSError as error:
@@ -206,7 +238,9 @@ class Heart:
 
 
 def _memory(folder: Path, node: int, order: int) -> Path:
-    """The folder that the ranks of a node share: in memory and private to this user, else in the run folder."""
+    """The folder that the ranks of a node share: in memory and private to this user, else in the
+    run folder.
+    """
     root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     own = root / f"trainfleet-{os.getuid()}"
     with suppress(OSError):

@@ -1,9 +1,12 @@
-"""The format of heartbeats: what a beat says, and the one file in which a node keeps those of all its ranks.
+"""The format of heartbeats: what a beat says, and the one file in which a node keeps those of all
+its ranks.
 
-heartbeats/node-<i>   a header and a row of numbers per rank; replaced once a second by one of the node's ranks
+heartbeats/node-<i>   a header and a row of numbers per rank; replaced once a second by one of the
+                      node's ranks
                       (health/heartbeat.py)
 
-Numbers are binary, as a launcher reads the files of all nodes once a second (tests/bench/bench_fleet.py).
+Numbers are binary, as a launcher reads the files of all nodes once a second
+(tests/bench/bench_fleet.py).
 """
 
 from __future__ import annotations
@@ -22,11 +25,22 @@ from ..trust import untrusted_input
 FOLDER = "heartbeats"
 MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
 RANKS = 1 << 20  # the most that a run can have: fleet.nodes times fleet.ranks_per_node
-PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")  # a beat has one as its number here
+PHASES = (
+    "start",
+    "load",
+    "compile",
+    "step",
+    "validate",
+    "checkpoint",
+    "end",
+    "conclude",
+)  # a beat has one as its number here
 
 
 class Beat(NamedTuple):
-    """One rank's heartbeat. `phase_seconds`: how long it has been at this step of this phase, by its own clock."""
+    """One rank's heartbeat. `phase_seconds`: how long it has been at this step of this phase, by
+    its own clock.
+    """
 
     rank: int
     node: int
@@ -37,7 +51,8 @@ class Beat(NamedTuple):
     phase_seconds: float
     time: float
     step_seconds: float = 0.0  # that the newest completed step took
-    busy_seconds: float = 0.0  # of a step in the rank's own work on its device, without waiting for others; 0: not known
+    # of a step in the rank's own work on its device, without waiting for others; 0: not known
+    busy_seconds: float = 0.0
 
 
 MAGIC = b"TFB2"
@@ -51,7 +66,9 @@ def stage(beat: Beat) -> str:
 
 
 def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) -> None:
-    """Replaces a node's file atomically. Not fsynced: after a power cut a heartbeat means nothing."""
+    """Replaces a node's file atomically. Not fsynced: after a power cut a heartbeat means
+    nothing.
+    """
     path = folder / FOLDER / f"node-{node}"
     path.parent.mkdir(parents=True, exist_ok=True)
     renew_file(path, pack(node, attempt, beats))
@@ -59,7 +76,10 @@ def write_beats(folder: Path, node: int, attempt: int, beats: Iterable[Beat]) ->
 
 def pack(node: int, attempt: int, beats: Iterable[Beat]) -> bytes:
     """The beats as bytes, which `parse` reads."""
-    rows = (ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:]) for beat in beats)
+    rows = (
+        ROW.pack(beat.rank, beat.pid, PHASES.index(beat.phase), beat.step, *beat[6:])
+        for beat in beats
+    )
     return HEAD.pack(MAGIC, node, attempt) + b"".join(rows)
 
 
@@ -77,7 +97,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def renew_file(path: Path, content: bytes) -> None:
-    """Replaces a heartbeat or lease file. On a full disk it overwrites the old file in place, which needs no space.
+    """Replaces a heartbeat or lease file. On a full disk it overwrites the old file in place, which
+    needs no space.
 
     The content must have the same length, or be text that blanks may follow.
     """
@@ -93,7 +114,9 @@ class Beats:
 
     def __init__(self, folder: Path, attempt: int) -> None:
         self.folder, self.attempt = folder / FOLDER, attempt
-        self.known: dict[str, tuple[int, int, int]] = {}  # a file's time, size and inode when it was read
+        self.known: dict[
+            str, tuple[int, int, int]
+        ] = {}  # a file's time, size and inode when it was read
 
     def new(self) -> dict[int, Beat]:
         """The newest beats of the ranks whose node has written some since the last call."""
@@ -103,7 +126,9 @@ class Beats:
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
-                    with suppress(OSError):  # it is being replaced, on a file system where rename is not atomic
+                    with suppress(
+                        OSError
+                    ):  # it is being replaced, on a file system where rename is not atomic
                         self._take(folder, entry, found)
         return found
 
@@ -113,7 +138,9 @@ class Beats:
         if self.known.get(entry.name) == stamp:
             return
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        descriptor = os.open(entry.name, flags, dir_fd=folder)  # a file object would take three times as long
+        descriptor = os.open(
+            entry.name, flags, dir_fd=folder
+        )  # a file object would take three times as long
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
         finally:
@@ -142,7 +169,10 @@ def newest_step(folder: Path, attempt: int) -> int:
     """The step that node 0's ranks were at by their last beat; 0 before the first."""
     try:
         with open(folder / FOLDER / "node-0", "rb", opener=untrusted_input.opener) as file:
-            return max((beat.step for beat in parse(file.read(MOST), attempt) if beat.phase == "step"), default=0)
+            return max(
+                (beat.step for beat in parse(file.read(MOST), attempt) if beat.phase == "step"),
+                default=0,
+            )
     except OSError:
         return 0
 

@@ -1,8 +1,10 @@
-"""What the counters and states of a node say of a failure that the kernel would have told: everybody may read these.
+"""What the counters and states of a node say of a failure that the kernel would have told:
+everybody may read these.
 
-Files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac, sysfs-fs-ext4, sysfs-class-nvme;
-EFA's hw_counters, drivers/infiniband/hw/efa/efa_verbs.c; Neuron's sysfs guide), /proc/self/mounts, the folders mounted there (XFS
-that has shut down opens nothing: xfs_file_open in fs/xfs/xfs_file.c), and nvidia-smi, which names the GPU that is lost or needs a
+Files of sysfs (Documentation/ABI/testing: sysfs-bus-pci-devices-aer_stats, sysfs-devices-edac,
+sysfs-fs-ext4, sysfs-class-nvme; EFA's hw_counters, drivers/infiniband/hw/efa/efa_verbs.c; Neuron's
+sysfs guide), /proc/self/mounts, the folders mounted there (XFS that has shut down opens nothing:
+xfs_file_open in fs/xfs/xfs_file.c), and nvidia-smi, which names the GPU that is lost or needs a
 reset (nvmlDeviceGpuRecoveryAction_t). Standard library only.
 """
 
@@ -31,7 +33,9 @@ TIMEOUT = 10.0  # seconds: with many GPUs and no persistence it takes a few
 MOST = 16  # lines
 _LOST = re.compile(r"Unable to determine|is lost|requires reset|ERR!")
 _ACTION = re.compile(
-    r"([\dA-Fa-f:.]{7,20}), *((?:GPU )?Reset|Drain P2P|Drain and Reset|(?:Node |System )?Reboot|Bus Reset)", re.IGNORECASE
+    r"([\dA-Fa-f:.]{7,20}), *((?:GPU )?Reset|Drain P2P|Drain and Reset|(?:Node |System "
+    r")?Reboot|Bus Reset)",
+    re.IGNORECASE,
 )
 
 
@@ -43,7 +47,9 @@ class Counters:
         self.counts, self.states = _counts(root), _states(root)
 
     def words(self) -> list[str]:
-        """What has risen or changed for the worse since then, and the GPUs that did not come up, are lost or need a reset now."""
+        """What has risen or changed for the worse since then, and the GPUs that did not come up,
+        are lost or need a reset now.
+        """
         risen = [
             f"counters: {name}: {count - self.counts.get(name, count)} more"
             for name, count in _counts(self.root).items()
@@ -93,7 +99,9 @@ def _is_broken(folder: Path) -> bool:
 
 
 def _without_driver(root: Path) -> list[str]:
-    """NVIDIA's GPUs (class 0x03 of vendor 0x10de) that no driver holds though theirs is loaded: it has tried and failed."""
+    """NVIDIA's GPUs (class 0x03 of vendor 0x10de) that no driver holds though theirs is loaded: it
+    has tried and failed.
+    """
     found = []
     for path in root.glob(DEVICES) if (root / NVIDIA).exists() else ():
         with contextlib.suppress(OSError):
@@ -107,7 +115,12 @@ def _gpus() -> list[str]:
     """What nvidia-smi says of GPUs that are lost or need a reset; [] where it is not installed."""
     try:
         done = subprocess.run(
-            SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT, check=False
+            SMI,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

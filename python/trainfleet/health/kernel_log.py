@@ -1,8 +1,10 @@
-"""A node's kernel messages on what killed a program that could not say so itself: out of memory, a lost device, a bad disk.
+"""A node's kernel messages on what killed a program that could not say so itself: out of memory, a
+lost device, a bad disk.
 
-They are read on the node at once, as it may be gone a minute later. Not every user may read the kernel's log (Amazon Linux 2023
-and Ubuntu restrict it): it tries /dev/kmsg, then dmesg by sudo without a password, then the journal; where it may read none of
-them, the counters of the node (health/hw_counters.py). Standard library only.
+They are read on the node at once, as it may be gone a minute later. Not every user may read the
+kernel's log (Amazon Linux 2023 and Ubuntu restrict it): it tries /dev/kmsg, then dmesg by sudo
+without a password, then the journal; where it may read none of them, the counters of the node
+(health/hw_counters.py). Standard library only.
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ from .hw_counters import Counters
 
 KMSG = Path("/dev/kmsg")
 VMSTAT = Path("/proc/vmstat")
-COMMANDS = (("sudo", "-n", "dmesg"), ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "2000"))
+COMMANDS = (
+    ("sudo", "-n", "dmesg"),
+    ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-n", "2000"),
+)
 TIMEOUT = 5.0  # seconds for each of them
 TELLING = re.compile(
-    r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa[_ ]\d?|EXT4-fs error|Remounting filesystem"
-    r"|XFS .*(Corruption|shut|I/O)|nfs: server|neuron|nvme.*(timeout|I/O|down|not ready)|I/O error|segfault at|traps: "
-    r"|mce: .*Hardware Error|Machine Check|EDAC .*UE|PCIe Bus Error|Memory failure|blocked for more than"
+    r"NVRM:|Out of memory|oom-kill|Killed process|Lustre(Error)?:|infiniband|\befa[_ "
+    r"]\d?|EXT4-fs error|Remounting filesystem"
+    r"|XFS .*(Corruption|shut|I/O)|nfs: server|neuron|nvme.*(timeout|I/O|down|not ready)|I/O "
+    r"error|segfault at|traps: "
+    r"|mce: .*Hardware Error|Machine Check|EDAC .*UE|PCIe Bus Error|Memory failure|blocked for "
+    r"more than"
 )
 LINES = 40
 _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d+\.\d+)\] (?:\S+ kernel: )?(.*)")
@@ -48,17 +56,31 @@ class Kernel:
         self.counters = Counters()
 
     def words(self) -> list[Message]:
-        """The relevant messages since then, oldest first, and the counters of out-of-memory kills."""
+        """The relevant messages since then, oldest first, and the counters of out-of-memory
+        kills.
+        """
         apart = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
         messages = _messages()
-        found = [Message(when + apart, line) for when, line in messages or () if when >= self.began and TELLING.search(line)][
-            -LINES:
-        ]
-        now, killed, of_all = time.time(), oom_kills() - self.kills, all_oom_kills() - self.kills_of_all
+        found = [
+            Message(when + apart, line)
+            for when, line in messages or ()
+            if when >= self.began and TELLING.search(line)
+        ][-LINES:]
+        now, killed, of_all = (
+            time.time(),
+            oom_kills() - self.kills,
+            all_oom_kills() - self.kills_of_all,
+        )
         if killed > 0:
             found.append(Message(now, f"memory.events: oom_kill {killed} in this control group"))
         if messages is None:
-            found.append(Message(now, "the kernel's log can't be read by this user; next: sysctl kernel.dmesg_restrict=0"))
+            found.append(
+                Message(
+                    now,
+                    "the kernel's log can't be read by this user; next: sysctl "
+                    "kernel.dmesg_restrict=0",
+                )
+            )
             if of_all > 0:
                 found.append(Message(now, f"vmstat: oom_kill {of_all} on this node"))
             found += [Message(now, text) for text in self.counters.words()]
@@ -68,13 +90,19 @@ class Kernel:
 def oom_kills() -> int:
     """How many processes of this control group were killed for its memory limit."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))[3:]
+        group = next(
+            line
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        )[3:]
         return _count(Path(f"/sys/fs/cgroup{group}/memory.events"))
     return 0
 
 
 def all_oom_kills() -> int:
-    """How many processes of this node were killed for memory since it booted; every user may read that."""
+    """How many processes of this node were killed for memory since it booted; every user may read
+    that.
+    """
     return _count(VMSTAT)
 
 
@@ -87,13 +115,20 @@ def _count(counters: Path) -> int:
 
 
 def _messages() -> list[tuple[float, str]] | None:
-    """Seconds since boot and text of each record of the kernel's log; None when this user can't read it."""
+    """Seconds since boot and text of each record of the kernel's log; None when this user can't
+    read it.
+    """
     with contextlib.suppress(OSError):
         return _kmsg()
     for command in COMMANDS:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=TIMEOUT,
+                check=False,
             )
             found = _parse(done.stdout.decode(errors="replace"))
             if done.returncode == 0 and found:
@@ -103,7 +138,11 @@ def _messages() -> list[tuple[float, str]] | None:
 
 def _parse(text: str) -> list[tuple[float, str]]:
     """The records as dmesg and journalctl print them: `[ 1234.567890] text`."""
-    return [(float(match[1]), match[2]) for line in text.splitlines() if (match := _STAMPED.fullmatch(line))]
+    return [
+        (float(match[1]), match[2])
+        for line in text.splitlines()
+        if (match := _STAMPED.fullmatch(line))
+    ]
 
 
 def _kmsg() -> list[tuple[float, str]]:

@@ -1,17 +1,22 @@
-"""The lease of a run's launcher, a file in the run folder: it shows any machine which launcher is in charge.
+"""The lease of a run's launcher, a file in the run folder: it shows any machine which launcher is
+in charge.
 
-head.json              host, process, term and time of the launcher in charge, which rewrites it every second
-heartbeats/terms/<n>   who claimed term n: of several that want it at once, one gets it (run/claims.py)
+head.json              host, process, term and time of the launcher in charge, which rewrites it
+                       every second
+heartbeats/terms/<n>   who claimed term n: of several that want it at once, one gets it
+                       (run/claims.py)
 standby.json           the same of the host that stands by to take over (watch/standby.py)
 
-A launcher that has not renewed its lease for PATIENCE seconds has lost it: its successor claims the next term, and the old
-launcher, if it is still there, sees that and leaves at once, before it starts, ends or records anything more (`confirm`).
-One that can neither read nor write the file for as long leaves too, if a host stands by. The processes that a launcher had
-started are fenced by its successor (backends) and fence themselves (health/fence.py); without a successor, ranks save and exit
-(health/heartbeat.py). No lock has a part in that: on NFS and Lustre the lock of a dead host lives on for minutes.
+A launcher that has not renewed its lease for PATIENCE seconds has lost it: its successor claims the
+next term, and the old launcher, if it is still there, sees that and leaves at once, before it
+starts, ends or records anything more (`confirm`). One that can neither read nor write the file for
+as long leaves too, if a host stands by. The processes that a launcher had started are fenced by its
+successor (backends) and fence themselves (health/fence.py); without a successor, ranks save and
+exit (health/heartbeat.py). No lock has a part in that: on NFS and Lustre the lock of a dead host
+lives on for minutes.
 
-Whoever looks at a lease from another host compares no clocks: it waits for a change. Both files are rewritten in place
-(run/claims.py), so that no host sees them as they were.
+Whoever looks at a lease from another host compares no clocks: it waits for a change. Both files are
+rewritten in place (run/claims.py), so that no host sees them as they were.
 """
 
 from __future__ import annotations
@@ -40,12 +45,19 @@ TERMS = "heartbeats/terms"
 MOST = 4 * untrusted_input.KIBIBYTE  # of such a file
 EVERY = 1.0  # seconds
 PATIENCE = 9.0  # seconds without a renewal until the lease expires
-TO_BEGIN = 60.0  # seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for long
-GLANCE = 3.0  # seconds in which a launcher at work has renewed its lease, for somebody who only looks on
-ORPHANED_AFTER = 120.0  # seconds without a launcher after which ranks save and exit: a standby takes over long before
+# seconds for a launcher to take its lease: a busy head, or one whose packages are far, imports for
+# long
+TO_BEGIN = 60.0
+GLANCE = (
+    3.0  # seconds in which a launcher at work has renewed its lease, for somebody who only looks on
+)
+# seconds without a launcher after which ranks save and exit: a standby takes over long before
+ORPHANED_AFTER = 120.0
 VARIABLE = "TRAINFLEET_ORPHANED_AFTER"  # the same for ranks that must not go on without a launcher
-SUCCEEDS = "TRAINFLEET_SUCCEEDS"  # of a launcher that a standby started: the renewal after which the one before fell silent
-APPOINTED = "TRAINFLEET_APPOINTED"  # of a standby: the number of its appointment, and the term before its launcher's
+# of a launcher that a standby started: the renewal after which the one before fell silent
+SUCCEEDS = "TRAINFLEET_SUCCEEDS"
+# of a standby: the number of its appointment, and the term before its launcher's
+APPOINTED = "TRAINFLEET_APPOINTED"
 LEFT = 76  # the exit code of a launcher that has lost its lease to another
 VACATED = 0.0  # the time of a lease that was given up
 T = TypeVar("T")
@@ -55,7 +67,8 @@ T = TypeVar("T")
 class Holder:
     """The launcher that holds the lease, and the host that it sees standing by ("": none).
 
-    `code`: its exit code once it has ended, None before. `tries`: how often hosts have failed to take over before it.
+    `code`: its exit code once it has ended, None before. `tries`: how often hosts have failed to
+    take over before it.
     """
 
     host: Name
@@ -83,7 +96,9 @@ class Standby:
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """The latest holder of a run's lease; None when there has been none. InputError for a damaged file."""
+    """The latest holder of a run's lease; None when there has been none. InputError for a damaged
+    file.
+    """
     for _ in range(3):
         with suppress(InputError):  # it may just be written
             return _read(Holder, folder / FILE)
@@ -92,7 +107,9 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 def newest_holder(folder: Path) -> Holder | None:
-    """As `read_holder`, but None for a file that can't be read now: a live launcher writes it again within a second."""
+    """As `read_holder`, but None for a file that can't be read now: a live launcher writes it again
+    within a second.
+    """
     try:
         return read_holder(folder)
     except (InputError, OSError):
@@ -100,7 +117,9 @@ def newest_holder(folder: Path) -> Holder | None:
 
 
 def newest_standby(folder: Path) -> Standby | None:
-    """The host that was appointed last to stand by; None where there is none, or the file can't be read now."""
+    """The host that was appointed last to stand by; None where there is none, or the file can't be
+    read now.
+    """
     try:
         return _read(Standby, folder / STANDBY)
     except (InputError, OSError):
@@ -116,22 +135,32 @@ def _read(kind: type[T], path: Path) -> T | None:
     try:
         # and no look at its size before: a client may remember that of another moment
         text = untrusted_input.read_text(path, MOST)
-        return fit(kind, require_object(untrusted_input.parse_json(text, str(path)))) if text.strip() else None
+        return (
+            fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
+            if text.strip()
+            else None
+        )
     except FileNotFoundError:
         return None
     except InputError as error:
         where = error.where or str(path)
-        raise InputError(error.what, where=where, key=error.key, why=error.why, next=remedy(path)) from error
+        raise InputError(
+            error.what, where=where, key=error.key, why=error.why, next=remedy(path)
+        ) from error
 
 
 def is_held(holder: Holder | None, now: float) -> bool:
-    """Whether a launcher holds the lease, as far as clocks tell. `now`: by a clock of the fleet; where that differs from the
-    launcher's, only a look at the lease for a while says more (`is_renewed`)."""
+    """Whether a launcher holds the lease, as far as clocks tell. `now`: by a clock of the fleet;
+    where that differs from the launcher's, only a look at the lease for a while says more
+    (`is_renewed`).
+    """
     return holder is not None and holder.code is None and abs(now - holder.time) < PATIENCE
 
 
 def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
-    """Whether a launcher renews the lease within so many seconds. No clock of another host is asked."""
+    """Whether a launcher renews the lease within so many seconds. No clock of another host is
+    asked.
+    """
     before, waited = newest_holder(folder), 0.0
     if before is None or before.code is not None or before.time == VACATED:
         return False
@@ -145,19 +174,25 @@ def is_renewed(folder: Path, seconds: float = GLANCE) -> bool:
 
 
 def require_vacant(folder: Path) -> None:
-    """Returns once it is certain that no launcher renews the lease: at once for whoever a standby started.
+    """Returns once it is certain that no launcher renews the lease: at once for whoever a standby
+    started.
 
     Raises:
         BackendError: one does.
     """
     before = newest_holder(folder)
     if before and before.renewal != os.environ.get(SUCCEEDS) and is_renewed(folder, PATIENCE):
-        raise led_already(folder.name, f"{folder}, launched on {(newest_holder(folder) or before).host}")
+        raise led_already(
+            folder.name, f"{folder}, launched on {(newest_holder(folder) or before).host}"
+        )
 
 
 def led_already(name: str, where: str) -> BackendError:
     """The error for a run that another launcher leads."""
-    what, then = f"the run {name} is running already", "make logs FOLLOW=1 shows it, make stop ends it"
+    what, then = (
+        f"the run {name} is running already",
+        "make logs FOLLOW=1 shows it, make stop ends it",
+    )
     return BackendError(what, where=where, next=then)
 
 
@@ -165,8 +200,9 @@ def led_already(name: str, where: str) -> BackendError:
 class Vacancy:
     """How long a run has been without a launcher, for a process that polls the lease.
 
-    Clocks are not compared, and looks are counted: a file system that pauses for a minute is one look, and no death. Only a
-    holder that was seen to be renewed can fall vacant: what a launcher of another day left says nothing.
+    Clocks are not compared, and looks are counted: a file system that pauses for a minute is one
+    look, and no death. Only a holder that was seen to be renewed can fall vacant: what a launcher
+    of another day left says nothing.
     """
 
     last: float | None = None  # the holder's time at the last poll
@@ -179,21 +215,27 @@ class Vacancy:
         return self.silent if self.renewed else 0.0
 
     def look(self, holder: Holder | Standby | None, since: float) -> Vacancy:
-        """The vacancy after another poll, `since` seconds after the one before. A lease that can't be read is no renewal."""
+        """The vacancy after another poll, `since` seconds after the one before. A lease that can't
+        be read is no renewal.
+        """
         if holder is None or holder.time == self.last:
             return replace(self, silent=self.silent + since)
         return Vacancy(holder.time, self.last is not None, 0.0)
 
 
 class Lease:
-    """Holds the lease within `with`, by a thread that renews it. What preceded it is read when this is made."""
+    """Holds the lease within `with`, by a thread that renews it. What preceded it is read when this
+    is made.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.term = folder, 0  # 0: it is not held, as for a run of this machine alone
         self.ended = threading.Event()
         self.code = 1
         self.left = False
-        self.standby = ""  # the host that stands by, as whoever watches over it finds (launch/failover.py)
+        self.standby = (
+            ""  # the host that stands by, as whoever watches over it finds (launch/failover.py)
+        )
         self.reached = time.monotonic()  # when the file was last read or written
         self.before = read_holder(folder)
 
@@ -209,7 +251,12 @@ class Lease:
         self.thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.ended.set()
         self.thread.join()
         self.confirm()
@@ -224,13 +271,17 @@ class Lease:
         return self.before if self.before and self.before.code is None else None
 
     def leave(self) -> None:
-        """Lets the lease expire at the end of `with`, as if the launcher were gone while its job goes on."""
+        """Lets the lease expire at the end of `with`, as if the launcher were gone while its job
+        goes on.
+        """
         self.left = True
 
     def confirm(self) -> None:
-        """Ends this process where another launcher has taken over, or must have: the file is out of reach, and a host stands by.
+        """Ends this process where another launcher has taken over, or must have: the file is out of
+        reach, and a host stands by.
 
-        Called before whatever would harm that one's run: this process may have been frozen for an hour, a moment ago.
+        Called before whatever would harm that one's run: this process may have been frozen for an
+        hour, a moment ago.
         """
         newest = newest_holder(self.folder) if self.term else None
         if newest and newest.term > self.term:
@@ -241,7 +292,9 @@ class Lease:
             _go(f"{self.folder / FILE} can't be read or written, so {self.standby} takes over")
 
     def _claim(self) -> int:
-        """The term that this launcher gets. The claim of another is honoured until it is clear that nothing came of it."""
+        """The term that this launcher gets. The claim of another is honoured until it is clear that
+        nothing came of it.
+        """
         term = self.before.term + 1 if self.before else max(1, newest_term(self.folder))
         while not claim(self.folder / TERMS / str(term), f"{platform.node()} {os.getpid()}\n"):
             newest = self._await(term)
@@ -253,7 +306,10 @@ class Lease:
     def _await(self, term: int) -> Holder | None:
         """The holder with this term, or a later one; None when none comes."""
         waited = 0.0
-        while not ((newest := newest_holder(self.folder)) and newest.term >= term) and waited < PATIENCE:
+        while (
+            not ((newest := newest_holder(self.folder)) and newest.term >= term)
+            and waited < PATIENCE
+        ):
             time.sleep(EVERY / 2)
             waited += EVERY / 2
         return newest if newest and newest.term >= term else None
@@ -281,10 +337,15 @@ def _go(why: str) -> None:
 def newest_term(folder: Path) -> int:
     """The highest term that was claimed; 0 before the first."""
     with suppress(OSError):
-        return max((untrusted_input.whole(name) or 0 for name in os.listdir(folder / TERMS)), default=0)  # noqa: PTH208
+        names = os.listdir(folder / TERMS)  # noqa: PTH208
+        return max((untrusted_input.whole(name) or 0 for name in names), default=0)
     return 0
 
 
 def _is_tried_again(kind: type[BaseException]) -> bool:
-    """Whether what ended a launcher is no verdict on its job, and the standby that started it will start another."""
-    return SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)
+    """Whether what ended a launcher is no verdict on its job, and the standby that started it will
+    start another.
+    """
+    return (
+        SUCCEEDS in os.environ and issubclass(kind, Exception) and not issubclass(kind, JobFailed)
+    )

@@ -1,7 +1,8 @@
 """Parses and checks the output of Neuron's tools: neuron-monitor, neuron-ls and nccom-test.
 
-Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A group that a report lacks, or
-that says null, counts as nothing; what has another shape is an InputError.
+Formats: awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools, SDK 2.32 (2026-08-21). A
+group that a report lacks, or that says null, counts as nothing; what has another shape is an
+InputError.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Reading:
     memory        bytes on the devices
     corrected, uncorrected   memory errors since the driver was loaded, on and off the chip
     errors        executions that failed in the period, collectives' time-outs among them
-    latency       seconds of the slowest process's median execution on the device; None where none ran
+    latency       seconds of the slowest process's median execution on the device; None where none
+                  ran
     """
 
     cores: int = 0
@@ -97,41 +99,64 @@ class Reading:
     def metrics(self) -> dict[str, float]:
         """As a line of metrics has them."""
         figures = {"core_utilization": self.utilization, "execution_seconds": self.latency}
-        counts = {"device_bytes": self.memory, "ecc_corrected": self.corrected, "ecc_uncorrected": self.uncorrected,
-                  "execution_errors": self.errors, "execution_timeouts": self.timed_out}  # fmt: skip
-        return counts | {name: round(value, 6) for name, value in figures.items() if value is not None}
+        counts = {
+            "device_bytes": self.memory,
+            "ecc_corrected": self.corrected,
+            "ecc_uncorrected": self.uncorrected,
+            "execution_errors": self.errors,
+            "execution_timeouts": self.timed_out,
+        }
+        return counts | {
+            name: round(value, 6) for name, value in figures.items() if value is not None
+        }
 
 
 def read_monitor(line: bytes) -> Reading:
     """The reading of one line of neuron-monitor. InputError when it is none."""
     monitor = fit(_Monitor, untrusted_input.parse_line(line, "neuron-monitor"), "neuron-monitor")
-    reports = [runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []]
+    reports = [
+        runtime.get("report") or _Report() for runtime in monitor.get("neuron_runtime_data") or []
+    ]
     runs = [report.get("execution_stats") or _Executions() for report in reports]
-    used = [core.get("neuroncore_utilization") or 0.0 for report in reports for core in _cores(report)]
-    summaries, latencies = [run.get("execution_summary") or {} for run in runs], [_median(run) for run in runs]
-    devices = ((monitor.get("system_data") or _System()).get("neuron_hw_counters") or _Hardware()).get("neuron_devices") or []
+    used = [
+        core.get("neuroncore_utilization") or 0.0 for report in reports for core in _cores(report)
+    ]
+    summaries, latencies = (
+        [run.get("execution_summary") or {} for run in runs],
+        [_median(run) for run in runs],
+    )
+    devices = (
+        (monitor.get("system_data") or _System()).get("neuron_hw_counters") or _Hardware()
+    ).get("neuron_devices") or []
     return Reading(
         cores=len(used),
         utilization=sum(used) / len(used) if used else None,
         memory=sum(_memory(report) for report in reports),
         corrected=_sum(devices, "mem_ecc_corrected", "sram_ecc_corrected"),
         uncorrected=_sum(devices, "mem_ecc_uncorrected", "sram_ecc_uncorrected"),
-        errors=sum(sum((run.get("error_summary") or {}).values()) for run in runs) + _sum(summaries, "timed_out"),
+        errors=sum(sum((run.get("error_summary") or {}).values()) for run in runs)
+        + _sum(summaries, "timed_out"),
         timed_out=_sum(summaries, "timed_out"),
         latency=max((seconds for seconds in latencies if seconds is not None), default=None),
     )
 
 
 def _cores(report: _Report) -> Iterable[_Core]:
-    return ((report.get("neuroncore_counters") or _Counters()).get("neuroncores_in_use") or {}).values()
+    return (
+        (report.get("neuroncore_counters") or _Counters()).get("neuroncores_in_use") or {}
+    ).values()
 
 
 def _memory(report: _Report) -> int:
-    return ((report.get("memory_used") or _Memory()).get("neuron_runtime_used_bytes") or _Bytes()).get("neuron_device") or 0
+    return (
+        (report.get("memory_used") or _Memory()).get("neuron_runtime_used_bytes") or _Bytes()
+    ).get("neuron_device") or 0
 
 
 def _median(run: _Executions) -> float | None:
-    return ((run.get("latency_stats") or _Latencies()).get("device_latency") or _Latency()).get("p50")
+    return ((run.get("latency_stats") or _Latencies()).get("device_latency") or _Latency()).get(
+        "p50"
+    )
 
 
 def _sum(records: Iterable[dict[str, int]], *names: str) -> int:
@@ -152,7 +177,9 @@ class _Device(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class NeuronDevice:
-    """A Neuron device as neuron-ls lists it: its number, its logical cores, bytes of memory, and who uses it: `pid command`."""
+    """A Neuron device as neuron-ls lists it: its number, its logical cores, bytes of memory, and
+    who uses it: `pid command`.
+    """
 
     number: int
     cores: int
@@ -167,8 +194,16 @@ def read_devices(text: str) -> tuple[NeuronDevice, ...]:
 
 
 def _device(listed: _Device) -> NeuronDevice:
-    users = tuple(f"{user.get('pid', '?')} {user.get('command', '')}".strip() for user in listed.get("neuron_processes") or [])
-    return NeuronDevice(listed.get("neuron_device", -1), listed.get("nc_count", 0), listed.get("memory_size", 0), users)
+    users = tuple(
+        f"{user.get('pid', '?')} {user.get('command', '')}".strip()
+        for user in listed.get("neuron_processes") or []
+    )
+    return NeuronDevice(
+        listed.get("neuron_device", -1),
+        listed.get("nc_count", 0),
+        listed.get("memory_size", 0),
+        users,
+    )
 
 
 @dataclass(frozen=True)
@@ -181,7 +216,9 @@ class Collective:
 
 
 NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
-ROW = re.compile(rf"\s*(\d{{1,15}})\s+\d{{1,15}}\s+[a-z][a-z0-9]{{1,7}}\s+{NUMBER}\s+{NUMBER}\s+{NUMBER}")
+ROW = re.compile(
+    rf"\s*(\d{{1,15}})\s+\d{{1,15}}\s+[a-z][a-z0-9]{{1,7}}\s+{NUMBER}\s+{NUMBER}\s+{NUMBER}"
+)
 
 
 def read_collectives(lines: Iterable[str]) -> list[Collective]:

@@ -1,4 +1,5 @@
-"""Stack dumps of ranks that hang: requested through the run folder, and searched for the one rank that is elsewhere.
+"""Stack dumps of ranks that hang: requested through the run folder, and searched for the one rank
+that is elsewhere.
 
 heartbeats/dump            a new time in it requests a dump from every rank
 logs/stacks-rank-<r>.txt   a rank's dump
@@ -60,7 +61,11 @@ class Stacks:
         with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
             for entry in entries:
                 rank = entry.name.removeprefix("stacks-rank-").removesuffix(".txt")
-                if entry.name.startswith("stacks-rank-") and _RANK.fullmatch(rank) and int(rank) not in self.found:
+                if (
+                    entry.name.startswith("stacks-rank-")
+                    and _RANK.fullmatch(rank)
+                    and int(rank) not in self.found
+                ):
                     stat = entry.stat()
                     if stat.st_mtime >= self.since and stat.st_size:
                         with suppress(InputError):
@@ -76,7 +81,9 @@ def read_end(path: Path, most: int) -> str:
 
 
 def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
-    """The only rank whose main thread is at a place of its own, and that place; None when there is not exactly one."""
+    """The only rank whose main thread is at a place of its own, and that place; None when there is
+    not exactly one.
+    """
     frames = {rank: innermost(text) for rank, text in stacks.items()}
     counts = Counter(frames.values())
     alone = [rank for rank, frame in frames.items() if frame and counts[frame] == 1]
@@ -84,7 +91,9 @@ def odd_one(stacks: Mapping[int, str]) -> tuple[int, str] | None:
 
 
 def innermost(stacks: str) -> str:
-    """The main thread's innermost frame as `file.py:12 name`: faulthandler prints that thread last."""
+    """The main thread's innermost frame as `file.py:12 name`: faulthandler prints that thread
+    last.
+    """
     threads = stacks.split("most recent call first):\n")
     frame = threads[-1].strip().splitlines()[0] if len(threads) > 1 else ""
     parts = frame.strip().split('"')

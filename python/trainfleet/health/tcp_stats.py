@@ -1,10 +1,14 @@
-"""The state of the links between nodes, from the kernels' figures on the connections that train over them: no probe, no traffic.
+"""The state of the links between nodes, from the kernels' figures on the connections that train
+over them: no probe, no traffic.
 
-heartbeats/links-<i>   node i's addresses and, by peer, the round trip in milliseconds and the packets sent and retransmitted;
-                       written every EVERY seconds by the rank that does the node's round (health/heartbeat.py)
+heartbeats/links-<i>   node i's addresses and, by peer, the round trip in milliseconds and the
+                       packets sent and retransmitted;
+                       written every EVERY seconds by the rank that does the node's round
+                       (health/heartbeat.py)
 
-The kernel reports them over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows at its end). Traffic by EFA or
-InfiniBand bypasses the kernel, and is not counted. Linux only; elsewhere nothing is recorded. Standard library only.
+The kernel reports them over netlink (sock_diag(7), tcp_info in linux/tcp.h, which only ever grows
+at its end). Traffic by EFA or InfiniBand bypasses the kernel, and is not counted. Linux only;
+elsewhere nothing is recorded. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,20 +30,40 @@ from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds
 PEERS = 64  # of a node, at most: those that it sends most to
-DIAG, DUMP, DONE, ERROR = 20, 0x301, 3, 2  # of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
+DIAG, DUMP, DONE, ERROR = (
+    20,
+    0x301,
+    3,
+    2,
+)  # of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
-HEAD, ASKED, BODY = struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
+HEAD, ASKED, BODY = (
+    struct.Struct("<IHHII"),
+    struct.Struct("<BBBBI48x"),
+    72,
+)  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
 MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
 FEW = 20  # packets, below which nothing is concluded
-SLOW_TIMES, SLOW_MS = 5.0, 5.0  # slow: this many times the others' round trip, and at least that much more
-CLEARLY_SLOW_MS, CLEARLY_LOSSY = 100.0, 0.02  # bad between nodes of any fleet, also where nothing else tells that they are slow
-LOSSY_TIMES, LOSSY = 5.0, 0.01  # lossy: this many times the others' share of retransmitted packets, and at least that share
+SLOW_TIMES, SLOW_MS = (
+    5.0,
+    5.0,
+)  # slow: this many times the others' round trip, and at least that much more
+CLEARLY_SLOW_MS, CLEARLY_LOSSY = (
+    100.0,
+    0.02,
+)  # bad between nodes of any fleet, also where nothing else tells that they are slow
+LOSSY_TIMES, LOSSY = (
+    5.0,
+    0.01,
+)  # lossy: this many times the others' share of retransmitted packets, and at least that share
 
 
 @dataclass(frozen=True)
 class PeerLink:
-    """One node's connections to one peer: the milliseconds of their median, and their packets so far."""
+    """One node's connections to one peer: the milliseconds of their median, and their packets so
+    far.
+    """
 
     ms: float
     sent: int
@@ -48,7 +72,9 @@ class PeerLink:
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """What one node knows of its links: its own addresses, and the links by the peers' addresses."""
+    """What one node knows of its links: its own addresses, and the links by the peers'
+    addresses.
+    """
 
     node: int
     attempt: int
@@ -57,19 +83,33 @@ class NodeLinks:
 
 
 def write_links(folder: Path, node: int, attempt: int) -> None:
-    """Records what this node's kernel knows now; nothing if it has no connection to another node."""
+    """Records what this node's kernel knows now; nothing if it has no connection to another
+    node.
+    """
     found = list(connections())
     peers: dict[str, list[tuple[float, int, int]]] = {}
     for _, peer, ms, sent, again in found:
         peers.setdefault(peer, []).append((ms, sent, again))
-    links = {peer: [median(ms for ms, _, _ in all_), sum(s for _, s, _ in all_), sum(a for _, _, a in all_)]
-             for peer, all_ in peers.items()}  # fmt: skip
+    links = {
+        peer: [
+            median(ms for ms, _, _ in all_),
+            sum(s for _, s, _ in all_),
+            sum(a for _, _, a in all_),
+        ]
+        for peer, all_ in peers.items()
+    }
     most = sorted(links, key=lambda peer: -links[peer][1])[:PEERS]
     if most:
         from .heartbeat_format import replace_file
 
-        record = {"node": node, "attempt": attempt, "addresses": sorted({own for own, *_ in found}),
-                  "peers": {peer: dict(zip(("ms", "sent", "again"), links[peer], strict=True)) for peer in most}}  # fmt: skip
+        record = {
+            "node": node,
+            "attempt": attempt,
+            "addresses": sorted({own for own, *_ in found}),
+            "peers": {
+                peer: dict(zip(("ms", "sent", "again"), links[peer], strict=True)) for peer in most
+            },
+        }
         replace_file(folder / FOLDER / f"links-{node}", json.dumps(record).encode())
 
 
@@ -85,7 +125,9 @@ def read_links(folder: Path, attempt: int) -> dict[int, NodeLinks]:
 
 
 def connections() -> Iterator[tuple[str, str, float, int, int]]:
-    """This machine's TCP connections to others: own address, the peer's, ms, packets sent, packets retransmitted."""
+    """This machine's TCP connections to others: own address, the peer's, ms, packets sent, packets
+    retransmitted.
+    """
     if sys.platform != "linux":
         return
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -109,9 +151,14 @@ def _receive(asked: socket.socket, family: int) -> Iterator[tuple[str, str, floa
 
 
 def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | None:
-    """The connection in a netlink message; None for one within this machine, or without tcp_info."""
+    """The connection in a netlink message; None for one within this machine, or without
+    tcp_info.
+    """
     size = 4 if family == socket.AF_INET else 16
-    own, peer = (socket.inet_ntop(family, message[start : start + size]).removeprefix(MAPPED) for start in (8, 24))
+    own, peer = (
+        socket.inet_ntop(family, message[start : start + size]).removeprefix(MAPPED)
+        for start in (8, 24)
+    )
     if ipaddress.ip_address(peer).is_loopback or own == peer:
         return None
     offset = BODY
@@ -120,18 +167,24 @@ def _parse(message: bytes, family: int) -> tuple[str, str, float, int, int] | No
         if length < 4:
             return None
         if kind == INFO and length - 4 >= SENT + 4:
-            rtt, again, sent = (struct.unpack_from("<I", message, offset + 4 + where)[0] for where in (RTT, RETRANSMITTED, SENT))
+            rtt, again, sent = (
+                struct.unpack_from("<I", message, offset + 4 + where)[0]
+                for where in (RTT, RETRANSMITTED, SENT)
+            )
             return own, peer, rtt / 1000, sent, again
         offset += (length + 3) & ~3
     return None
 
 
-def slow_nodes(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], slower: bool = True) -> dict[int | None, str]:
+def slow_nodes(
+    before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], slower: bool = True
+) -> dict[int | None, str]:
     """The nodes whose links are far worse than the others', in words. Pure.
 
-    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair is bad. Of only two nodes
-    a good link to another machine clears one; None for the link between them, where that does not tell.
-    `slower`: the run is slower than it was. Else only what is bad on any network counts.
+    A bad link spoils two nodes' figures for each other; a node is to blame when even its best pair
+    is bad. Of only two nodes a good link to another machine clears one; None for the link between
+    them, where that does not tell. `slower`: the run is slower than it was. Else only what is bad
+    on any network counts.
     """
     ms: dict[int, float] = {}
     lost: dict[int, float] = {}
@@ -141,17 +194,25 @@ def slow_nodes(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks], sl
             ms[node] = min(ms.get(node, way), way)
             lost[node] = min(lost.get(node, share), share)
     if len(ms) < 3:
-        return {_worse_of_two(a, b, now): words for a, b, way, share in pairs if (words := _words(way, share, 0.0, 0.0, False))}
+        return {
+            _worse_of_two(a, b, now): words
+            for a, b, way, share in pairs
+            if (words := _words(way, share, 0.0, 0.0, False))
+        }
     found: dict[int | None, str] = {}
     for node in sorted(ms):
-        usual_ms, usual_lost = (median(known[other] for other in known if other != node) for known in (ms, lost))
+        usual_ms, usual_lost = (
+            median(known[other] for other in known if other != node) for known in (ms, lost)
+        )
         if words := _words(ms[node], lost[node], usual_ms, usual_lost, slower):
             found[node] = f"{words}, the others' {usual_lost:.1%} and {usual_ms:.1f} ms"
     return found
 
 
 def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: bool) -> str:
-    """What is wrong with links of this round trip and loss, where others have the usual ones; "" if nothing is."""
+    """What is wrong with links of this round trip and loss, where others have the usual ones; "" if
+    nothing is.
+    """
     least_ms, least_lost = (SLOW_MS, LOSSY) if slower else (CLEARLY_SLOW_MS, CLEARLY_LOSSY)
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
         return f"{lost:.0%} of the packets on its links are lost"
@@ -161,23 +222,41 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
 
 
 def _worse_of_two(a: int, b: int, now: Mapping[int, NodeLinks]) -> int | None:
-    """Which of two nodes has no good link to any other machine, a launcher's or a file server's; None if that does not tell."""
+    """Which of two nodes has no good link to any other machine, a launcher's or a file server's;
+    None if that does not tell.
+    """
     both = {address for node in (a, b) for address in now[node].addresses}
-    good = [node for node in (a, b) if any(_is_good(link) for peer, link in now[node].peers.items() if peer not in both)]
+    good = [
+        node
+        for node in (a, b)
+        if any(_is_good(link) for peer, link in now[node].peers.items() if peer not in both)
+    ]
     return {a: b, b: a}[good[0]] if len(good) == 1 else None
 
 
 def _is_good(link: PeerLink) -> bool:
-    return link.sent >= FEW and link.ms < CLEARLY_SLOW_MS / 2 and link.again < CLEARLY_LOSSY / 2 * link.sent
+    return (
+        link.sent >= FEW
+        and link.ms < CLEARLY_SLOW_MS / 2
+        and link.again < CLEARLY_LOSSY / 2 * link.sent
+    )
 
 
-def _pairs(before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]) -> list[tuple[int, int, float, float]]:
-    """Each pair of nodes with traffic since `before`, by its worse direction: milliseconds, share of packets retransmitted."""
+def _pairs(
+    before: Mapping[int, NodeLinks], now: Mapping[int, NodeLinks]
+) -> list[tuple[int, int, float, float]]:
+    """Each pair of nodes with traffic since `before`, by its worse direction: milliseconds, share
+    of packets retransmitted.
+    """
     nodes = {address: node for node, links in now.items() for address in links.addresses}
     pairs: dict[tuple[int, int], tuple[float, float]] = {}
     for node, links in now.items():
         for peer, link in links.peers.items():
-            old = before[node].peers.get(peer, PeerLink(0.0, 0, 0)) if node in before else PeerLink(0.0, 0, 0)
+            old = (
+                before[node].peers.get(peer, PeerLink(0.0, 0, 0))
+                if node in before
+                else PeerLink(0.0, 0, 0)
+            )
             sent, again = link.sent - old.sent, link.again - old.again
             if (other := nodes.get(peer)) is None or other == node or sent < FEW:
                 continue

@@ -1,12 +1,15 @@
-"""Decides from heartbeats alone whether the ranks make progress, and if not, which one is to blame. Pure but for reading files.
+"""Decides from heartbeats alone whether the ranks make progress, and if not, which one is to blame.
+Pure but for reading files.
 
-A rank is silent when its heartbeat goes stale while no rank completes a step: its process is stopped or dead, or its node is. The
-ranks are stuck when all are alive and none makes progress: then their stacks show the odd one. The time limit depends on the
-phase and on how long this run's steps take. A stale file alone is no alarm: a shared file system may pause for a minute during
+A rank is silent when its heartbeat goes stale while no rank completes a step: its process is
+stopped or dead, or its node is. The ranks are stuck when all are alive and none makes progress:
+then their stacks show the odd one. The time limit depends on the phase and on how long this run's
+steps take. A stale file alone is no alarm: a shared file system may pause for a minute during
 training.
 
-A poll costs O(ranks), and next to nothing for ranks without a new heartbeat (tests/bench/bench_fleet.py). It runs wherever the
-run folder can be read: in the launcher, or on node 0 of a job that no launcher can see.
+A poll costs O(ranks), and next to nothing for ranks without a new heartbeat
+(tests/bench/bench_fleet.py). It runs wherever the run folder can be read: in the launcher, or on
+node 0 of a job that no launcher can see.
 """
 
 from __future__ import annotations
@@ -30,32 +33,44 @@ SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
 SLOW_SHARE = 0.2  # if that costs at least this part of a step
 SLOW_LOOKS = 30  # beats in a row
 SLOW_READINGS = 3  # of its time in these: each is a mean that stands until the next step is logged
-RECENT, ITSELF = 32, 1.5  # the run is slow when its last RECENT steps take ITSELF times as long as at their best
+RECENT, ITSELF = (
+    32,
+    1.5,
+)  # the run is slow when its last RECENT steps take ITSELF times as long as at their best
 BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which something is wrong, by phase. A step's limit follows from the steps seen."""
+    """Seconds after which something is wrong, by phase. A step's limit follows from the steps
+    seen.
+    """
 
     silent: float = 8.0  # a rank's beat, while the others wait in a step
-    silent_elsewhere: float = 60.0  # the same while it starts, loads, compiles or writes a checkpoint
+    silent_elsewhere: float = (
+        60.0  # the same while it starts, loads, compiles or writes a checkpoint
+    )
     silent_together: float = 120.0  # all at once: rather the file system than the ranks
     start: float = 600.0  # until the first beat: imports over a cold file system
     load: float = 1800.0
     compile: float = 7200.0  # the first step: neuronx-cc takes this long for large models
     validate: float = 1800.0
     checkpoint: float = 1800.0
-    conclude: float = 1800.0  # rank 0 alone, after the last step: it loads and writes a sample, and closes the loggers
+    # rank 0 alone, after the last step: it loads and writes a sample, and closes the loggers
+    conclude: float = 1800.0
     end: float = 30.0  # from the last rank's last word to the end of what it ran in
     step: float = 10.0  # at least
     steps: float = 10.0  # or this many usual steps
 
     def later(self, seconds: float) -> Limits:
         """The same for who sees the ranks so much later."""
-        return replace(self, silent=self.silent + seconds, silent_elsewhere=self.silent_elsewhere + seconds,
-                       silent_together=self.silent_together + 10 * seconds)  # fmt: skip
+        return replace(
+            self,
+            silent=self.silent + seconds,
+            silent_elsewhere=self.silent_elsewhere + seconds,
+            silent_together=self.silent_together + 10 * seconds,
+        )
 
     def of(self, phase: str, usual_step: float | None) -> float:
         if phase == "step":
@@ -65,7 +80,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Why an attempt must end: in words, and the rank and node that are to blame where that is known."""
+    """Why an attempt must end: in words, and the rank and node that are to blame where that is
+    known.
+    """
 
     words: str
     rank: int | None = None
@@ -74,7 +91,9 @@ class Alarm:
 
 @dataclass(slots=True)
 class Seen:
-    """The state of one rank: its newest beat, and when (by our clock) the beat and the position in it changed last."""
+    """The state of one rank: its newest beat, and when (by our clock) the beat and the position in
+    it changed last.
+    """
 
     beat: Beat
     heard: float
@@ -86,7 +105,9 @@ class Seen:
 
 @dataclass
 class Watchdog:
-    """Watches one attempt of `ranks` ranks; `began` and every `now` are seconds of one clock, ours."""
+    """Watches one attempt of `ranks` ranks; `began` and every `now` are seconds of one clock,
+    ours.
+    """
 
     ranks: int
     began: float
@@ -116,8 +137,14 @@ class Watchdog:
         return times if times > ITSELF else 0.0
 
     def slow(self) -> list[Beat]:
-        """The newest beats of the ranks whose own work takes much longer than the others', step after step; each once."""
-        found = [seen for seen in self.seen.values() if seen.slow >= SLOW_LOOKS and seen.readings >= SLOW_READINGS]
+        """The newest beats of the ranks whose own work takes much longer than the others', step
+        after step; each once.
+        """
+        found = [
+            seen
+            for seen in self.seen.values()
+            if seen.slow >= SLOW_LOOKS and seen.readings >= SLOW_READINGS
+        ]
         for seen in found:
             seen.readings = float("-inf")
         return [seen.beat for seen in found]
@@ -126,7 +153,9 @@ class Watchdog:
         """Takes beats in; the ranks whose position has changed."""
         ranks, found = self.seen, []
         for beat in beats:
-            rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = beat  # this is done for every rank
+            rank, _, _, _, phase, step, phase_seconds, time, step_seconds, _ = (
+                beat  # this is done for every rank
+            )
             seen, at = ranks.get(rank), now - phase_seconds
             if seen is None:
                 seen = ranks[rank] = Seen(beat, now, at)
@@ -146,11 +175,15 @@ class Watchdog:
         return found
 
     def _find_slow(self, moved: Sequence[Seen]) -> None:
-        """Counts, for each rank whose position has changed, the beats and the readings in a row in which it was slow."""
+        """Counts, for each rank whose position has changed, the beats and the readings in a row in
+        which it was slow.
+        """
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
-        least = SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]  # the median without one rank is not less than this
+        least = (
+            SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]
+        )  # the median without one rank is not less than this
         for seen in moved:
             if seen.beat.busy_seconds > least and is_slow(seen.beat, usual):
                 seen.slow += 1
@@ -163,11 +196,17 @@ class Watchdog:
         if len(self.seen) >= self.ranks or now - self.began < self.limits.start:
             return None
         missing = sorted(set(range(self.ranks)) - set(self.seen))
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"{len(missing)} ranks, of them rank {missing[0]},"
+        who = (
+            f"rank {missing[0]}"
+            if len(missing) == 1
+            else f"{len(missing)} ranks, of them rank {missing[0]},"
+        )
         return Alarm(f"{who} gave no sign of life in {now - self.began:.0f} s", missing[0])
 
     def _silent(self, now: float, gap: float) -> Alarm | None:
-        """An alarm for ranks whose heartbeat is stale while none makes progress. `gap`: seconds since the last poll."""
+        """An alarm for ranks whose heartbeat is stale while none makes progress. `gap`: seconds
+        since the last poll.
+        """
         if self.latest is None or len(self.seen) < self.ranks:
             return None
         heard = [seen for seen in self.seen.values() if seen.beat.phase != "end"]
@@ -180,20 +219,32 @@ class Watchdog:
             limit = max(self.limits.silent, 3 * self.usual_step, 3 * gap)
         if min(quiet, moved) <= limit:
             return None
-        if now - max(map(HEARD, heard)) > quiet - 3 * EVERY and min(quiet, moved) <= self.limits.silent_together:
+        if (
+            now - max(map(HEARD, heard)) > quiet - 3 * EVERY
+            and min(quiet, moved) <= self.limits.silent_together
+        ):
             return None
         rank, seen = worst.beat.rank, stage(worst.beat)
-        words = f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}, while the others wait"
+        words = (
+            f"silent rank {rank}: no heartbeat for {quiet:.0f} s, last seen in {seen}, while "
+            "the others wait"
+        )
         return Alarm(words, rank, worst.beat.node)
 
     def _stuck(self) -> Alarm | None:
-        """An alarm when all are alive, and by their own word none has moved for longer than the phase may take."""
+        """An alarm when all are alive, and by their own word none has moved for longer than the
+        phase may take.
+        """
         latest = self.latest
         if latest is None or len(self.seen) < self.ranks:
             return None
         limit = self.limits.of(latest.beat.phase, self.usual_step)
         if latest.beat.phase == "end":  # whoever still has something to do is behind the last step
-            latest = max((seen for seen in self.seen.values() if seen.beat.phase != "end"), key=MOVED, default=latest)
+            latest = max(
+                (seen for seen in self.seen.values() if seen.beat.phase != "end"),
+                key=MOVED,
+                default=latest,
+            )
             limit = self.limits.conclude
         if (still := latest.heard - latest.moved) <= limit:
             return None
@@ -203,22 +254,33 @@ class Watchdog:
         return Alarm(words, behind.rank if apart else None, behind.node if apart else None)
 
     def _over(self, now: float) -> Alarm | None:
-        """An alarm when all ranks have ended but torchrun has not: an agent is stopped, and the others wait for it."""
+        """An alarm when all ranks have ended but torchrun has not: an agent is stopped, and the
+        others wait for it.
+        """
         latest = self.latest
         if latest is None or latest.beat.phase != "end" or len(self.seen) < self.ranks:
             return None
         if any(seen.beat.phase != "end" for seen in self.seen.values()):
             return None
         ended = now - max(map(HEARD, self.seen.values()))
-        return Alarm(f"all ranks ended {ended:.0f} s ago, and torchrun has not on all nodes") if ended > self.limits.end else None
+        return (
+            Alarm(f"all ranks ended {ended:.0f} s ago, and torchrun has not on all nodes")
+            if ended > self.limits.end
+            else None
+        )
 
 
 def is_slow(beat: Beat, busy: Sequence[float]) -> bool:
-    """Whether a rank's own work takes much longer than the others'. `busy`: the sorted times of all ranks, this one included."""
+    """Whether a rank's own work takes much longer than the others'. `busy`: the sorted times of all
+    ranks, this one included.
+    """
     if len(busy) < 2 or beat.phase != "step":
         return False
     usual = median_without(busy, bisect_left(busy, beat.busy_seconds))
-    return beat.busy_seconds > SLOWER * usual > 0 and beat.busy_seconds - usual > SLOW_SHARE * beat.step_seconds
+    return (
+        beat.busy_seconds > SLOWER * usual > 0
+        and beat.busy_seconds - usual > SLOW_SHARE * beat.step_seconds
+    )
 
 
 def median_without(ordered: Sequence[float], left_out: int) -> float:
@@ -234,11 +296,19 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 class Sentry:
     """A watchdog over the heartbeat files of a run folder, for one of the launcher's attempts.
 
-    When an engine restarts the ranks by itself (health/fence.py), it starts over with the newest start.
+    When an engine restarts the ranks by itself (health/fence.py), it starts over with the newest
+    start.
     """
 
-    def __init__(self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None) -> None:
-        self.folder, self.ranks, self.order, self.limits = folder, ranks, attempt, limits or Limits()
+    def __init__(
+        self, folder: Path, ranks: int, attempt: int, limits: Limits | None = None
+    ) -> None:
+        self.folder, self.ranks, self.order, self.limits = (
+            folder,
+            ranks,
+            attempt,
+            limits or Limits(),
+        )
         self.looked, self.pause = 0.0, EVERY / 2
         self.links, self.asked = dict[int, tcp_stats.NodeLinks](), 0.0
         self.suspects, self.named = set[int | None](), set[tuple[int | None, bool]]()
@@ -246,12 +316,17 @@ class Sentry:
 
     def _begin(self, number: int) -> None:
         self.number = number
-        self.beats, self.dog = Beats(self.folder, number), Watchdog(self.ranks, time.monotonic(), self.limits)
+        self.beats, self.dog = (
+            Beats(self.folder, number),
+            Watchdog(self.ranks, time.monotonic(), self.limits),
+        )
 
     def look(self) -> Alarm | None:
-        """An alarm, with the odd rank out named by its stacks where heartbeats don't show it. Polls at its own pace.
+        """An alarm, with the odd rank out named by its stacks where heartbeats don't show it. Polls
+        at its own pace.
 
-        On a slow file system, or with many nodes, it polls less often, so that reading takes at most BUSY_SHARE of the time.
+        On a slow file system, or with many nodes, it polls less often, so that reading takes at
+        most BUSY_SHARE of the time.
         """
         now = time.monotonic()
         if now - self.looked < self.pause:
@@ -268,7 +343,9 @@ class Sentry:
         """The nodes with a new beat in the last `within` seconds, by this machine's clock."""
         now = time.monotonic()
         self.dog.hear(self._beats().values(), now)
-        return frozenset(seen.beat.node for seen in self.dog.seen.values() if now - seen.heard < within)
+        return frozenset(
+            seen.beat.node for seen in self.dog.seen.values() if now - seen.heard < within
+        )
 
     def _beats(self) -> dict[int, Beat]:
         """The new beats, of ranks that the job has."""
@@ -284,15 +361,21 @@ class Sentry:
         return bool(self.dog.slower)
 
     def slow_links(self) -> dict[int | None, str]:
-        """The nodes with bad links, with the reason; each once in an attempt, and once more where the run grows slower for it.
+        """The nodes with bad links, with the reason; each once in an attempt, and once more where
+        the run grows slower for it.
 
-        Two comparisons in a row must find them: on busy cores one packet's round trip may be long on any node. None: the link
-        between two nodes, of which neither can be told to be the bad one.
+        Two comparisons in a row must find them: on busy cores one packet's round trip may be long
+        on any node. None: the link between two nodes, of which neither can be told to be the bad
+        one.
         """
         now, slower = time.monotonic(), self.slower
         if now - self.asked < 2 * tcp_stats.EVERY:
             return {}
-        before, self.links, self.asked = self.links, tcp_stats.read_links(self.folder, self.number), now
+        before, self.links, self.asked = (
+            self.links,
+            tcp_stats.read_links(self.folder, self.number),
+            now,
+        )
         found = tcp_stats.slow_nodes(before, self.links, slower) if before else {}
         how = f"; steps take {self.dog.slower:.1f} times what they took" if slower else ""
         known = {node for node, was_slower in self.named if was_slower or not slower}
@@ -313,4 +396,8 @@ class Sentry:
         if odd is None:
             return alarm
         rank, where = odd
-        return Alarm(f"{alarm.words}; rank {rank} is in {where}, the others elsewhere", rank, self.dog.seen[rank].beat.node)
+        return Alarm(
+            f"{alarm.words}; rank {rank} is in {where}, the others elsewhere",
+            rank,
+            self.dog.seen[rank].beat.node,
+        )

@@ -1,4 +1,6 @@
-"""Decides what happens where a file system lacks an operation, e.g. locks on a Lustre that is mounted without `flock`."""
+"""Decides what happens where a file system lacks an operation, e.g. locks on a Lustre that is
+mounted without `flock`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ from typing import IO, Any, TextIO
 
 from ..trust import untrusted_input
 
-# What the kernel says of an operation that a file system does not have (flock(2), fsync(2)); ENOLCK: NFS without a lock daemon.
+# What the kernel says of an operation that a file system does not have (flock(2), fsync(2));
+# ENOLCK: NFS without a lock daemon.
 LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
 MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # of this machine alone
 _told = set[int]()  # file systems of which a command has told that they have no locks
 
 
 def offered(operation: Callable[[], object], *lacks: int) -> bool:
-    """Returns whether the file system has this operation, which is then done. OSError where it has it and it fails.
+    """Returns whether the file system has this operation, which is then done. OSError where it has
+    it and it fails.
 
     `lacks`: other errors that say so of this one.
     """
@@ -34,24 +38,34 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
 
 
 def name_once(part: Path, path: Path) -> None:
-    """Gives a whole file a second name. FileExistsError where that is taken: of several who try at once one succeeds."""
-    if offered(lambda: os.link(part, path), errno.EPERM):  # FAT and some of FUSE have no second names
+    """Gives a whole file a second name. FileExistsError where that is taken: of several who try at
+    once one succeeds.
+    """
+    if offered(
+        lambda: os.link(part, path), errno.EPERM
+    ):  # FAT and some of FUSE have no second names
         return
-    with untrusted_input.open_regular(part) as whole, open(path, "xb", opener=untrusted_input.opener) as file:
+    with (
+        untrusted_input.open_regular(part) as whole,
+        open(path, "xb", opener=untrusted_input.opener) as file,
+    ):
         file.write(whole.read())
         file.flush()
         os.fsync(file.fileno())
 
 
 def lock(file: int | IO[Any], how: int) -> bool:
-    """Returns whether the file system has locks; then this one is held. BlockingIOError where another process has it."""
+    """Returns whether the file system has locks; then this one is held. BlockingIOError where
+    another process has it.
+    """
     return offered(lambda: fcntl.flock(file, how))
 
 
 def take_lock(path: Path) -> TextIO:
     """Returns the lock file, open and held; BlockingIOError where another process has it.
 
-    Where its file system has no locks, a file of this machine stands in. Between machines a lease decides (health/lease.py).
+    Where its file system has no locks, a file of this machine stands in. Between machines a lease
+    decides (health/lease.py).
     """
     file, has_locks = _locked(path)
     if has_locks:
@@ -75,7 +89,10 @@ def _tell(folder: Path) -> None:
             "has no locks: files of this machine stand in, and between machines a lease decides",
             "mount it with `-o flock`",
         )
-        print(f"note: the file system of {folder.absolute()} {what}; Lustre has them if you {then}", flush=True)
+        print(
+            f"note: the file system of {folder.absolute()} {what}; Lustre has them if you {then}",
+            flush=True,
+        )
 
 
 def _locked(path: Path) -> tuple[TextIO, bool]:

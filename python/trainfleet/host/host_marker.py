@@ -1,8 +1,10 @@
-"""Announces a run to all users of a host by the name of an abstract socket, for as long as its process lives.
+"""Announces a run to all users of a host by the name of an abstract socket, for as long as its
+process lives.
 
-The names of abstract sockets are in /proc/net/unix for all to read, vanish with their process, and are unique. So no privileges
-are needed to see whose run it is, and of two that start at once one is first. Linux only; elsewhere, and for a process that is no
-job on a host of a fleet, nothing is announced.
+The names of abstract sockets are in /proc/net/unix for all to read, vanish with their process, and
+are unique. So no privileges are needed to see whose run it is, and of two that start at once one is
+first. Linux only; elsewhere, and for a process that is no job on a host of a fleet, nothing is
+announced.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ from ..trust.safe_output import visible
 
 JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (nodes/job_commands.py)
 ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
-ANNOUNCED, ONLY = "trainfleet:", "trainfleet-alone"  # begin a socket's name: of any run, and of the one that must be alone
+ANNOUNCED, ONLY = (
+    "trainfleet:",
+    "trainfleet-alone",
+)  # begin a socket's name: of any run, and of the one that must be alone
 NAME = 107  # bytes of a socket's name, by unix(7)
 PATIENCE = 5.0  # seconds for a fenced run on this host to be gone
 _held: list[socket.socket] = []  # as long as this process lives
 
 
 def announce() -> str:
-    """Announces this process to all users of this host; the run that keeps it from running here, "" where none does."""
+    """Announces this process to all users of this host; the run that keeps it from running here, ""
+    where none does.
+    """
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
         return ""

@@ -1,4 +1,6 @@
-"""Where the program's own files are: in a checkout, or in an installed package, which bundles the rest of one."""
+"""Where the program's own files are: in a checkout, or in an installed package, which bundles the
+rest of one.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 CODE = PACKAGE.parent  # what PYTHONPATH names
-PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")  # the program, and the stack that comes with it (stacks.py)
+PACKAGES = (
+    PACKAGE,
+    CODE / "trainfleet_nxd",
+)  # the program, and the stack that comes with it (stacks.py)
 _BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()
 ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def python_path(code: str | Path = CODE) -> dict[str, str]:
-    """The environment in which Python finds this program in `code`, and packages in no folder where it happens to be started.
+    """The environment in which Python finds this program in `code`, and packages in no folder where
+    it happens to be started.
 
     A user's random.py or yaml.py there would take a package's place (PYTHONSAFEPATH: Python 3.11).
     """
@@ -42,7 +48,16 @@ def version() -> str:
     if not (ROOT / ".git").exists():  # a repository above this folder is another project's
         return release
     # `git describe --dirty` would lock the index, and leave the lock where it is killed.
-    words = ["git", "--no-optional-locks", "-C", str(ROOT), "status", "--branch", "--porcelain=v2", "--untracked-files=no"]
+    words = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(ROOT),
+        "status",
+        "--branch",
+        "--porcelain=v2",
+        "--untracked-files=no",
+    ]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -54,13 +69,22 @@ def version() -> str:
 
 def installing(extra: str) -> str:
     """The command that installs an extra of pyproject.toml for the Python that runs this."""
-    if IS_INSTALLED:  # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
+    if (
+        IS_INSTALLED
+    ):  # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
         return installing_package(f"'trainfleet[{extra}]'")
     return "scripts/venv.sh apply requirements-extras.lock"
 
 
 def installing_package(package: str) -> str:
-    """The command that installs a package for the Python that runs this; uv makes environments without pip."""
-    # Not by find_spec: setuptools takes a look for pip for pip itself, and then torch.compile, which loads setuptools, fails.
+    """The command that installs a package for the Python that runs this; uv makes environments
+    without pip.
+    """
+    # Not by find_spec: setuptools takes a look for pip for pip itself, and then torch.compile,
+    # which loads setuptools, fails.
     has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
-    return f"{sys.executable} -m pip install {package}" if has_pip else f"uv pip install --python {sys.executable} {package}"
+    return (
+        f"{sys.executable} -m pip install {package}"
+        if has_pip
+        else f"uv pip install --python {sys.executable} {package}"
+    )

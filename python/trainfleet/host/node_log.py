@@ -1,4 +1,6 @@
-"""A node's log: lines with their time and author, which wait in memory while the disk takes none. Standard library only."""
+"""A node's log: lines with their time and author, which wait in memory while the disk takes none.
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,25 @@ from ..trust.redaction import hide_bytes
 from ..trust.untrusted_input import opener
 
 # What a client says of a file server that it has lost.
-AWAY = (errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.ENXIO, errno.ENODEV, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH,
-        errno.ETIMEDOUT)  # fmt: skip
+AWAY = (
+    errno.ESTALE,
+    errno.EIO,
+    errno.ENOTCONN,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.ESHUTDOWN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ETIMEDOUT,
+)
 KEPT = 1 << 20  # bytes of lines that wait for a disk
 TRY_EVERY = 1.0  # seconds
 _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 class Log:
-    """A node's log. It never ends what it logs: lines that can't be written wait in memory, and the oldest are dropped.
+    """A node's log. It never ends what it logs: lines that can't be written wait in memory, and the
+    oldest are dropped.
 
     `echo`: an open file that gets each line too, until a write to it fails.
     """
@@ -36,7 +48,9 @@ class Log:
         self.file: io.FileIO | None = None
         self.failed: float | None = None  # since when writes fail
         self.tried, self.why = 0.0, ""
-        self.severed = False  # the last write that failed did so as the file server was out of reach
+        self.severed = (
+            False  # the last write that failed did so as the file server was out of reach
+        )
 
     def write(self, line: bytes) -> None:
         """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
@@ -74,7 +88,11 @@ class Log:
             return
         if self.failed is not None:
             seconds, self.failed = time.monotonic() - self.failed, None
-            self.note("node", f"this log was closed to its node for {seconds:.0f} s ({self.why}); {self.lost} lines are lost")
+            self.note(
+                "node",
+                f"this log was closed to its node for {seconds:.0f} s ({self.why}); {self.lost} "
+                "lines are lost",
+            )
 
     def _write_all(self) -> None:
         if self.file is None:
@@ -96,11 +114,17 @@ class Log:
         if self.failed is None:
             self.failed, self.why = self.tried, error.strerror or str(error)
             with contextlib.suppress(OSError):
-                print(f"{self.path} can't be written: {self.why}; the process continues without it", file=sys.stderr, flush=True)
+                print(
+                    f"{self.path} can't be written: {self.why}; the process continues without it",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def say(log: Path, words: str, who: str = "node") -> None:
-    """Appends a line to a node's log from beside its supervisor, or from a signal handler, which may interrupt another write."""
+    """Appends a line to a node's log from beside its supervisor, or from a signal handler, which
+    may interrupt another write.
+    """
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab", buffering=0, opener=opener) as file:
@@ -115,5 +139,7 @@ def stamp(line: bytes, when: float | None = None, who: str = "agent") -> bytes:
     now = time.time() if when is None else when
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
     match = _RANKED.match(line)
-    author, text = (match[1], hide_bytes(line[match.end() :])) if match else (who.encode(), hide_bytes(line))
+    author, text = (
+        (match[1], hide_bytes(line[match.end() :])) if match else (who.encode(), hide_bytes(line))
+    )
     return author.ljust(7) + b" " + clock.encode() + b" | " + text

@@ -1,7 +1,9 @@
-"""What installed packages add to this one, by entry points (packaging.python.org, Entry points specification).
+"""What installed packages add to this one, by entry points (packaging.python.org, Entry points
+specification).
 
 trainfleet.backends  a class of `backends.base.Backend`: where jobs run
-trainfleet.seats     a `node.placement.Seating`: how the nodes of such a backend know which of them they are
+trainfleet.seats     a `node.placement.Seating`: how the nodes of such a backend know which of them
+                     they are
 trainfleet.benches   how tests/conformance tries it: a generator that yields a `Bench`
 """
 
@@ -35,8 +37,13 @@ def offered(group: str, name: str) -> object:
         try:
             return point.load()
         except Exception as error:  # whatever a package of somebody else's does as it is imported
-            why, then = f"{type(error).__name__}: {error}", f"mend or remove the package {point.dist.name if point.dist else ''}"
-            raise BackendError("can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then) from error
+            why, then = (
+                f"{type(error).__name__}: {error}",
+                f"mend or remove the package {point.dist.name if point.dist else ''}",
+            )
+            raise BackendError(
+                "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then
+            ) from error
     return None
 
 

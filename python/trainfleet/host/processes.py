@@ -1,4 +1,6 @@
-"""Process trees without orphans: children that die with their parent, and groups that are signalled as a whole."""
+"""Process trees without orphans: children that die with their parent, and groups that are signalled
+as a whole.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,26 @@ except ImportError:  # a Python that was built without libffi; torch has none th
     ctypes = None  # type: ignore[assignment]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SUPERVISOR = "TRAINFLEET_SUPERVISOR"  # the pid of the supervisor, in the environment of all that it runs
+SUPERVISOR = (
+    "TRAINFLEET_SUPERVISOR"  # the pid of the supervisor, in the environment of all that it runs
+)
 
 
 def die_with_parent(ancestor: str | None = None) -> None:
     """Makes the kernel kill this process when its parent dies, however that happens.
 
-    The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel can be relied on to end it.
-    `ancestor`: a pid that is above this process as long as its parent lives, for one that has loaded torch before it calls this:
-    its parent may be dead already.
-    On other systems than Linux, and without ctypes, a thread checks twice a second for a change of parent.
+    The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel
+    can be relied on to end it. `ancestor`: a pid that is above this process as long as its parent
+    lives, for one that has loaded torch before it calls this: its parent may be dead already. On
+    other systems than Linux, and without ctypes, a thread checks twice a second for a change of
+    parent.
     """
     parent = os.getppid()
     if sys.platform == "linux" and ctypes:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):  # it died before the call above
+        if os.getppid() != parent or not (
+            ancestor is None or _is_below(int(ancestor))
+        ):  # it died before the call above
             os._exit(1)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
@@ -46,7 +53,9 @@ def _is_below(ancestor: int) -> bool:
     try:
         while above not in (0, ancestor):
             above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:  # no /proc, or one that hides other users' processes (hidepid): a rank that trains is not to end by mistake
+    # no /proc, or one that hides other users' processes (hidepid): a rank that trains is not to end
+    # by mistake
+    except OSError:
         return True
     return above == ancestor
 
@@ -58,7 +67,9 @@ def _watch_parent(parent: int) -> None:
 
 
 def limit_memory(size: int) -> None:
-    """Gives this process, and each that it starts, `size` bytes of private memory; files that are only mapped do not count."""
+    """Gives this process, and each that it starts, `size` bytes of private memory; files that are
+    only mapped do not count.
+    """
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         limit = size if hard == resource.RLIM_INFINITY else min(size, hard)
@@ -76,13 +87,19 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     if find_spec("torch") is None:
         raise RunError("this Python has no torch", where=sys.executable, next="make setup")
     command = [sys.executable, "-m", module, *words]
-    return subprocess.run(command, env=os.environ | environment, preexec_fn=die_with_parent, check=False).returncode
+    return subprocess.run(
+        command, env=os.environ | environment, preexec_fn=die_with_parent, check=False
+    ).returncode
 
 
 def identity(pid: int) -> str:
-    """A unique identity of a process, even if its pid is reused: `pid start boot`; "" when it has ended."""
+    """A unique identity of a process, even if its pid is reused: `pid start boot`; "" when it has
+    ended.
+    """
     if sys.platform != "linux":
-        said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+        said = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout
         return f"{pid} {'-'.join(said.split())} -" if said.strip() else ""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -90,7 +107,8 @@ def identity(pid: int) -> str:
         return ""
     if fields[0] in "ZX":  # it has ended, and its parent has not waited for it yet
         return ""
-    return f"{pid} {fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"  # field 22, in ticks since boot
+    # field 22, in ticks since boot
+    return f"{pid} {fields[19]} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:

@@ -1,7 +1,9 @@
-"""The RDMA adapters of a node (InfiniBand, RoCE, EFA), as Linux lists their ports: which there are, and which a fabric takes.
+"""The RDMA adapters of a node (InfiniBand, RoCE, EFA), as Linux lists their ports: which there are,
+and which a fabric takes.
 
-/sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org, Documentation/ABI/stable/sysfs-class-infiniband).
-A plan knows what joins the nodes, and each node finds its own ports: their names differ from one to another. Standard library.
+/sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
+Documentation/ABI/stable/sysfs-class-infiniband). A plan knows what joins the nodes, and each node
+finds its own ports: their names differ from one to another. Standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 @dataclass(frozen=True)
 class Port:
-    """One port of an adapter: mlx5_0, 1, InfiniBand, 400 Gbit/s, whether it is up, and the adapter's driver."""
+    """One port of an adapter: mlx5_0, 1, InfiniBand, 400 Gbit/s, whether it is up, and the
+    adapter's driver.
+    """
 
     adapter: str
     number: int
@@ -39,12 +43,18 @@ class Port:
         return {"InfiniBand": "infiniband", "Ethernet": "roce"}.get(self.link, "")
 
 
-def read_port(adapter: str, number: str, link: str, rate: str, state: str, driver: str) -> Port | None:
-    """The port of what the kernel's files say: `400 Gb/sec (4X NDR)`, `4: ACTIVE`; None for anything else."""
+def read_port(
+    adapter: str, number: str, link: str, rate: str, state: str, driver: str
+) -> Port | None:
+    """The port of what the kernel's files say: `400 Gb/sec (4X NDR)`, `4: ACTIVE`; None for
+    anything else.
+    """
     gbps = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", rate)
     if not (re.fullmatch(NAME, adapter) and re.fullmatch("[0-9]{1,3}", number) and gbps):
         return None
-    return Port(adapter, int(number), link[:32], float(gbps[1]), state.startswith("4:"), driver[:32])
+    return Port(
+        adapter, int(number), link[:32], float(gbps[1]), state.startswith("4:"), driver[:32]
+    )
 
 
 def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
@@ -52,7 +62,9 @@ def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
     found = []
     for path in sorted(folder.glob("*/ports/*"))[:MOST]:
         try:
-            link, rate, state = ((path / name).read_text()[:100].strip() for name in ("link_layer", "rate", "state"))
+            link, rate, state = (
+                (path / name).read_text()[:100].strip() for name in ("link_layer", "rate", "state")
+            )
         except (OSError, ValueError):
             continue
         driver = (path.parents[1] / "device/driver").resolve().name
@@ -61,7 +73,9 @@ def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
 
 
 def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
-    """The active ports that speak a fabric, without those slower than the fastest: these are for storage and logins."""
+    """The active ports that speak a fabric, without those slower than the fastest: these are for
+    storage and logins.
+    """
     speaking = [port for port in ports if port.active and port.fabric == fabric]
     most = max((port.gbps for port in speaking), default=0.0)
     return tuple(port for port in speaking if port.gbps == most)

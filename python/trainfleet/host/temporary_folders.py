@@ -1,7 +1,8 @@
 """Folders on a node's own disk, or in its memory, that last as long as a process uses them.
 
-A process holds a lock on the folder, which the kernel releases however the process ends. The folders of killed processes are
-removed by the next process that makes such a folder, in any container of the node; on a disk without locks they stay.
+A process holds a lock on the folder, which the kernel releases however the process ends. The
+folders of killed processes are removed by the next process that makes such a folder, in any
+container of the node; on a disk without locks they stay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""docker, podman or buildah: which one works on this machine, and its commands to build, inspect and push."""
+"""docker, podman or buildah: which one works on this machine, and its commands to build, inspect
+and push.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NATIVE = ("x86_64", "AMD64")  # machines that build for the fleet without being 
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image on this machine: its labels, its processor, and the bytes of each layer, from the base up."""
+    """An image on this machine: its labels, its processor, and the bytes of each layer, from the
+    base up.
+    """
 
     labels: Mapping[str, str]
     architecture: str
@@ -34,7 +38,9 @@ class LocalImage:
 
 @dataclass(frozen=True)
 class Builder:
-    """A program that builds images. docker and podman take the same words but for a few; buildah has its own for looking."""
+    """A program that builds images. docker and podman take the same words but for a few; buildah
+    has its own for looking.
+    """
 
     name: str
 
@@ -43,21 +49,35 @@ class Builder:
         if shutil.which(self.name) is None:
             return "is not installed"
         said = self.run("version" if self.name == "buildah" else "info")
-        return "" if said.returncode == 0 else f"does not work: {last_line(said.stderr or said.stdout)}"
+        return (
+            ""
+            if said.returncode == 0
+            else f"does not work: {last_line(said.stderr or said.stdout)}"
+        )
 
-    def build(self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str) -> list[str]:
-        """The words that build the context. A secret's value stands in the file that it names, and in no word.
+    def build(
+        self, reference: str, arguments: Mapping[str, str], secrets: Mapping[str, str], context: str
+    ) -> list[str]:
+        """The words that build the context. A secret's value stands in the file that it names, and
+        in no word.
 
-        No `--label`: with one, buildah commits each stage without steps anew, and what is built on it is never found in the cache
-        (buildah 1.28, imagebuildah/stage_executor.go). Labels are the Dockerfile's, of its arguments.
+        No `--label`: with one, buildah commits each stage without steps anew, and what is built on
+        it is never found in the cache (buildah 1.28, imagebuildah/stage_executor.go). Labels are
+        the Dockerfile's, of its arguments.
         """
         foreign = [] if platform.machine() in NATIVE else [f"--platform=linux/{ARCHITECTURE}"]
         own = ["--progress=plain"] if self.name == "docker" else ["--layers", "--format=docker"]
         return [
-            self.name, "build", *own, *foreign, f"--file={context}/{DOCKERFILE}", f"--tag={reference}",
+            self.name,
+            "build",
+            *own,
+            *foreign,
+            f"--file={context}/{DOCKERFILE}",
+            f"--tag={reference}",
             *(f"--build-arg={name}={value}" for name, value in arguments.items()),
-            *(f"--secret=id={name},src={file}" for name, file in secrets.items()), context,
-        ]  # fmt: skip
+            *(f"--secret=id={name},src={file}" for name, file in secrets.items()),
+            context,
+        ]
 
     def find(self, reference: str) -> LocalImage | None:
         """The image of that name on this machine, if it is there."""
@@ -67,7 +87,10 @@ class Builder:
         said = self.run("image", "inspect", reference)
         if said.returncode:
             return None
-        return _of_docker(said.stdout, self.run("history", "--human=false", "--format={{.Size}}", reference).stdout)
+        return _of_docker(
+            said.stdout,
+            self.run("history", "--human=false", "--format={{.Size}}", reference).stdout,
+        )
 
     def names(self, label: str) -> list[str]:
         """The images on this machine that have a label, the newest first."""
@@ -90,7 +113,13 @@ class Builder:
         command = [self.name, *words]
         try:
             return subprocess.run(
-                command, input=stdin, capture_output=True, text=True, errors="replace", timeout=ANSWER, check=False
+                command,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ANSWER,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             why = str(error) if isinstance(error, OSError) else f"no answer in {ANSWER:.0f} s"
@@ -101,7 +130,9 @@ BUILDERS = (Builder("docker"), Builder("podman"), Builder("buildah"))
 
 
 def choose() -> tuple[Builder, str]:
-    """The first builder that works here, and in words why not those before it; ImageError where none does."""
+    """The first builder that works here, and in words why not those before it; ImageError where
+    none does.
+    """
     refused: list[str] = []
     for builder in BUILDERS:
         if not (why := builder.works()):
@@ -115,7 +146,11 @@ def _of_buildah(text: str) -> LocalImage | None:
     record = _record(text)
     image, manifest = record.get("OCIv1") or {}, _record(str(record.get("Manifest") or "{}"))
     labels, layers = (image.get("config") or {}).get("Labels") or {}, manifest.get("layers") or ()
-    return LocalImage(labels, str(image.get("architecture", "")), tuple(int(layer.get("size", 0)) for layer in layers))
+    return LocalImage(
+        labels,
+        str(image.get("architecture", "")),
+        tuple(int(layer.get("size", 0)) for layer in layers),
+    )
 
 
 def _of_docker(text: str, history: str) -> LocalImage | None:

@@ -1,4 +1,6 @@
-"""make build: the image of a recipe, built here unless it is here already; a builder's failure is explained."""
+"""make build: the image of a recipe, built here unless it is here already; a builder's failure is
+explained.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,13 @@ Say = Callable[[str], None]
 STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+): (.+)|#\d+ \[(?:[\w-]+ )?(\d+/\d+)\] (.+)")
 CACHED = re.compile(r"--> Using cache|#\d+ CACHED")
 NOISE = re.compile(
-    r"--> [0-9a-f]+$|#\d+ (?:DONE|\[internal\]|\[auth\]|resolve |transferring |sha256:|extracting |exporting |naming |writing )"
+    r"--> [0-9a-f]+$|#\d+ (?:DONE|\[internal\]|\[auth\]|resolve |transferring "
+    r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")  # instructions that may take time; others change the configuration alone
+AT_WORK = re.compile(
+    r"FROM (?![0-9a-f]{64})|COPY|RUN"
+)  # instructions that may take time; others change the configuration alone
 WIDTH = 66  # letters of an instruction
 NEWLINE = "\n"
 LONG = 1.0  # seconds from which on the time of a step is shown
@@ -48,7 +53,9 @@ LONG = 1.0  # seconds from which on the time of a step is shown
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a builder's words mean; unless `in_steps`, nothing where a step has failed, which talks with other hosts."""
+    """What a builder's words mean; unless `in_steps`, nothing where a step has failed, which talks
+    with other hosts.
+    """
 
     says: str
     why: str
@@ -56,39 +63,89 @@ class Trouble:
     in_steps: bool = True
 
 
-IN_STEP = re.compile(r"building at STEP|did not complete successfully|while running runtime")  # buildah, docker, podman
+IN_STEP = re.compile(
+    r"building at STEP|did not complete successfully|while running runtime"
+)  # buildah, docker, podman
 FULL = Trouble(
-    r"no space left on device|disk quota exceeded", "the disk is full", "df -h; old images go with: {builder} image prune"
+    r"no space left on device|disk quota exceeded",
+    "the disk is full",
+    "df -h; old images go with: {builder} image prune",
 )
 TROUBLES = (
-    Trouble(r"exec format error|does not match the expected platform|no image found in (?:manifest list|image index)"
-            r"|no matching manifest for|no match for platform",
-            "the base image is for another processor", "fleet.base_image: one for linux/amd64"),
+    Trouble(
+        r"exec format error|does not match the expected platform|no image "
+        r"found "
+        r"in "
+        r"(?:manifest list|image index)"
+        r"|no matching manifest for|no match for platform",
+        "the base image is for another processor",
+        "fleet.base_image: one for linux/amd64",
+    ),
     FULL,
-    Trouble(r"pull access denied|manifest unknown|unauthorized|toomanyrequests|no such host|initializing source|short-name"
-            r"|name unknown|failed to resolve source metadata|i/o timeout|connection refused|repository does not exist"
-            r"|TLS handshake|x509",
-            "the base image {base} can't be pulled", "fleet.base_image names a mirror's, or a local one", in_steps=False),
-    Trouble(r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
-            "what was downloaded is not what the lock names", "look at its words above; then docker/stack.lock.yaml"),
-    Trouble(r"the package index asks for a password", "the package index asks for a password",
-            "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple"),
-    Trouble(r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed to fetch|Unable to fetch"
-            r"|connection refused|timed out|new connection|certificate verify failed",
-            "a step could not download what it needs",
-            "python3 scripts/pip_sources.py show: the build has this machine's index, proxy and certificate"),
-    Trouble(r"EACCES|permission denied|operation not permitted", "the builder may not do this here",
-            "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves"),
-)  # fmt: skip
+    Trouble(
+        r"pull access denied|manifest "
+        r"unknown|unauthorized|toomanyrequests|no "
+        r"such "
+        r"host|initializing source|short-name"
+        r"|name unknown|failed to resolve source metadata|i/o "
+        r"timeout|connection "
+        r"refused|repository does not exist"
+        r"|TLS handshake|x509",
+        "the base image {base} can't be pulled",
+        "fleet.base_image names a mirror's, or a local one",
+        in_steps=False,
+    ),
+    Trouble(
+        r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
+        "what was downloaded is not what the lock names",
+        "look at its words above; then docker/stack.lock.yaml",
+    ),
+    Trouble(
+        r"the package index asks for a password",
+        "the package index asks for a password",
+        "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple",
+    ),
+    Trouble(
+        r"Could not resolve|Temporary failure|can't download|Could not "
+        r"find "
+        r"a "
+        r"version|Failed "
+        r"to fetch|Unable to fetch"
+        r"|connection refused|timed out|new connection|certificate verify failed",
+        "a step could not download what it needs",
+        "python3 scripts/pip_sources.py show: the build has this machine's "
+        "index, "
+        "proxy "
+        "and "
+        "certificate",
+    ),
+    Trouble(
+        r"EACCES|permission denied|operation not permitted",
+        "the builder may not do this here",
+        "BUILDAH_ISOLATION=chroot, or be a user whom the daemon serves",
+    ),
+)
 PUSHES = (
-    Trouble(r"immutable|already exists in the '|ImageTagAlreadyExists",
-            "the tag is there with other content, and tags are immutable", "make push looks again"),
-    Trouble(r"denied|unauthorized|no basic auth|403|not authorized|authentication required", "the registry refuses this push",
-            "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, ecr:CompleteLayerUpload and ecr:PutImage"),
+    Trouble(
+        r"immutable|already exists in the '|ImageTagAlreadyExists",
+        "the tag is there with other content, and tags are immutable",
+        "make push looks again",
+    ),
+    Trouble(
+        r"denied|unauthorized|no basic auth|403|not " r"authorized|authentication " r"required",
+        "the registry refuses this push",
+        "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, "
+        "ecr:CompleteLayerUpload "
+        "and "
+        "ecr:PutImage",
+    ),
     FULL,
-    Trouble(r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS handshake", "the registry can't be reached",
-            "make push again"),
-)  # fmt: skip
+    Trouble(
+        r"i/o timeout|connection re(?:fused|set)|no such host|EOF|TLS " r"handshake",
+        "the registry can't be reached",
+        "make push again",
+    ),
+)
 
 
 def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> LocalImage:
@@ -102,19 +159,32 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
         return require(found, recipe)
     newest = newest_of(recipe, builder)
     rebuilt = recipe.rebuilt(newest[1]) if newest else list(recipe.layers)
-    kept = f"; the rest is that of {newest[0]}" if newest and len(rebuilt) < len(recipe.layers) else ""
+    kept = (
+        f"; the rest is that of {newest[0]}" if newest and len(rebuilt) < len(recipe.layers) else ""
+    )
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    unset = {name: "" for _, names in PARTS.values() for name in names}  # buildah warns of each that it is not given
-    arguments = unset | dict(recipe.arguments) | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
-    with tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder, secrets_in(Path(folder), say) as secrets:
+    unset = {
+        name: "" for _, names in PARTS.values() for name in names
+    }  # buildah warns of each that it is not given
+    arguments = (
+        unset
+        | dict(recipe.arguments)
+        | {"TAG": recipe.tag, "LOCK": recipe.lock, "COMMIT": commit, "LAYERS": layers}
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="trainfleet-image-") as folder,
+        secrets_in(Path(folder), say) as secrets,
+    ):
         context = Path(folder) / "context"
         write_context(recipe, context)
         words = builder.build(recipe.reference, arguments, secrets, str(context))
         run_builder(builder, words, "the image could not be built", TROUBLES, recipe.base)
     found = builder.find(recipe.reference)
     if found is None:
-        raise ImageError(f"{builder.name} has built no {recipe.reference}", next=f"{builder.name} images")
+        raise ImageError(
+            f"{builder.name} has built no {recipe.reference}", next=f"{builder.name} images"
+        )
     try:
         require(found, recipe)
     except ImageError:
@@ -125,14 +195,21 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
 
 
 def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
-    """The image, when it is that of the recipe; ImageError where another one has its name, or it is for another processor."""
+    """The image, when it is that of the recipe; ImageError where another one has its name, or it is
+    for another processor.
+    """
     if found.architecture != ARCHITECTURE:
-        why = f"it is for {found.architecture or 'no known processor'}, the fleet's instances are {ARCHITECTURE}"
+        why = (
+            f"it is for {found.architecture or 'no known processor'}, the fleet's instances "
+            f"are {ARCHITECTURE}"
+        )
         then = "build on x86_64, or fleet.base_image: one for linux/amd64"
         raise ImageError("is for another processor", where=recipe.reference, why=why, next=then)
     if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
         why, then = f"its label says {said}", "remove that image, then make build"
-        raise ImageError("has this tag, and other content", where=recipe.reference, why=why, next=then)
+        raise ImageError(
+            "has this tag, and other content", where=recipe.reference, why=why, next=then
+        )
     return found
 
 
@@ -151,10 +228,21 @@ def describe(found: LocalImage) -> str:
     return f"{found.size / 1e6:,.0f} MB in {len(found.layers)} layers{last}"
 
 
-def run_builder(builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = "") -> None:
-    """Runs a builder's command and shows its lines as they come; ImageError with the last of them, and what they mean."""
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", preexec_fn=die_with_parent)  # fmt: skip
+def run_builder(
+    builder: Builder, words: Sequence[str], what: str, troubles: Sequence[Trouble], base: str = ""
+) -> None:
+    """Runs a builder's command and shows its lines as they come; ImageError with the last of them,
+    and what they mean.
+    """
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    )
     last, steps = deque[str](maxlen=KEPT), BuildSteps(builder.name)
     assert process.stdout is not None
     for line in map(str.rstrip, process.stdout):
@@ -165,20 +253,37 @@ def run_builder(builder: Builder, words: Sequence[str], what: str, troubles: Seq
         raise explained(builder, list(last), what, troubles, base)
 
 
-def explained(builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str) -> ImageError:
+def explained(
+    builder: Builder, lines: list[str], what: str, troubles: Sequence[Trouble], base: str
+) -> ImageError:
     """The error for what a builder has said."""
-    said = [f"{line[:MOST]} ..." if len(line) > MOST else line for line in lines if not NOISE.match(line.strip())][-SHOWN:]
+    said = [
+        f"{line[:MOST]} ..." if len(line) > MOST else line
+        for line in lines
+        if not NOISE.match(line.strip())
+    ][-SHOWN:]
     text = "\n".join(lines)
     for trouble in troubles:
-        if re.search(trouble.says, text, re.IGNORECASE) and (trouble.in_steps or not IN_STEP.search(text)):
-            why, then = (text.format(builder=builder.name, base=base) for text in (trouble.why, trouble.next))
+        if re.search(trouble.says, text, re.IGNORECASE) and (
+            trouble.in_steps or not IN_STEP.search(text)
+        ):
+            why, then = (
+                text.format(builder=builder.name, base=base) for text in (trouble.why, trouble.next)
+            )
             return ImageError(what, where=builder.name, why="\n    ".join([why, *said]), next=then)
-    return ImageError(what, where=builder.name, why="\n    ".join(said) or "it said nothing", next="its words stand above")
+    return ImageError(
+        what,
+        where=builder.name,
+        why="\n    ".join(said) or "it said nothing",
+        next="its words stand above",
+    )
 
 
 @contextmanager
 def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
-    """Yields the files of secrets that a build mounts: a pip.conf of package sources, and the certificates for getting there."""
+    """Yields the files of secrets that a build mounts: a pip.conf of package sources, and the
+    certificates for getting there.
+    """
     settings = package_sources(say)
     found = {}
     for name, (secret, target) in CERTIFICATES.items():
@@ -187,7 +292,9 @@ def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
     hide_passwords(settings)
     file = folder / "pip.conf"
     file.touch(mode=0o600)
-    file.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
+    file.write_text(
+        "[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items())
+    )
     try:
         yield found | {"pip": str(file)}
     finally:
@@ -195,20 +302,40 @@ def secrets_in(folder: Path, say: Say) -> Iterator[dict[str, str]]:
 
 
 def package_sources(say: Say) -> dict[str, str]:
-    """Returns pip's options for where packages come from, as far as a build can reach it, and names the rest.
+    """Returns pip's options for where packages come from, as far as a build can reach it, and names
+    the rest.
 
     Raises:
-        ImageError: the configuration can't be read, names a missing certificate, or leaves no source that a build can reach.
+        ImageError: the configuration can't be read, names a missing certificate, or leaves no
+            source that a build can reach.
     """
     script = str(ROOT / "scripts" / "pip_sources.py")
-    found = json.loads(subprocess.run([sys.executable, script, "show"], capture_output=True, text=True, check=True).stdout)
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, script, "show"], capture_output=True, text=True, check=True
+        ).stdout
+    )
     if refused := found.get("refused"):
-        raise ImageError(refused["what"], where=refused["where"], why=refused["why"], next=refused["next"])
+        raise ImageError(
+            refused["what"], where=refused["where"], why=refused["why"], next=refused["next"]
+        )
     if found["unused"]:
-        say(f"not used, as the lock pins each file: {', '.join(sorted(found['unused']))} of pip's configuration")
-    values: dict[str, str] = {name: value for name, value in found["values"].items() if name not in ADDRESSES}
-    values |= {name: kept for name in ADDRESSES if (kept := reachable(name, found["values"].get(name, ""), say))}
-    if values.get("no-index", "").lower() in ("1", "true", "yes", "on") and "find-links" not in values:
+        say(
+            f"not used, as the lock pins each file: {', '.join(sorted(found['unused']))} of "
+            "pip's configuration"
+        )
+    values: dict[str, str] = {
+        name: value for name, value in found["values"].items() if name not in ADDRESSES
+    }
+    values |= {
+        name: kept
+        for name in ADDRESSES
+        if (kept := reachable(name, found["values"].get(name, ""), say))
+    }
+    if (
+        values.get("no-index", "").lower() in ("1", "true", "yes", "on")
+        and "find-links" not in values
+    ):
         then = "serve the folder of wheels by HTTP, and write its address into find-links"
         what = "pip may use no index, and the build can reach no other source"
         raise ImageError(what, where=found["places"]["no-index"], next=then)
@@ -216,10 +343,15 @@ def package_sources(say: Say) -> dict[str, str]:
 
 
 def reachable(name: str, addresses: str, say: Say) -> str:
-    """Returns those of an option's addresses that are not folders of this machine, and names these."""
+    """Returns those of an option's addresses that are not folders of this machine, and names
+    these.
+    """
     local = [word for word in addresses.split() if "://" not in word or word.startswith("file:")]
     if local:
-        say(f"{name} {', '.join(local)} is not used: it is a folder of this machine, which the build can't reach")
+        say(
+            f"{name} {', '.join(local)} is not used: it is a folder of this machine, which the "
+            "build can't reach"
+        )
     return " ".join(word for word in addresses.split() if word not in local)
 
 
@@ -233,14 +365,29 @@ def hide_passwords(settings: Mapping[str, str]) -> None:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """The commit of this checkout, with + where files differ from it; unknown where there is none."""
-    said = [subprocess.run(["git", "--no-optional-locks", "-C", str(root), *words], capture_output=True, text=True, check=False)
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))]  # fmt: skip
-    return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "") if said[0].returncode == 0 else "unknown"
+    """The commit of this checkout, with + where files differ from it; unknown where there is
+    none.
+    """
+    said = [
+        subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(root), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+    ]
+    return (
+        said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
+        if said[0].returncode == 0
+        else "unknown"
+    )
 
 
 class BuildSteps:
-    """The lines of one builder's command. The line of the step that runs stays open until the step ends or says something."""
+    """The lines of one builder's command. The line of the step that runs stays open until the step
+    ends or says something.
+    """
 
     def __init__(self, builder: str) -> None:
         self.builder, self.runs, self.open, self.began = builder, False, False, 0.0

@@ -1,7 +1,8 @@
-"""AWS's registry: a repository that is scanned, immutable and cleaned by rules; what is in it; and pushes that can't overwrite.
+"""AWS's registry: a repository that is scanned, immutable and cleaned by rules; what is in it; and
+pushes that can't overwrite.
 
-https://docs.aws.amazon.com/AmazonECR/latest/userguide/ - a layer is stored before the manifest that names it, so a push that
-fails leaves no tag.
+https://docs.aws.amazon.com/AmazonECR/latest/userguide/ - a layer is stored before the manifest that
+names it, so a push that fails leaves no tag.
 """
 
 from __future__ import annotations
@@ -23,19 +24,38 @@ from .builders import Builder, last_line
 from .building import PUSHES, Say, run_builder
 from .image_recipe import ImageRecipe
 
-MANIFESTS = ["application/vnd.docker.distribution.manifest.v2+json", "application/vnd.oci.image.manifest.v1+json"]
+MANIFESTS = [
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.manifest.v1+json",
+]
 UNTAGGED_DAYS, KEPT_IMAGES = 14, 50
 CONFIG = 1 << 20  # bytes of an image's configuration at most
 SECONDS = 30
 POLICY = {
     "rules": [
-        {"rulePriority": 1, "description": "what a push has left half done", "action": {"type": "expire"},
-         "selection": {"tagStatus": "untagged", "countType": "sinceImagePushed", "countUnit": "days",
-                       "countNumber": UNTAGGED_DAYS}},
-        {"rulePriority": 2, "description": "the newest images", "action": {"type": "expire"},
-         "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": KEPT_IMAGES}},
+        {
+            "rulePriority": 1,
+            "description": "what a push has left half done",
+            "action": {"type": "expire"},
+            "selection": {
+                "tagStatus": "untagged",
+                "countType": "sinceImagePushed",
+                "countUnit": "days",
+                "countNumber": UNTAGGED_DAYS,
+            },
+        },
+        {
+            "rulePriority": 2,
+            "description": "the newest images",
+            "action": {"type": "expire"},
+            "selection": {
+                "tagStatus": "any",
+                "countType": "imageCountMoreThan",
+                "countNumber": KEPT_IMAGES,
+            },
+        },
     ]
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -60,13 +80,18 @@ class Registry:
         """The registry of an image's name; None when that is not ECR's."""
         host, _, rest = reference.partition("/")
         match = HOST.fullmatch(host)
-        return cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0]) if match and rest else None
+        return (
+            cls(Calls(match[2]), match[1], rest.partition("@")[0].partition(":")[0])
+            if match and rest
+            else None
+        )
 
     def name(self, tag: str) -> str:
         return f"{self.host}/{self.repository}:{tag}"
 
     def find(self, tag: str) -> StoredImage | None:
-        """What has this tag, or this digest (`sha256:...`), by its own configuration; None where nothing has.
+        """What has this tag, or this digest (`sha256:...`), by its own configuration; None where
+        nothing has.
 
         Raises:
             CloudError: the registry can't be asked.
@@ -75,77 +100,143 @@ class Registry:
         identity = {"imageDigest": tag} if tag.startswith("sha256:") else {"imageTag": tag}
         images: list[Any] = []
         with passing(GONE):
-            images = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
-                                imageIds=[identity], acceptedMediaTypes=MANIFESTS).get("images") or []  # fmt: skip
+            images = (
+                self.calls(
+                    "ecr",
+                    "BatchGetImage",
+                    registryId=self.account,
+                    repositoryName=self.repository,
+                    imageIds=[identity],
+                    acceptedMediaTypes=MANIFESTS,
+                ).get("images")
+                or []
+            )
         return self._stored(str(images[0].get("imageManifest", "")), tag) if images else None
 
     def holder(self, image: str, owner: str = "") -> str | None:
-        """A tag by which a config holds the image of this recipe's tag, the owner's if there is one; None if nobody does."""
+        """A tag by which a config holds the image of this recipe's tag, the owner's if there is
+        one; None if nobody does.
+        """
         held = {tag for tag, _ in holders(self.calls) if tag.partition(".")[2] == image}
         mine = held_as(owner, image)
         return mine if mine in held else min(held, default=None)
 
     def _share(self, theirs: str, mine: str) -> None:
         """Puts one tag more on an image, so that it stays when another config lets go of it."""
-        answer = self.calls("ecr", "BatchGetImage", registryId=self.account, repositoryName=self.repository,
-                            imageIds=[{"imageTag": theirs}], acceptedMediaTypes=MANIFESTS)  # fmt: skip
+        answer = self.calls(
+            "ecr",
+            "BatchGetImage",
+            registryId=self.account,
+            repositoryName=self.repository,
+            imageIds=[{"imageTag": theirs}],
+            acceptedMediaTypes=MANIFESTS,
+        )
         for image in answer.get("images", ()):
             manifest = {key: image[key] for key in ("imageManifest", "imageManifestMediaType")}
             with passing("ImageAlreadyExistsException", "ImageTagAlreadyExistsException"):
-                self.calls("ecr", "PutImage", repositoryName=self.repository, imageTag=mine, **manifest)
+                self.calls(
+                    "ecr", "PutImage", repositoryName=self.repository, imageTag=mine, **manifest
+                )
 
     def _stored(self, text: str, tag: str) -> StoredImage:
         try:
             manifest: Any = parse_json(text, self.name(tag))
-            digest, size = str(manifest["config"]["digest"]), sum(int(layer["size"]) for layer in manifest["layers"])
-            address = self.calls("ecr", "GetDownloadUrlForLayer", registryId=self.account, repositoryName=self.repository,
-                                 layerDigest=digest)["downloadUrl"]  # fmt: skip
+            digest, size = (
+                str(manifest["config"]["digest"]),
+                sum(int(layer["size"]) for layer in manifest["layers"]),
+            )
+            address = self.calls(
+                "ecr",
+                "GetDownloadUrlForLayer",
+                registryId=self.account,
+                repositoryName=self.repository,
+                layerDigest=digest,
+            )["downloadUrl"]
             config: Any = parse_json(_download(address), self.name(tag))
-            labels = {str(name): str(value) for name, value in ((config.get("config") or {}).get("Labels") or {}).items()}
+            labels = {
+                str(name): str(value)
+                for name, value in ((config.get("config") or {}).get("Labels") or {}).items()
+            }
             return StoredImage(labels, str(config.get("architecture", "")), size)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
             why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.image"
-            raise ImageError("is no image that can be looked at", where=self.name(tag), why=why, next=then) from error
+            raise ImageError(
+                "is no image that can be looked at", where=self.name(tag), why=why, next=then
+            ) from error
 
     def provide(self, say: Say, tags: Mapping[str, str]) -> None:
-        """Makes the repository where it is not there: scanned at each push, its tags immutable, with rules for what is old.
+        """Makes the repository where it is not there: scanned at each push, its tags immutable,
+        with rules for what is old.
 
         Raises:
             CloudError: AWS refuses.
             ImageError: one is there in which tags can be overwritten.
         """
         try:
-            described = self.calls("ecr", "DescribeRepositories", registryId=self.account, repositoryNames=[self.repository])
+            described = self.calls(
+                "ecr",
+                "DescribeRepositories",
+                registryId=self.account,
+                repositoryNames=[self.repository],
+            )
         except CloudError as error:
             if error.code != GONE:
                 raise
             self._create(tags)
-            say(f"made the repository {self.host}/{self.repository}: scanned, immutable tags, {KEPT_IMAGES} images kept")
+            say(
+                f"made the repository {self.host}/{self.repository}: scanned, immutable tags, "
+                f"{KEPT_IMAGES} images kept"
+            )
             return
         if (found := described["repositories"][0]).get("imageTagMutability") != "IMMUTABLE":
             why = "its tags can be overwritten: a tag would no longer say what is in an image"
-            options = f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE --region {self.calls.region}"
-            where, then = str(found.get("repositoryUri", self.repository)), f"aws ecr put-image-tag-mutability {options}"
+            options = (
+                f"--repository-name {self.repository} --image-tag-mutability IMMUTABLE "
+                f"--region {self.calls.region}"
+            )
+            where, then = (
+                str(found.get("repositoryUri", self.repository)),
+                f"aws ecr put-image-tag-mutability {options}",
+            )
             raise ImageError("is not as this program makes it", where=where, why=why, next=then)
 
     def _create(self, tags: Mapping[str, str]) -> None:
         with passing("RepositoryAlreadyExistsException"):  # another push was faster
-            self.calls("ecr", "CreateRepository", repositoryName=self.repository, imageTagMutability="IMMUTABLE",
-                       imageScanningConfiguration={"scanOnPush": True}, encryptionConfiguration={"encryptionType": "AES256"},
-                       tags=pairs(tags))  # fmt: skip
-        self.calls("ecr", "PutLifecyclePolicy", registryId=self.account, repositoryName=self.repository,
-                   lifecyclePolicyText=json.dumps(POLICY))  # fmt: skip
+            self.calls(
+                "ecr",
+                "CreateRepository",
+                repositoryName=self.repository,
+                imageTagMutability="IMMUTABLE",
+                imageScanningConfiguration={"scanOnPush": True},
+                encryptionConfiguration={"encryptionType": "AES256"},
+                tags=pairs(tags),
+            )
+        self.calls(
+            "ecr",
+            "PutLifecyclePolicy",
+            registryId=self.account,
+            repositoryName=self.repository,
+            lifecyclePolicyText=json.dumps(POLICY),
+        )
 
     def token(self) -> tuple[str, str]:
-        """User and password for twelve hours of pulls and pushes, shown nowhere; CloudError where AWS gives none."""
+        """User and password for twelve hours of pulls and pushes, shown nowhere; CloudError where
+        AWS gives none.
+        """
         granted = self.calls("ecr", "GetAuthorizationToken")["authorizationData"][0]
         try:
-            user, _, password = base64.b64decode(granted["authorizationToken"]).decode().partition(":")
+            user, _, password = (
+                base64.b64decode(granted["authorizationToken"]).decode().partition(":")
+            )
         except (binascii.Error, ValueError, KeyError) as error:
-            raise ImageError("AWS returned an invalid token", where=self.host, next="the same again") from error
+            raise ImageError(
+                "AWS returned an invalid token", where=self.host, next="the same again"
+            ) from error
         return user, password
 
-    def push(self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str) -> str:
+    def push(
+        self, recipe: ImageRecipe, builder: Builder, say: Say, tags: Mapping[str, str], owner: str
+    ) -> str:
         """The name by which the config `owner` holds a recipe's image in the registry from now on.
 
         Nothing is sent when any config holds it already.
@@ -167,7 +258,11 @@ class Registry:
             return target
         self._send(recipe, builder, target)
         if not (stored := self.find(mine)):
-            raise ImageError("was pushed, and the registry does not have it", where=target, next="make push again")
+            raise ImageError(
+                "was pushed, and the registry does not have it",
+                where=target,
+                next="make push again",
+            )
         say(f"pushed {target}: {stored.size / 1e6:,.0f} MB")
         return target
 
@@ -176,7 +271,12 @@ class Registry:
         said = builder.login(self.host, user, password)
         if said.returncode:
             then = "aws ecr describe-repositories; is ecr:GetAuthorizationToken allowed?"
-            raise ImageError("the registry takes no login", where=self.host, why=last_line(said.stderr), next=then)
+            raise ImageError(
+                "the registry takes no login",
+                where=self.host,
+                why=last_line(said.stderr),
+                next=then,
+            )
         for words in builder.push(recipe.reference, target):
             run_builder(builder, words, f"{target} could not be pushed", PUSHES)
 
@@ -194,9 +294,14 @@ def _download(address: str) -> str:
 
 
 def require_content(stored: StoredImage, recipe: ImageRecipe, where: str) -> None:
-    """ImageError when what has the tag was not made from the recipe: tags are immutable, so no push can put that right."""
+    """ImageError when what has the tag was not made from the recipe: tags are immutable, so no push
+    can put that right.
+    """
     if (said := stored.labels.get("org.opencontainers.image.version")) != recipe.tag:
         why = f"its label says {said or 'nothing'}: somebody has pushed it by hand"
         tag = where.rpartition(":")[2]
-        remedy = f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids imageTag={tag}"
+        remedy = (
+            f"remove it: aws ecr batch-delete-image --repository-name {NAME} --image-ids "
+            f"imageTag={tag}"
+        )
         raise ImageError("has this tag, and other content", where=where, why=why, next=remedy)

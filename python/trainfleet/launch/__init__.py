@@ -1,1 +1,3 @@
-"""What verbs orchestrate: from a command's variables to a plan, its execution here or on a head, and the end of a run."""
+"""What verbs orchestrate: from a command's variables to a plan, its execution here or on a head,
+and the end of a run.
+"""

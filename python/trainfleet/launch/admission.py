@@ -1,10 +1,14 @@
-"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate; backends/slurm/sbatch.py).
+"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate;
+backends/slurm/sbatch.py).
 
-python -m trainfleet.launch.admission               on every node: prints what it is and has (nodes/facts.sh)
-python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0 lets the ranks start
+python -m trainfleet.launch.admission               on every node: prints what it is and has
+(nodes/facts.sh)
+python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0
+lets the ranks start
 
-FOLDER is the job's, START the folder of this start in it. Findings go to the logs of the nodes that they are about, where the
-verdict reads them (watch/catalogue/trainfleet.yaml): a host that is to blame is left out of further attempts.
+FOLDER is the job's, START the folder of this start in it. Findings go to the logs of the nodes that
+they are about, where the verdict reads them (watch/catalogue/trainfleet.yaml): a host that is to
+blame is left out of further attempts.
 """
 
 from __future__ import annotations
@@ -43,7 +47,14 @@ NODES = "SLURM_JOB_NODELIST"
 def main(arguments: list[str]) -> int:
     hosts = tuple(Host(name, name) for name in expand_hosts(os.environ[NODES]))
     if not arguments:
-        words = ["sh", str(SCRIPT), str(Path.cwd()), sys.executable, "", *(host.name for host in hosts)]
+        words = [
+            "sh",
+            str(SCRIPT),
+            str(Path.cwd()),
+            sys.executable,
+            "",
+            *(host.name for host in hosts),
+        ]
         return subprocess.run(words, stdin=subprocess.DEVNULL, check=False).returncode
     folder, start = Path(arguments[0]), Path(arguments[1])
     config = load_resolved(Run(folder).config)
@@ -61,17 +72,37 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateRepo
         try:
             facts[host] = parse(_text(job_starts.facts_of(start, node)))
         except Implausible as error:
-            findings.append(Finding(host, "facts", implausible(error, "what facts.sh prints").message, "sinfo -R; another node"))
+            findings.append(
+                Finding(
+                    host,
+                    "facts",
+                    implausible(error, "what facts.sh prints").message,
+                    "sinfo -R; another node",
+                )
+            )
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
     said = [_plain(node_log(job_starts.gate_folder(start), node)) for node in range(len(hosts))]
-    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.node_type, hosts) or (None, _failed(said, hosts))
-    return gate.GateReport(facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime)
+    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.node_type, hosts) or (
+        None,
+        _failed(said, hosts),
+    )
+    return gate.GateReport(
+        facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime
+    )
 
 
 def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
-    """Says what is wrong, and leaves it in the log of the node that it is about; of all of them in the first one's."""
-    verdict = "is shut" if finding.host is None else "finds it broken" if finding.blames_host else "finds it unfit"
+    """Says what is wrong, and leaves it in the log of the node that it is about; of all of them in
+    the first one's.
+    """
+    verdict = (
+        "is shut"
+        if finding.host is None
+        else "finds it broken"
+        if finding.blames_host
+        else "finds it unfit"
+    )
     print(f"{finding.host or 'all nodes'}: {finding}", flush=True)
     log = Log(node_log(folder, hosts.index(finding.host) if finding.host else 0))
     log.note("watch", f"the gate {verdict}: {finding.message}")
@@ -80,11 +111,21 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
     """Why the bandwidth test has no result: by host, its last error."""
-    errors = {host: words for host, text in zip(hosts, said, strict=True) if (words := gate.last_error(text))}
+    errors = {
+        host: words
+        for host, text in zip(hosts, said, strict=True)
+        if (words := gate.last_error(text))
+    }
     if not errors:
-        return [Finding(None, "fabric", "the trial of the links ended without a figure", "make train again")]
+        return [
+            Finding(
+                None, "fabric", "the trial of the links ended without a figure", "make train again"
+            )
+        ]
     words = "; ".join(f"{host}: {error[:200]}" for host, error in errors.items())
-    return [Finding(None, "fabric", f"the trial of the links failed: {words}", "make logs; sinfo -R")]
+    return [
+        Finding(None, "fabric", f"the trial of the links failed: {words}", "make logs; sinfo -R")
+    ]
 
 
 def _plain(log: Path) -> str:

@@ -1,9 +1,12 @@
-"""Decides what follows a job that ended without a launcher: `python -m trainfleet.launch.aftermath FOLDER START NEAR`.
+"""Decides what follows a job that ended without a launcher: `python -m trainfleet.launch.aftermath
+FOLDER START NEAR`.
 
-The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is the job's, START this start's
-in it; NEAR is not empty when the engine's time limit was near. The exit code says whether the job is to be queued again: 0, yes.
+The batch script of a Slurm job asks this on its first node (backends/slurm/sbatch.py). FOLDER is
+the job's, START this start's in it; NEAR is not empty when the engine's time limit was near. The
+exit code says whether the job is to be queued again: 0, yes.
 
-A launcher that is at work decides by itself, by the same verdict (watch/retry_loop.py); a job that is queued again here it finds.
+A launcher that is at work decides by itself, by the same verdict (watch/retry_loop.py); a job that
+is queued again here it finds.
 """
 
 from __future__ import annotations
@@ -36,7 +39,11 @@ def main(arguments: list[str]) -> int:
     job = load_job(run)
     if near:
         done = run.read_results().get("status") == "finished" if job else not any(exits.values())
-        return say(OVER, "it is finished") if done else say(AGAIN, "its time limit came: it is queued again")
+        return (
+            say(OVER, "it is finished")
+            if done
+            else say(AGAIN, "its time limit came: it is queued again")
+        )
     if job is None or is_held(read_holder(folder), time.time()) or is_renewed(folder):
         return say(OVER, "who launched it decides what follows")
     return AGAIN if is_worth_it(run, job[1], exits, start) else OVER
@@ -45,13 +52,25 @@ def main(arguments: list[str]) -> int:
 def is_worth_it(run: Run, request: Request, exits: dict[int, int], start: Path) -> bool:
     """Whether another start can succeed, by the verdict, which is recorded and printed."""
     status = Status(Phase.ENDED, exits=exits)
-    verdict = judge(request, AttemptOutcome(status, None), run, Start(start.stat().st_ctime, job_starts.lengths(start)))
+    verdict = judge(
+        request,
+        AttemptOutcome(status, None),
+        run,
+        Start(start.stat().st_ctime, job_starts.lengths(start)),
+    )
     again = verdict.then is Then.HERE and worth_it(verdict, fruitless(run) + 1, run)
     print(conclude(run, verdict, "queued again" if again else "ended"), flush=True)
     if again:
         restarts = int(run.read_results().get("restarts", 0)) + 1
         run.update_results(restarts=restarts)
-        run.note("restarted", attempt=restarts, cause=verdict.cause, who=verdict.who, nodes=request.job.nodes, hosts=[])
+        run.note(
+            "restarted",
+            attempt=restarts,
+            cause=verdict.cause,
+            who=verdict.who,
+            nodes=request.job.nodes,
+            hosts=[],
+        )
     return again
 
 

@@ -1,4 +1,6 @@
-"""The measured times of runs and profiles on the same hardware over their predicted times: they correct the next plan."""
+"""The measured times of runs and profiles on the same hardware over their predicted times: they
+correct the next plan.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ ENOUGH = 20  # steps, below which the first ones, which compile and warm up, wei
 LARGEST = 1 << 20  # bytes of metrics.jsonl that a plan reads for a step's parts
 PLAIN = 4  # timed steps that a profile needs besides warm-up and profiled ones
 NEAR, FAR = 0.2, 5.0  # ratios beyond which a run was disturbed
-SPANS = {  # the names in metrics.jsonl of a step's parts (engine/timing.py), by group of the predicted parts
+# the names in metrics.jsonl of a step's parts (engine/timing.py), by group of the predicted parts
+SPANS = {
     "computing": ("forward_seconds", "backward_seconds", "pipeline_seconds"),
     "gradients": ("communication_seconds",),
     "update": ("optimizer_seconds",),
@@ -32,7 +35,9 @@ SPANS = {  # the names in metrics.jsonl of a step's parts (engine/timing.py), by
 
 @dataclass(frozen=True)
 class Lesson:
-    """A run's config, its measured over its predicted speed, and the same ratio of the seconds of each group of parts."""
+    """A run's config, its measured over its predicted speed, and the same ratio of the seconds of
+    each group of parts.
+    """
 
     config: Config
     ratio: float
@@ -40,12 +45,18 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """That of runs like this one: of the same layout, else of the same model, else of the same hardware; None without any.
+    """That of runs like this one: of the same layout, else of the same model, else of the same
+    hardware; None without any.
 
-    The same layout corrects the whole step; another one corrects each group of parts separately, as their shares differ.
+    The same layout corrects the whole step; another one corrects each group of parts separately, as
+    their shares differ.
     """
     found = list(_lessons(config))
-    for of, is_like in (("this layout", _is_same), ("this model", _is_of_model), ("this hardware", lambda one, other: True)):
+    for of, is_like in (
+        ("this layout", _is_same),
+        ("this model", _is_of_model),
+        ("this hardware", lambda one, other: True),
+    ):
         if alike := [lesson for lesson in found if is_like(config, lesson.config)]:
             each = [] if of == "this layout" else [lesson.parts for lesson in alike]
             shares = {group: [parts[group] for parts in each if group in parts] for group in GROUPS}
@@ -65,11 +76,17 @@ def _lessons(config: Config) -> Iterator[Lesson]:
 
 @functools.cache
 def _read(folder: Path, written: int) -> Lesson | None:
-    """The lesson of a run, read once for as long as its results are those; None where it can't be read."""
+    """The lesson of a run, read once for as long as its results are those; None where it can't be
+    read.
+    """
     with suppress(TrainfleetError, OSError):
         run = Run(folder)
         results, config = run.read_results(), load_resolved(run.config)
-        lines = list(run.read_metrics()) if run.metrics.is_file() and run.metrics.stat().st_size <= LARGEST else []
+        lines = (
+            list(run.read_metrics())
+            if run.metrics.is_file() and run.metrics.stat().st_size <= LARGEST
+            else []
+        )
         return _lesson(config, results, lines)
     return None
 
@@ -77,27 +94,43 @@ def _read(folder: Path, written: int) -> Lesson | None:
 def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | None:
     lines, step = plain(config, lines), predict(config)
     profiled = config.train.profile_steps is not None
-    speed = median(line["tokens_per_second"] for line in lines) if profiled and lines else results.get("tokens_per_second")
+    speed = (
+        median(line["tokens_per_second"] for line in lines)
+        if profiled and lines
+        else results.get("tokens_per_second")
+    )
     enough = len(lines) >= PLAIN if profiled else (results.get("steps") or 0) >= ENOUGH
     if not isinstance(speed, float) or step is None or not enough:
         return None
     ratio = speed * step.total / (config.train.global_batch * config.train.sequence_length)
     if not NEAR < ratio < FAR:
         return None
-    spent = {group: sum(_median(lines, name) for name in names) for group, names in SPANS.items()} if lines else {}
+    spent = (
+        {group: sum(_median(lines, name) for name in names) for group, names in SPANS.items()}
+        if lines
+        else {}
+    )
     spent |= {"rest": max(0.0, _median(lines, "seconds") - sum(spent.values()))} if spent else {}
-    beside = step.group("calls") + step.group("exchange")  # the rest of forward and backward passes, as predicted
+    beside = step.group("calls") + step.group(
+        "exchange"
+    )  # the rest of forward and backward passes, as predicted
     if spent.get("computing", 0.0) <= beside:
         return Lesson(config, ratio, {})
     spent["computing"] -= beside
-    return Lesson(config, ratio, {name: seconds / step.group(name) for name, seconds in spent.items() if step.group(name)})
+    return Lesson(
+        config,
+        ratio,
+        {name: seconds / step.group(name) for name, seconds in spent.items() if step.group(name)},
+    )
 
 
 def plain(config: Config, lines: list[Record]) -> list[Record]:
     """The metrics of steps whose parts were timed, without warm-up and profiled steps."""
     first, last = map(int, (config.train.profile_steps or "0-0").split("-"))
     timed = (line for line in lines if "forward_seconds" in line or "pipeline_seconds" in line)
-    return [line for line in timed if line["step"] > WARM_UP and not first <= line["step"] <= last + 1]
+    return [
+        line for line in timed if line["step"] > WARM_UP and not first <= line["step"] <= last + 1
+    ]
 
 
 def _median(lines: list[Record], name: str) -> float:
@@ -113,12 +146,21 @@ def _hardware(fleet: Fleet) -> object:
 
 def _is_of_model(config: Config, other: Config) -> bool:
     one, two = config.train, other.train
-    same = (one.sequence_length, one.precision, one.compile) == (two.sequence_length, two.precision, two.compile)
+    same = (one.sequence_length, one.precision, one.compile) == (
+        two.sequence_length,
+        two.precision,
+        two.compile,
+    )
     return same and config.model == other.model
 
 
 def _is_same(config: Config, other: Config) -> bool:
     fleet, two = config.fleet, other.fleet
     same = (fleet.nodes, fleet.ranks_per_node) == (two.nodes, two.ranks_per_node)
-    batch = (config.train.micro_batch, config.train.global_batch) == (other.train.micro_batch, other.train.global_batch)
-    return same and batch and _is_of_model(config, other) and config.train.layout == other.train.layout
+    batch = (config.train.micro_batch, config.train.global_batch) == (
+        other.train.micro_batch,
+        other.train.global_batch,
+    )
+    return (
+        same and batch and _is_of_model(config, other) and config.train.layout == other.train.layout
+    )

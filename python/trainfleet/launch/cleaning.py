@@ -19,12 +19,15 @@ from ..trust.untrusted_input import printable, shortened
 from . import owned_files
 
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", str(COMPILED))
-MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"  # what make profile and make scaling add to the name of the run
+# what make profile and make scaling add to the name of the run
+MEASURING = r"-(profile|scaling)-\d{4}-\d{6}[a-z0-9-]*"
 
 
 def made_by(run: Run, config: Config | None) -> list[Path]:
     """The folders of a run and of its dataset, and those of the runs that only measured it."""
-    measuring = [folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)]
+    measuring = [
+        folder for folder in _runs() if re.fullmatch(re.escape(run.name) + MEASURING, folder.name)
+    ]
     return [run.folder, *measuring, *([DATA / config.data.name] if config else [])]
 
 
@@ -43,7 +46,10 @@ def remove_remakeable() -> None:
         then = f"make stop CONFIG={busy[0]}/config.yaml, or wait for it"
         raise BackendError(f"still at work: {', '.join(map(str, busy))}", next=then)
     removed = sum(owned_files.remove(path) for path in _remakeable())
-    print(f"removed {size(removed)} that can be made again (reports, plots, caches, what was half made)")
+    print(
+        f"removed {size(removed)} that can be made again (reports, plots, caches, what was half "
+        "made)"
+    )
 
 
 def _remakeable() -> Iterator[Path]:
@@ -51,7 +57,9 @@ def _remakeable() -> Iterator[Path]:
         yield from owned_files.remakeable(run)
     yield from (Path(name) for name in CACHES)
     for root in ("python", "tests"):
-        yield from (path for path in Path(root).rglob("__pycache__") if owned_files.is_inside(path, Path()))
+        yield from (
+            path for path in Path(root).rglob("__pycache__") if owned_files.is_inside(path, Path())
+        )
 
 
 def machines_of(config: Config | None) -> Machines | None:
@@ -61,7 +69,8 @@ def machines_of(config: Config | None) -> Machines | None:
 
 
 def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
-    """Says what is left on hosts that stay, or removes that too, where everything is to go; the exit code.
+    """Says what is left on hosts that stay, or removes that too, where everything is to go; the
+    exit code.
 
     Raises:
         BackendError: some of it can't be removed.
@@ -73,24 +82,34 @@ def end_of_hosts(config: Config | None, everything: bool, sure: bool) -> int:
     if not machines or not left:
         return 0
     if not everything:
-        print("next: make clean PURGE=all removes these too, which other runs on these hosts may need")
+        print(
+            "next: make clean PURGE=all removes these too, which other runs on these hosts may need"
+        )
         return 0
     if not sure and not _confirmed(f"these {len(left)} things on hosts, which other runs may need"):
         return 1
     machines.remove(purge=True)
     still = machines.left()
-    print("\n".join(f"still there: {what}" for what in still) or "nothing of ours is left on the hosts but drivers and packages")
+    print(
+        "\n".join(f"still there: {what}" for what in still)
+        or "nothing of ours is left on the hosts but drivers and packages"
+    )
     return 1 if still else 0
 
 
 def folders_of(config: Config | None, run: Run) -> Place:
-    """Where the run's folders are, once its machines are gone: here, and in S3 where its nodes share no disk."""
+    """Where the run's folders are, once its machines are gone: here, and in S3 where its nodes
+    share no disk.
+    """
     backend = backend_of(config) if config else None
     return Here(run) if backend is None or Can.SHARED in backend.can else backend.place(run)
 
 
-def take_down(machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool) -> int:
-    """Removes the machines, which cost money, and proves that; then what is here. What holds data only with PURGE. The exit code.
+def take_down(
+    machines: Machines, place: Place, made: Sequence[Path], purge_too: bool, sure: bool
+) -> int:
+    """Removes the machines, which cost money, and proves that; then what is here. What holds data
+    only with PURGE. The exit code.
 
     Raises:
         BackendError: something is left that costs money.
@@ -112,22 +131,35 @@ def keep(place: Place, made: Sequence[Path]) -> int:
     kept = {str(folder): count for folder, count in here.items()} | place.folders()
     for name, count in kept.items():
         print(f"kept {name}: {size(count)}")
-    others = "; with CONFIG=runs/<name>/given.yaml another run's" if any(f not in made for f in here) else ""
+    others = (
+        "; with CONFIG=runs/<name>/given.yaml another run's"
+        if any(f not in made for f in here)
+        else ""
+    )
     own = f"next: make clean PURGE=1 removes this config's run and dataset too{others}"
     print(own if kept else "no runs and no datasets are left")
     return 0
 
 
 def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
-    """Removes the folders that the config made, here and on its fleet, and nothing else; 1 when one of them had to stay."""
+    """Removes the folders that the config made, here and on its fleet, and nothing else; 1 when one
+    of them had to stay.
+    """
     here = {
-        folder: owned_files.measure(folder) for folder in made if owned_files.is_run(folder) or owned_files.is_dataset(folder)
+        folder: owned_files.measure(folder)
+        for folder in made
+        if owned_files.is_run(folder) or owned_files.is_dataset(folder)
     }
     far = place.folders()
     sizes = {str(folder): count for folder, count in here.items()} | far
-    strange = [folder for folder in made if folder not in here and (folder.exists() or folder.is_symlink())]
+    strange = [
+        folder for folder in made if folder not in here and (folder.exists() or folder.is_symlink())
+    ]
     for folder in strange:
-        print(f"left {folder}: it is {'a link' if folder.is_symlink() else 'nothing that this config made'}")
+        print(
+            f"left {folder}: it is "
+            f"{'a link' if folder.is_symlink() else 'nothing that this config made'}"
+        )
     if not sizes:
         print("no run and no dataset of this config is left")
         return 1 if strange else 0
@@ -140,7 +172,10 @@ def purge(place: Place, made: Sequence[Path], sure: bool) -> int:
     left = [path for folder in here for path in _remove(folder)]
     for name in (*far_left, *map(str, left)):
         print(f"left {shortened(printable(name), 255)}: this program did not write it")
-    print(f"removed {size(sum(sizes.values()) - sum(map(owned_files.measure, left)))}: this config's run and dataset")
+    print(
+        f"removed {size(sum(sizes.values()) - sum(map(owned_files.measure, left)))}: this "
+        "config's run and dataset"
+    )
     return 1 if strange else 0
 
 

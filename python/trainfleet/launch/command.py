@@ -10,7 +10,16 @@ from pathlib import Path
 
 from ..backends import Backend, backend_of, terms_of, terms_to_examine
 from ..checkpoints.store import CheckpointStore, store_of
-from ..config import Config, Derivation, Settings, dump_asked, load, load_name, load_resolved, place_of
+from ..config import (
+    Config,
+    Derivation,
+    Settings,
+    dump_asked,
+    load,
+    load_name,
+    load_resolved,
+    place_of,
+)
 from ..data.dataset import find
 from ..data.manifest import MANIFEST, skippable
 from ..data.source_survey import look
@@ -37,7 +46,11 @@ TOKEN_BYTES = 4  # of text, in most languages' usual tokenizers
 def settings_of(variables: Variables) -> Settings:
     """The config file and what overrides it."""
     short = {"NODES": ("fleet.nodes", variables["NODES"])} if "NODES" in variables else {}
-    path = run_called(variables["RUN"]).document if "RUN" in variables else Path(variables.get("CONFIG", "config.yaml"))
+    path = (
+        run_called(variables["RUN"]).document
+        if "RUN" in variables
+        else Path(variables.get("CONFIG", "config.yaml"))
+    )
     return Settings(path, variables.get("SET", ""), short)
 
 
@@ -55,11 +68,16 @@ def placed(error: NoSource, variables: Variables) -> ConfigError:
     settings = settings_of(variables)
     line, where = place_of(settings, ("data", "sources", error.entry))
     message = f"{error.where or 'it'} {error.what}: {error.why}"
-    return ConfigError([Problem(line, where, f"data.sources[{error.entry}]", message)], next="correct data.sources there")
+    return ConfigError(
+        [Problem(line, where, f"data.sources[{error.entry}]", message)],
+        next="correct data.sources there",
+    )
 
 
 def config_of(settings: Settings) -> tuple[Config, Derivation]:
-    """The config with everything derived, and from what, by its backend's rules too; ConfigError with all that is wrong."""
+    """The config with everything derived, and from what, by its backend's rules too; ConfigError
+    with all that is wrong.
+    """
     return load(settings, terms_of)
 
 
@@ -74,7 +92,9 @@ def run_named(variables: Variables) -> Run:
 
 
 def run_started(variables: Variables) -> Run:
-    """The run that the config names, for verbs that need what it has made; RunError where it was never started."""
+    """The run that the config names, for verbs that need what it has made; RunError where it was
+    never started.
+    """
     run = run_named(variables)
     if not run.config.exists():
         what = "has lost its config.yaml" if run.results.exists() else "was never started"
@@ -83,7 +103,9 @@ def run_started(variables: Variables) -> Run:
 
 
 def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
-    """The run that the config names, and where its checkpoints lie, as trained last; RunError where it was never started."""
+    """The run that the config names, and where its checkpoints lie, as trained last; RunError where
+    it was never started.
+    """
     run = run_started(variables)
     return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
 
@@ -101,15 +123,21 @@ def run_trained(variables: Variables) -> Run:
 
 
 def plan_for(variables: Variables, kinds: Iterable[str] = KINDS) -> Plan:
-    """The plan of a command that carries it out: what is done already (a finished dataset) is left out, and said."""
+    """The plan of a command that carries it out: what is done already (a finished dataset) is left
+    out, and said.
+    """
     config, derived = config_of(settings_of(variables))
     if not _given():
         job_image.make_ready(config)
     return plan_of(config, derived, kinds, launch=secrets.token_hex(8))
 
 
-def plan_of(config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = "") -> Plan:
-    """The plan of a config. Requests that a launcher was given are carried out as they are, and not made again."""
+def plan_of(
+    config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, launch: str = ""
+) -> Plan:
+    """The plan of a config. Requests that a launcher was given are carried out as they are, and not
+    made again.
+    """
     given = {request.job.kind: request for request in _given()}
     asked = dump_asked(config, derived)
     config = job_image.named(config, [request.job.image for request in given.values()])
@@ -120,7 +148,9 @@ def plan_of(config: Config, derived: Derivation, kinds: Iterable[str] = KINDS, l
     notes += preflight.warnings(config) if "train" in kinds else []
     jobs = [] if is_tokenized else [tokenize_job(config)]
     jobs += [train_job(config)] if "train" in kinds else []
-    requests = [given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs]
+    requests = [
+        given.get(job.kind) or backend.plan(replace(job, launch=launch), {}) for job in jobs
+    ]
     return make_plan(config, derived, requests, notes, backend.bill(), experience_of(config), asked)
 
 
@@ -132,7 +162,11 @@ def was_handed_over() -> bool:
 def _given() -> list[Request]:
     """What the machine where the command was typed has planned, on the head that carries it out."""
     path = os.environ.get(ORDER)
-    return [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])] if path else []
+    return (
+        [Request.of(entry, path) for entry in (read_json(Path(path)) or {}).get("requests", [])]
+        if path
+        else []
+    )
 
 
 def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
@@ -142,16 +176,27 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         return [f"{folder} is made from what data.sources are on the nodes"], False
     dataset = find(config.data)
     if dataset is not None:
-        notes = [f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents", seen(config, dataset.tokens)]
+        notes = [
+            f"{folder} is there: {dataset.tokens:,} tokens of {dataset.documents:,} documents",
+            seen(config, dataset.tokens),
+        ]
         if count := dataset.skipped:
-            notes.append(f"{count:,} bad record{'s' * (count > 1)} skipped: {folder / MANIFEST} lists them")
+            notes.append(
+                f"{count:,} bad record{'s' * (count > 1)} skipped: {folder / MANIFEST} lists them"
+            )
         if have_changed(config.data, dataset.listing):
-            notes.append(f"warning: data.sources have changed since; {folder} stays as it was made, until rm -r {folder}")
+            notes.append(
+                f"warning: data.sources have changed since; {folder} stays as it was made, until "
+                f"rm -r {folder}"
+            )
         return notes, True
     found = look(config.data)  # finds out now, and not on the nodes, that a source is missing
     seconds = found.seconds(node_types.local_cores())
     size = f"{found.bytes / 1e6:,.1f} MB in {found.files:,} files, {found.units:,} units"
-    notes = [f"{folder} will be made: {size}, about {seconds:.0f} s", f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly"]
+    notes = [
+        f"{folder} will be made: {size}, about {seconds:.0f} s",
+        f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly",
+    ]
     if share := skippable(config.data):
         notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
     return [*notes, *(f"warning: {warning}" for warning in found.warnings)], False
@@ -165,7 +210,8 @@ def seen(config: Config, tokens: int) -> str:
 
 
 def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
-    """The config at each number of nodes, with all that follows from that number derived again, and checked before anything runs.
+    """The config at each number of nodes, with all that follows from that number derived again, and
+    checked before anything runs.
 
     Strong scaling keeps the global batch; weak scaling keeps the smallest size's batch per rank.
     """
@@ -175,8 +221,14 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
-        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}  # a size of its own, or none
+        short = {
+            "NODES": ("fleet.nodes", str(count)),
+            "": ("fleet.nodes_min", "null"),
+        }  # a size of its own, or none
         if weak:
-            short["WEAK"] = ("train.global_batch", str(config.train.global_batch * count // counts[0]))
+            short["WEAK"] = (
+                "train.global_batch",
+                str(config.train.global_batch * count // counts[0]),
+            )
         sizes.append(config_of(replace(settings, short=short)))
     return sizes

@@ -1,8 +1,10 @@
-"""Compiles ahead of training: a run of its own, of a few steps, fills the cache of compiled programs that all nodes share.
+"""Compiles ahead of training: a run of its own, of a few steps, fills the cache of compiled
+programs that all nodes share.
 
-It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees the runs knows whether the
-cache is warm, two runs that compute the same compile once, and what changes a program, such as another micro-batch, compiles
-anew. The compiler's own cache knows each program by its version, flags and graph, and compiles none twice.
+It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees
+the runs knows whether the cache is warm, two runs that compute the same compile once, and what
+changes a program, such as another micro-batch, compiles anew. The compiler's own cache knows each
+program by its version, flags and graph, and compiles none twice.
 """
 
 from __future__ import annotations
@@ -33,11 +35,31 @@ from .execution import STOPPED
 from .job_chaining import ChainedTraining, can_wait, is_in_queue
 from .training import train
 
-WRITTEN_IN = ("engine", "models", "devices")  # what decides which programs there are, beside the config
+WRITTEN_IN = (
+    "engine",
+    "models",
+    "devices",
+)  # what decides which programs there are, beside the config
 # Of `train`: what is no part of any program, or a number that is given to one.
-GIVEN = ("steps", "learning_rate", "learning_rate_floor", "schedule", "schedule_steps", "schedule_power", "decay_steps",
-         "warmup_steps", "seed", "skips_in_a_row", "log_every", "validate_every", "validation_sequences", "init_from",
-         "profile_steps", "compile_only", "loggers")  # fmt: skip
+GIVEN = (
+    "steps",
+    "learning_rate",
+    "learning_rate_floor",
+    "schedule",
+    "schedule_steps",
+    "schedule_power",
+    "decay_steps",
+    "warmup_steps",
+    "seed",
+    "skips_in_a_row",
+    "log_every",
+    "validate_every",
+    "validation_sequences",
+    "init_from",
+    "profile_steps",
+    "compile_only",
+    "loggers",
+)
 
 
 def require(config: Config) -> None:
@@ -46,7 +68,10 @@ def require(config: Config) -> None:
         return
     why = "false: nothing is compiled then; true works"
     if node_types.device_of(config.fleet.stack) == "neuron":
-        why = "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make train compiles as it goes on"
+        why = (
+            "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make "
+            "train compiles as it goes on"
+        )
     raise ConfigError.of("train.compile", why, next="make train")
 
 
@@ -54,19 +79,30 @@ def is_due(config: Config) -> bool:
     """Whether training this would begin with compiling that a job of its own can do before."""
     if was_handed_over():  # on a head: the command that was typed has seen to it
         return False
-    return compiles_ahead(config) and not config.train.compile_only and not is_warm(config) and not is_in_queue(config)
+    return (
+        compiles_ahead(config)
+        and not config.train.compile_only
+        and not is_warm(config)
+        and not is_in_queue(config)
+    )
 
 
 def is_warm(config: Config) -> bool:
-    """Whether the run that compiles for this one has finished, as the machines that keep runs know."""
+    """Whether the run that compiles for this one has finished, as the machines that keep runs
+    know.
+    """
     run, backend = run_of(name_of(config)), backend_of(config)
     with backend.place(run) as place:
         place.refresh()
-    return run.read_results().get("status") == "finished" and (not backend.is_here or COMPILED.exists())
+    return run.read_results().get("status") == "finished" and (
+        not backend.is_here or COMPILED.exists()
+    )
 
 
 def compile_first(config: Config, derived: Derivation, started: float) -> int:
-    """As `compile_ahead`, with training queued behind it where the engine can have it wait; nothing waits where this fails."""
+    """As `compile_ahead`, with training queued behind it where the engine can have it wait; nothing
+    waits where this fails.
+    """
     waiting, code = ChainedTraining(config, derived, started), 1
     try:
         code = compile_ahead(config, derived, started, waiting.sequel)
@@ -76,7 +112,9 @@ def compile_first(config: Config, derived: Derivation, started: float) -> int:
     return code
 
 
-def compile_ahead(config: Config, derived: Derivation, started: float, sequel: Sequel | None = None) -> int:
+def compile_ahead(
+    config: Config, derived: Derivation, started: float, sequel: Sequel | None = None
+) -> int:
     """Fills the cache, and says what it took and what it could not compile; the exit code."""
     job_image.make_ready(config)
     run = run_of(name_of(config))
@@ -91,38 +129,61 @@ def compile_ahead(config: Config, derived: Derivation, started: float, sequel: S
 def outlook(config: Config) -> list[str]:
     """What `make plan` says of it."""
     behind = "; training is queued behind it" if can_wait(config) else ""
-    return ["", f"compiled ahead, where it has not been yet: {name_of(config)}; {expected_duration(config)}{behind}", ""]
+    return [
+        "",
+        f"compiled ahead, where it has not been yet: {name_of(config)}; "
+        f"{expected_duration(config)}{behind}",
+        "",
+    ]
 
 
 def name_of(config: Config) -> str:
-    """The name of the run that compiles for this one: 12 digits change with anything that its programs depend on."""
+    """The name of the run that compiles for this one: 12 digits change with anything that its
+    programs depend on.
+    """
     fleet = config.fleet
     inputs = {
-        "stack": lock_name(load_stack(fleet.stack)), "type": fleet.instance_type, "image": fleet.image,
-        "ranks": [fleet.nodes, fleet.ranks_per_node], "model": asdict(config.model),
+        "stack": lock_name(load_stack(fleet.stack)),
+        "type": fleet.instance_type,
+        "image": fleet.image,
+        "ranks": [fleet.nodes, fleet.ranks_per_node],
+        "model": asdict(config.model),
         "train": {name: value for name, value in asdict(config.train).items() if name not in GIVEN},
-        "validates": config.train.validate_every > 0, "code": _code(),
-    }  # fmt: skip
+        "validates": config.train.validate_every > 0,
+        "code": _code(),
+    }
     return f"compile-{hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def expected_duration(config: Config) -> str:
     """How long it will take, by what others took, in words."""
-    taken = [seconds for path in RUNS.glob("compile-*/results.json") if (seconds := _seconds(path, config))]
+    taken = [
+        seconds
+        for path in RUNS.glob("compile-*/results.json")
+        if (seconds := _seconds(path, config))
+    ]
     if taken:
         least, most = duration(int(min(taken))), duration(int(max(taken)))
-        return f"others of this model and stack took {least if least == most else f'{least} to {most}'}"
+        return (
+            "others of this model and stack took "
+            f"{least if least == most else f'{least} to {most}'}"
+        )
     if not compiles_ahead(config):
         return "minutes at most"
     # awsdocs-neuron.readthedocs-hosted.com, the tutorial dp_bert, 2026-08-17
-    return "none of this model was compiled here; AWS's BERT-Large takes 13 min on a trn1.32xlarge, larger models longer"
+    return (
+        "none of this model was compiled here; AWS's BERT-Large takes 13 min on a "
+        "trn1.32xlarge, larger models longer"
+    )
 
 
 def _seconds(path: Path, config: Config) -> float | None:
     with suppress(TrainfleetError, OSError):
         run = Run(path.parent)
         other, results = load_resolved(run.config), run.read_results()
-        if (other.fleet.stack, other.model) == (config.fleet.stack, config.model) and results.get("status") == "finished":
+        if (other.fleet.stack, other.model) == (config.fleet.stack, config.model) and results.get(
+            "status"
+        ) == "finished":
             return (results.get("seconds") or {}).get("compile")
     return None
 

@@ -1,4 +1,6 @@
-"""Executes a plan on the machine that launches: under the run's lock, with live progress, and a verdict when it fails."""
+"""Executes a plan on the machine that launches: under the run's lock, with live progress, and a
+verdict when it fails.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,11 @@ STOPPED = 130  # the exit code of a command that was stopped, as a shell gives i
 
 @contextmanager
 def in_charge(config: Config, run: run_folder.Run, place: Place) -> Iterator[Lease]:
-    """Holds the lock of a run of this machine, or the lease of any other; refuses where another command is at work in it.
+    """Holds the lock of a run of this machine, or the lease of any other; refuses where another
+    command is at work in it.
 
-    The lease alone decides who leads a run of other machines. Its lock is taken beside that where it is to be had, for commands
-    of this machine that look for it (runs.is_locked).
+    The lease alone decides who leads a run of other machines. Its lock is taken beside that where
+    it is to be had, for commands of this machine that look for it (runs.is_locked).
     """
     lease, backend = Lease(run.folder), backend_of(config)
     place.lead()
@@ -97,7 +100,10 @@ def warn(plan: Plan) -> None:
 def is_finished(plan: Plan, run: run_folder.Run) -> bool:
     """Whether the run has done all the steps that the config asks for."""
     results = run.read_results()
-    return results.get("status") == "finished" and int(results.get("steps", 0)) >= plan.config.train.steps
+    return (
+        results.get("status") == "finished"
+        and int(results.get("steps", 0)) >= plan.config.train.steps
+    )
 
 
 def say_finished(plan: Plan, run: run_folder.Run) -> int:
@@ -107,7 +113,9 @@ def say_finished(plan: Plan, run: run_folder.Run) -> int:
 
 
 def end_remains(run: run_folder.Run, place: Place, backend: Backend) -> None:
-    """Ends what is left on the nodes of a finished run whose launcher was killed before it did that: a frozen agent, say."""
+    """Ends what is left on the nodes of a finished run whose launcher was killed before it did
+    that: a frozen agent, say.
+    """
     holder, job = newest_holder(run.folder), load_job(run)
     if job and holder and holder.code is None and not place.is_running():
         backend.stop(job[0], at_once=True)
@@ -131,12 +139,18 @@ def refit(run: run_folder.Run, config: Config) -> None:
 def record_launch(run: run_folder.Run, request: Request) -> None:
     """Leaves the event from which a launch is paid for, with the moment when its command began."""
     began = run.read_results().get("started") or time.time()
-    run.record("launched", nodes=request.job.nodes, ranks_per_node=request.job.ranks_per_node, started=began)
+    run.record(
+        "launched",
+        nodes=request.job.nodes,
+        ranks_per_node=request.job.ranks_per_node,
+        started=began,
+    )
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that leads a run: by which plan, where the run is, and what may end it. `started`: when it began, unix time.
+    """A command that leads a run: by which plan, where the run is, and what may end it. `started`:
+    when it began, unix time.
 
     `sequel`: what is to start once its last job has succeeded.
     """
@@ -161,22 +175,27 @@ class Launch:
         return backend_of(self.config)
 
     def following(self) -> tuple[Launch, tuple[Handle, Request] | None] | None:
-        """This launch after the one before it: beside the job that runs on, or else with a plan for the hosts that are left.
+        """This launch after the one before it: beside the job that runs on, or else with a plan for
+        the hosts that are left.
 
         None after a stop; raises as `take_over` does.
         """
         predecessor = self.lease.predecessor
         if predecessor and (running := left_running(self.config, self.run)):
             return self, running
-        if SUCCEEDS in os.environ and self.run.is_asked_to_stop():  # meanwhile: nothing is left to take over
+        if (
+            SUCCEEDS in os.environ and self.run.is_asked_to_stop()
+        ):  # meanwhile: nothing is left to take over
             return None
         launch = self.take_over() if predecessor else self
         return (launch, None) if launch else None
 
     def take_over(self) -> Launch | None:
-        """The same with the plan of a launcher whose predecessor died, if possible without the hosts that are gone.
+        """The same with the plan of a launcher whose predecessor died, if possible without the
+        hosts that are gone.
 
-        None after a stop. Whoever took over waits for missing hosts, as a launcher does that loses them (watch/retry_loop.py).
+        None after a stop. Whoever took over waits for missing hosts, as a launcher does that loses
+        them (watch/retry_loop.py).
 
         Raises:
             JobFailed: too few have come back in time.
@@ -194,7 +213,9 @@ class Launch:
                 if SUCCEEDS not in os.environ:
                     raise
                 if time.monotonic() > deadline:
-                    raise JobFailed(error.what, where=error.where, why=error.why, next=error.next) from error
+                    raise JobFailed(
+                        error.what, where=error.where, why=error.why, next=error.next
+                    ) from error
                 if not said:
                     print(f"waiting for nodes: {error}", flush=True)
                 said = True
@@ -205,18 +226,25 @@ class Launch:
     def _next(self, request: Request, number: int, without: Mapping[str, str]) -> Request:
         """Plans the request's job anew, or for fewer nodes where the config allows that."""
         fewer = map(train_job, smaller(self.config) if request.job.kind == "train" else ())
-        jobs = (replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer))
+        jobs = (
+            replace(job, launch=request.job.launch, attempt=number) for job in (request.job, *fewer)
+        )
         return first_that_fits(self.backend, [*jobs], [without, {}])
 
     def do(self, request: Request, running: tuple[Handle, Request] | None) -> bool:
         """Carries out a request of the plan, or follows what runs in its place already.
 
-        True once the dataset is whole, or every node has ended well; False after a stop before that.
+        True once the dataset is whole, or every node has ended well; False after a stop before
+        that.
         """
         handle = None
         if running and running[1].job.kind == request.job.kind:
             handle, request = running
-            how = "was queued behind what compiles" if request.job.after else "runs on, as the launcher before this one left it"
+            how = (
+                "was queued behind what compiles"
+                if request.job.after
+                else "runs on, as the launcher before this one left it"
+            )
             print(f"{self.run.name} {how}", flush=True)
         job = request.job
         if job.kind == "tokenize":
@@ -235,9 +263,13 @@ class Launch:
         logged = lambda: sum(run_folder.size_of(log) for log in request.logs)  # noqa: E731
         # What compiles says little.
         told = {"progress": logged, "still": lambda: COMPILES} if job.ahead else {}
-        return self._execute(request, Live(self.run, self.config.train.steps), handle, sequel=self.sequel, **told)
+        return self._execute(
+            request, Live(self.run, self.config.train.steps), handle, sequel=self.sequel, **told
+        )
 
-    def _execute(self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any) -> bool:
+    def _execute(
+        self, request: Request, live: Live | TokenizeLive, running: Handle | None, **told: Any
+    ) -> bool:
         """Follows a job to its end; `told`: what its watch is to know beside the rest.
 
         Raises:
@@ -251,7 +283,9 @@ class Launch:
         watch = replace(self._watch(live), **told)
         with live:
             jobs = [job_of(config) for config in choices.values()]
-            ended = persevere(watch, request, jobs, lambda job: refit(self.run, choices[job.nodes]), running)
+            ended = persevere(
+                watch, request, jobs, lambda job: refit(self.run, choices[job.nodes]), running
+            )
         if self.interrupts.count > 1 or (ended.asked and not request.job.beats):
             return False
         if ended.verdict:
@@ -267,7 +301,16 @@ class Launch:
         budget = Budget(self.run, self.config, self.backend.bill())
         fleet, ends = self.config.fleet, float(os.environ[ENDS]) if ENDS in os.environ else None
         return Watch(
-            self.backend, self.place, self.run, self.interrupts, show, live.line.say, budget,
-            replaces=fleet.slow == "replace", ends=ends, kind=fleet.node_type,
-            confirm=self.lease.confirm, standby=lambda: self.lease.standby,
-        )  # fmt: skip
+            self.backend,
+            self.place,
+            self.run,
+            self.interrupts,
+            show,
+            live.line.say,
+            budget,
+            replaces=fleet.slow == "replace",
+            ends=ends,
+            kind=fleet.node_type,
+            confirm=self.lease.confirm,
+            standby=lambda: self.lease.standby,
+        )

@@ -1,7 +1,9 @@
-"""Who leads a fleet's run after this launcher: sees to it that one other host stands by, and that this one doubts itself.
+"""Who leads a fleet's run after this launcher: sees to it that one other host stands by, and that
+this one doubts itself.
 
-A launcher on the head of a fleet looks once a second whether the host that stands by has beaten (health/lease.py: standby.json).
-When that is silent, or has taken over and leads now itself, it appoints another: any host may come to lead, as often as need be.
+A launcher on the head of a fleet looks once a second whether the host that stands by has beaten
+(health/lease.py: standby.json). When that is silent, or has taken over and leads now itself, it
+appoints another: any host may come to lead, as often as need be.
 """
 
 from __future__ import annotations
@@ -28,13 +30,18 @@ from ..watch.monitor import ENDS
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
 CLOSES = 10.0  # seconds for what a host is being told to end, before the interpreter goes
 AGAIN = 30.0  # seconds until all hosts are tried again, when none could be appointed
-KNOCK_EVERY = 5.0  # seconds between two tries at hosts that have not let the appointed one in, as they were down
+# seconds between two tries at hosts that have not let the appointed one in, as they were down
+KNOCK_EVERY = 5.0
 
 
 def kept(backend: Backend, lease: Lease) -> AbstractContextManager[object]:
     """While this launcher leads, another host stands by: on a fleet's head; elsewhere nothing."""
     head = backend.head()
-    return Succession(head, lease) if head and head.leads and len(head.transport.hosts) > 1 else nullcontext()
+    return (
+        Succession(head, lease)
+        if head and head.leads and len(head.transport.hosts) > 1
+        else nullcontext()
+    )
 
 
 class Succession:
@@ -43,12 +50,15 @@ class Succession:
     def __init__(self, fleet: Fleet, lease: Lease) -> None:
         self.fleet, self.lease = fleet, lease
         self.head = FleetHead(fleet.transport, fleet.config, fleet.interpreter, fleet.code)
-        environment = {name: os.environ[name] for name in (STARTED, ENDS, PAID) if name in os.environ}
+        environment = {
+            name: os.environ[name] for name in (STARTED, ENDS, PAID) if name in os.environ
+        }
         words = (fleet.interpreter, "-m", "trainfleet", *sys.argv[1:])
         self.launcher = Launcher(words, environment, values_of(fleet.config.fleet.secrets))
         self.seen, self.silent = newest_standby(lease.folder), 0.0
         self.number = self.seen.number if self.seen else 0
-        # The terminal that started this launcher has appointed somebody; of those that a standby started, that one stood by.
+        # The terminal that started this launcher has appointed somebody; of those that a standby
+        # started, that one stood by.
         self.until = time.monotonic() if SUCCEEDS in os.environ else time.monotonic() + TO_BEGIN
         self.shut: list[Host] = []  # the appointed host, and those that have not let it in yet
         self.knocked = 0.0
@@ -61,7 +71,12 @@ class Succession:
         self.thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.ended.set()
         self.thread.join(CLOSES)
 
@@ -80,7 +95,9 @@ class Succession:
                 self.said = str(error)
 
     def look(self, newest: Standby | None) -> None:
-        """Finds who stands by, from what its file says now. Looks are counted, and no clocks compared, as in lease.Vacancy."""
+        """Finds who stands by, from what its file says now. Looks are counted, and no clocks
+        compared, as in lease.Vacancy.
+        """
         if newest and newest != self.seen:
             self.seen, self.silent = newest, 0.0
             alive = newest.host != platform.node() and newest.number >= self.number
@@ -90,11 +107,17 @@ class Succession:
             return
         self.silent += EVERY
         if self.lease.standby and self.silent >= PATIENCE:
-            print(f"{self.lease.standby}, which stood by, has not been heard of for {self.silent:.0f} s", flush=True)
+            print(
+                f"{self.lease.standby}, which stood by, has not been heard of for "
+                f"{self.silent:.0f} s",
+                flush=True,
+            )
             self.lease.standby = ""
 
     def _appoint(self) -> None:
-        """Lets the next host stand by that can. TrainfleetError where none can, with what kept the last one from it."""
+        """Lets the next host stand by that can. TrainfleetError where none can, with what kept the
+        last one from it.
+        """
         refused = TrainfleetError("the fleet has no other host")
         for host in self._candidates():
             if self.ended.is_set():
@@ -112,12 +135,16 @@ class Succession:
         raise refused
 
     def _candidates(self) -> list[Host]:
-        """The hosts that may lead, the one after that which was tried last first; last the one whose launcher fell silent."""
+        """The hosts that may lead, the one after that which was tried last first; last the one
+        whose launcher fell silent.
+        """
         hosts = list(self.fleet.transport.hosts)
         first = hosts.index(self.tried) + 1 if self.tried in hosts else 0
         held = self.fleet.quarantine.held(hosts)
         before = self.lease.predecessor.host if self.lease.predecessor else ""
-        fit = [host for host in hosts[first:] + hosts[:first] if host not in held and not is_here(host)]
+        fit = [
+            host for host in hosts[first:] + hosts[:first] if host not in held and not is_here(host)
+        ]
         return sorted(fit, key=lambda host: before in (host.name, self.fleet.name_of(host)))
 
     def _open_doors(self) -> None:

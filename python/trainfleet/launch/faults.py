@@ -1,4 +1,6 @@
-"""The faults that a rehearsal causes, each with what is promised of it. A stage (rehearsal.py) says how it is done, and where."""
+"""The faults that a rehearsal causes, each with what is promised of it. A stage (rehearsal.py) says
+how it is done, and where.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,41 @@ from ..report.rehearsal_table import FaultOutcome
 from ..run.run_folder import Record
 from ..watch.causes import CAUSES, Then
 from .execution import STOPPED
-from .rehearsal import BREAK_AT, EVERY, KERNEL, LONGEST, MAJORITY, MOUNTS, PYTHON_OF_NODES, SPARE, STRUCK, RehearsalStage
+from .rehearsal import (
+    BREAK_AT,
+    EVERY,
+    KERNEL,
+    LONGEST,
+    MAJORITY,
+    MOUNTS,
+    PYTHON_OF_NODES,
+    SPARE,
+    STRUCK,
+    RehearsalStage,
+)
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
-CUT, CUT_RATE = 30, "rate 1kbit burst 90 latency 1ms"  # seconds: longer than a node that is not heard is waited for
-# Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For so long at most.
+CUT, CUT_RATE = (
+    30,
+    "rate 1kbit burst 90 latency 1ms",
+)  # seconds: longer than a node that is not heard is waited for
+# Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For
+# so long at most.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
 SLOWLY = f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.slow=warn"
 USUAL = 30.0  # seconds of training until it is known how long steps take (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
-# A folder that nobody may write in stops everybody but root, whose rank gets a mount of its own over it.
+# A folder that nobody may write in stops everybody but root, whose rank gets a mount of its own
+# over it.
 READ_ONLY = f"""[ "$(id -u)" = 0 ] || {{ chmod 555 "$c" && echo {STRUCK}; exit; }}
 nsenter --target $p --mount --root --wd sh -c 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"' "$c" 2>&1 &&
-echo {STRUCK}"""
+echo {STRUCK}"""  # noqa: E501
 # Of one host, which is node 1 when it begins: another one in its place has the package.
 BROKEN_NODE = """
 import os, sys
 def is_here():
-    own, mark = os.uname().nodename, os.path.join(os.path.dirname(os.path.abspath(__file__)), "host")
+    own = os.uname().nodename
+    mark = os.path.join(os.path.dirname(os.path.abspath(__file__)), "host")
     if os.environ.get("GROUP_RANK") != "1":
         return False
     try:
@@ -100,8 +119,12 @@ def _ended(code: int, wanted: int = 0) -> list[str]:
     return [] if code == wanted else [f"the command ended with {code}"]
 
 
-def _signalled(number: signal.Signals, whom: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault that a signal to one process is: the run must go on by itself, to the same losses."""
+def _signalled(
+    number: signal.Signals, whom: str
+) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
+    """Plays a fault that a signal to one process is: the run must go on by itself, to the same
+    losses.
+    """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process, began = _running(fault, stage), time.time()
@@ -121,22 +144,27 @@ def _cut_off(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _slowed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A node whose packets take long: the run must go on, to the same losses. That it is named is told, and not promised:
-    on machines that others load, steps may take no longer for it.
+    """A node whose packets take long: the run must go on, to the same losses. That it is named is
+    told, and not promised: on machines that others load, steps may take no longer for it.
     """
     process = _running(fault, stage, SLOWLY)
     time.sleep(USUAL)
     began, named = time.time(), None
     why = stage.shape(fault.name, SLOW_RATE, SLOWED)
     while not why and not named and process.poll() is None and time.time() - began < SLOWED:
-        found = next((event for event in stage.events(fault.name, began) if event["event"] == "slow-link"), None)
+        found = next(
+            (event for event in stage.events(fault.name, began) if event["event"] == "slow-link"),
+            None,
+        )
         named = found and found | {"cause": "slow"}
         time.sleep(0.5)
     stage.free()
     stage.stop(fault.name, process)
     if why:
         return FaultOutcome(fault.name, skipped=why)
-    return _measure(fault, stage, began, _ended(process.returncode, STOPPED), named=named, ends=False)
+    return _measure(
+        fault, stage, began, _ended(process.returncode, STOPPED), named=named, ends=False
+    )
 
 
 def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
@@ -144,7 +172,9 @@ def _headless(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
     process, began = _running(fault, stage), time.time()
     head = stage.lose_head(fault.name)
     code = stage.end(process)
-    took = next((event for event in stage.events(fault.name, began) if event["event"] == "restarted"), None)
+    took = next(
+        (event for event in stage.events(fault.name, began) if event["event"] == "restarted"), None
+    )
     named = took and took | {"node": 0 if took["who"] == f"the launcher on {head}" else None}
     return _measure(fault, stage, began, _ended(code), named=named)
 
@@ -158,33 +188,50 @@ def _measure(
     named: Record | None = None,
     ends: bool = True,
 ) -> FaultOutcome:
-    """What the run's events tell of a fault at `began`, with the promises that all faults have: verdict, losses.
+    """What the run's events tell of a fault at `began`, with the promises that all faults have:
+    verdict, losses.
 
-    `named`: the event by which the fault was named, where nobody judged. `ends`: the run was to end by itself.
+    `named`: the event by which the fault was named, where nobody judged. `ends`: the run was to end
+    by itself.
     """
     events = stage.events(fault.name, began)
     verdict = named or next((event for event in events if event["event"] == "verdict"), None)
     signs = ("damaged", "unsaved", "stopped") if ends else ()
     first = verdict or next((event for event in events if event["event"] in signs), None)
     after = first["time"] if first else began
-    again = next((event for event in events if event["event"] == "began" and event["time"] > after), None)
+    again = next(
+        (event for event in events if event["event"] == "began" and event["time"] > after), None
+    )
     said = str(verdict["cause"]) if verdict else "none"
     wrong = _what_is_wrong(fault, verdict, said)
     losses = stage.losses(fault.name)
-    equal = all(losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses)
+    equal = all(
+        losses.get(step) == loss for step, loss in stage.whole.items() if ends or step in losses
+    )
     lost = sum(int(event.get("steps", 0)) for event in events if event["event"] == "lost")
-    promises = [wrong, "" if equal else "the losses are not those of the unbroken run",
-                f"{lost} steps were done twice" if lost > (stage.steps if most_lost is None else most_lost) else ""]  # fmt: skip
-    seconds = [max(0.0, round(event["time"] - began, 1)) if event else None for event in (first, again)]
+    promises = [
+        wrong,
+        "" if equal else "the losses are not those of the unbroken run",
+        f"{lost} steps were done twice"
+        if lost > (stage.steps if most_lost is None else most_lost)
+        else "",
+    ]
+    seconds = [
+        max(0.0, round(event["time"] - began, 1)) if event else None for event in (first, again)
+    ]
     failed = (*broken, *filter(None, promises))
-    return FaultOutcome(fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=failed)
+    return FaultOutcome(
+        fault.name, seconds[0], said, not wrong, lost, seconds[1], equal, broken=failed
+    )
 
 
 def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
     """What a verdict has wrong: the cause, or whom it blames."""
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
-    if verdict and fault.rank is not None and verdict["node"] != fault.rank:  # each node has one rank
+    if (
+        verdict and fault.rank is not None and verdict["node"] != fault.rank
+    ):  # each node has one rank
         return f"the verdict blames {verdict.get('who') or verdict.get('host')}"
     return ""
 
@@ -201,7 +248,9 @@ def _killed_launcher(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _noticed(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
-    """A notice that a machine is about to be taken away, as Slurm and Batch give it: SIGUSR1 to a rank."""
+    """A notice that a machine is about to be taken away, as Slurm and Batch give it: SIGUSR1 to a
+    rank.
+    """
     process, began = _running(fault, stage), time.time()
     stage.strike(fault.name, "rank", signal.SIGUSR1)
     stage.end(process)
@@ -225,7 +274,9 @@ def _damaged(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
 
 
 def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault by which rank 1 can't write checkpoints any more, from a moment on; then it can again."""
+    """Plays a fault by which rank 1 can't write checkpoints any more, from a moment on; then it can
+    again.
+    """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         process = _running(fault, stage)
@@ -236,19 +287,28 @@ def _at_checkpoints(command: str) -> Callable[[Fault, RehearsalStage], FaultOutc
             stage.stop(fault.name, process)
         stage.let_write(fault.name)
         if said != STRUCK:
-            return FaultOutcome(fault.name, skipped=" ".join(said.split()) or "its host says nothing")
+            return FaultOutcome(
+                fault.name, skipped=" ".join(said.split()) or "its host says nothing"
+            )
         return _mended(fault, stage, began, code)
 
     return play
 
 
-def _mended(fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = "") -> FaultOutcome:
-    """A fault that another attempt would meet again: the command must fail, say why, and go on once it is mended.
+def _mended(
+    fault: Fault, stage: RehearsalStage, began: float, code: int, words: str = ""
+) -> FaultOutcome:
+    """A fault that another attempt would meet again: the command must fail, say why, and go on once
+    it is mended.
 
     A fault of one node may be left behind with that node instead.
     """
     restarted = any(event["event"] == "restarted" for event in stage.events(fault.name, began))
-    elsewhere = code == 0 and restarted and any(CAUSES[cause].then is Then.ELSEWHERE for cause in fault.verdicts)
+    elsewhere = (
+        code == 0
+        and restarted
+        and any(CAUSES[cause].then is Then.ELSEWHERE for cause in fault.verdicts)
+    )
     broken = [] if code == 1 or elsewhere else [f"the command ended with {code}, not 1"]
     stops = all(CAUSES[cause].then is Then.STOP for cause in fault.verdicts)
     broken += ["it was tried again, in vain"] if restarted and stops else []
@@ -258,7 +318,9 @@ def _mended(fault: Fault, stage: RehearsalStage, began: float, code: int, words:
 
 
 def _changed(program: str, words: str = "") -> Callable[[Fault, RehearsalStage], FaultOutcome]:
-    """Plays a fault that is a change of what Python finds when it starts, as if a node were installed so; then as it was."""
+    """Plays a fault that is a change of what Python finds when it starts, as if a node were
+    installed so; then as it was.
+    """
 
     def play(fault: Fault, stage: RehearsalStage) -> FaultOutcome:
         began = time.time()
@@ -274,23 +336,95 @@ KILLED = ("killed", "lost-node")
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("rank-killed", f"kill -9 of rank 1 at step {BREAK_AT}", ("killed",), _signalled(signal.SIGKILL, "rank"), 1),
-        Fault("agent-killed", "kill -9 of node 1's torchrun", KILLED, _signalled(signal.SIGKILL, "agent"), 1),
-        Fault("rank-stopped", "SIGSTOP of rank 1: it hangs", ("hang",), _signalled(signal.SIGSTOP, "rank"), 1),
-        Fault("link-cut", "node 1 is not heard for a while", ("lost-node", "slow"), _cut_off, 1, (LINKS, SPARE)),
-        Fault("link-slowed", "what node 1 sends passes at 50 Mbit/s", ("slow", "none"), _slowed, 1,
-              (LINKS, MAJORITY, KERNEL)),
-        Fault("launcher-killed", "kill -9 of make train itself; the same command again", (), _killed_launcher),
-        Fault("head-lost", "kill -9 of all of the run on its head, the launcher too", KILLED, _headless, 0, (OWN_HEAD,)),
-        Fault("notice", "the machine is about to be taken away; the same command again", (), _noticed),
-        Fault("checkpoint-damaged", "half of the newest checkpoint's largest file is gone", (), _damaged),
-        Fault("disk-full", "no checkpoint can be written; then there is room again", ("disk",), _at_checkpoints(FULL), 1),
-        Fault("read-only", "the checkpoints' folder is read-only; then it is not", ("disk",), _at_checkpoints(READ_ONLY),
-              needs=(MOUNTS,)),
-        Fault("nan", f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is", ("nan",),
-              _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3"), needs=(PYTHON_OF_NODES,)),
-        Fault("no-environment", "node 1 lacks a package; then it has it", ("environment",), _changed(BROKEN_NODE), 1,
-              (PYTHON_OF_NODES,)),
+        Fault(
+            "rank-killed",
+            f"kill -9 of rank 1 at step {BREAK_AT}",
+            ("killed",),
+            _signalled(signal.SIGKILL, "rank"),
+            1,
+        ),
+        Fault(
+            "agent-killed",
+            "kill -9 of node 1's torchrun",
+            KILLED,
+            _signalled(signal.SIGKILL, "agent"),
+            1,
+        ),
+        Fault(
+            "rank-stopped",
+            "SIGSTOP of rank 1: it hangs",
+            ("hang",),
+            _signalled(signal.SIGSTOP, "rank"),
+            1,
+        ),
+        Fault(
+            "link-cut",
+            "node 1 is not heard for a while",
+            ("lost-node", "slow"),
+            _cut_off,
+            1,
+            (LINKS, SPARE),
+        ),
+        Fault(
+            "link-slowed",
+            "what node 1 sends passes at 50 Mbit/s",
+            ("slow", "none"),
+            _slowed,
+            1,
+            (LINKS, MAJORITY, KERNEL),
+        ),
+        Fault(
+            "launcher-killed",
+            "kill -9 of make train itself; the same command again",
+            (),
+            _killed_launcher,
+        ),
+        Fault(
+            "head-lost",
+            "kill -9 of all of the run on its head, the launcher too",
+            KILLED,
+            _headless,
+            0,
+            (OWN_HEAD,),
+        ),
+        Fault(
+            "notice", "the machine is about to be taken away; the same command again", (), _noticed
+        ),
+        Fault(
+            "checkpoint-damaged",
+            "half of the newest checkpoint's largest file is gone",
+            (),
+            _damaged,
+        ),
+        Fault(
+            "disk-full",
+            "no checkpoint can be written; then there is room again",
+            ("disk",),
+            _at_checkpoints(FULL),
+            1,
+        ),
+        Fault(
+            "read-only",
+            "the checkpoints' folder is read-only; then it is not",
+            ("disk",),
+            _at_checkpoints(READ_ONLY),
+            needs=(MOUNTS,),
+        ),
+        Fault(
+            "nan",
+            f"rank 1's loss is no number from step {BREAK_AT + 1} on; then it is",
+            ("nan",),
+            _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3"),
+            needs=(PYTHON_OF_NODES,),
+        ),
+        Fault(
+            "no-environment",
+            "node 1 lacks a package; then it has it",
+            ("environment",),
+            _changed(BROKEN_NODE),
+            1,
+            (PYTHON_OF_NODES,),
+        ),
     )
-}  # fmt: skip
+}
 assert BREAK_AT % EVERY, "a fault must cost something"

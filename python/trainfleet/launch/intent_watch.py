@@ -1,8 +1,9 @@
-"""Declares a launch in the run folder before its launcher leads, so that any machine sees it and can cancel it
-(run/launch_intent.py).
+"""Declares a launch in the run folder before its launcher leads, so that any machine sees it and
+can cancel it (run/launch_intent.py).
 
-A launch takes minutes until then: images, plans, the gate, code, tokenizers. Its command looks for a request to stop meanwhile,
-and ends upon one as after Ctrl-C. Once the launcher has its lease, it and its ranks look for the request.
+A launch takes minutes until then: images, plans, the gate, code, tokenizers. Its command looks for
+a request to stop meanwhile, and ends upon one as after Ctrl-C. Once the launcher has its lease, it
+and its ranks look for the request.
 """
 
 from __future__ import annotations
@@ -41,18 +42,27 @@ class Declared:
         while not self.over.wait(PACE):
             with suppress(BackendError, RunError):
                 found = self.place.declared(touch=True)
-                if found and not self.over.is_set() and (found.asked or found.intent.token != self.intent.token):
+                if (
+                    found
+                    and not self.over.is_set()
+                    and (found.asked or found.intent.token != self.intent.token)
+                ):
                     self._cancel(found)
                     return
 
     def _cancel(self, found: DeclaredIntent) -> None:
         mine = found.intent.token == self.intent.token
-        print("asked to stop" if mine else f"another launch has taken over: {found.intent}", flush=True)
+        print(
+            "asked to stop" if mine else f"another launch has taken over: {found.intent}",
+            flush=True,
+        )
         self.cancelled = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def end(self, begun: bool) -> None:
-        """Withdraws the intent. `begun`: the run has a launcher, which looks for requests to stop."""
+        """Withdraws the intent. `begun`: the run has a launcher, which looks for requests to
+        stop.
+        """
         if not self.over.is_set():
             self.over.set()
             self.thread.join(JOINS)
@@ -62,12 +72,15 @@ class Declared:
 
 @contextmanager
 def launching(config: Config, verb: str) -> Iterator[None]:
-    """Declares the launch of a config's run until the block ends, or `leads` is called; within another such block nothing.
+    """Declares the launch of a config's run until the block ends, or `leads` is called; within
+    another such block nothing.
 
     Raises:
         BackendError: another launch of the run is under way.
     """
-    if config.name in _open or ORDER in os.environ or is_nowhere(config):  # a head's launch was declared where it was typed
+    if (
+        config.name in _open or ORDER in os.environ or is_nowhere(config)
+    ):  # a head's launch was declared where it was typed
         yield
         return
     with backend_of(config).place(run_of(config.name)) as place:
@@ -75,7 +88,9 @@ def launching(config: Config, verb: str) -> Iterator[None]:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
-        if before == signal.SIG_IGN:  # a job in the background of a script: by this signal the watch ends the launch
+        if (
+            before == signal.SIG_IGN
+        ):  # a job in the background of a script: by this signal the watch ends the launch
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = watch = Declared(place, intent)
         try:
@@ -99,7 +114,9 @@ def is_cancelled() -> bool:
 
 
 def _declare(place: Place, config: Config, verb: str) -> Intent | None:
-    """This process's intent, once it is declared; None for a run that is at work: the command joins that, or refuses."""
+    """This process's intent, once it is declared; None for a run that is at work: the command joins
+    that, or refuses.
+    """
     with suppress(BackendError):  # which the launch itself explains better, by host
         place.refresh()
     if place.is_running():
@@ -124,7 +141,9 @@ def _await(place: Place, config: Config, other: Intent) -> None:
         time.sleep(PACE / 2)
     place.refresh()
     if not place.is_running():
-        raise BackendError("that launch ended before the run began", where=str(other), next="make train")
+        raise BackendError(
+            "that launch ended before the run began", where=str(other), next="make train"
+        )
 
 
 def under_way(place: Place) -> Intent | None:
@@ -134,7 +153,9 @@ def under_way(place: Place) -> Intent | None:
 
 
 def gone(place: Place, found: DeclaredIntent) -> str:
-    """Why the command of a launch is no more; "" while it goes on. No clocks are compared: a touch is waited for."""
+    """Why the command of a launch is no more; "" while it goes on. No clocks are compared: a touch
+    is waited for.
+    """
     if found.goes_on is not None:
         return "" if found.goes_on else "its process has ended"
     deadline = time.monotonic() + QUIET
@@ -157,7 +178,11 @@ def cancel(place: Place, run: Run, intent: Intent) -> bool:
     deadline = time.monotonic() + PATIENCE
     while under_way(place):
         if time.monotonic() > deadline:
-            raise RunError("its launch does not end", where=str(intent), next=f"Ctrl-C there; or on it: kill {intent.pid}")
+            raise RunError(
+                "its launch does not end",
+                where=str(intent),
+                next=f"Ctrl-C there; or on it: kill {intent.pid}",
+            )
         time.sleep(PACE / 2)
         place.refresh()
     return not place.is_running()

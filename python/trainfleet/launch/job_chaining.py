@@ -1,8 +1,9 @@
-"""Queues training behind the job that compiles for it: the engine starts it once that has succeeded, with or without a launcher.
+"""Queues training behind the job that compiles for it: the engine starts it once that has
+succeeded, with or without a launcher.
 
-The launcher follows the job that compiles; then `train` finds the other one submitted, as if by a launcher before it. Each
-attempt to compile is another job, so training is queued behind each anew. Where none ends well, or somebody stops either of the
-two, training is taken back.
+The launcher follows the job that compiles; then `train` finds the other one submitted, as if by a
+launcher before it. Each attempt to compile is another job, so training is queued behind each anew.
+Where none ends well, or somebody stops either of the two, training is taken back.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from .command import plan_of
 
 
 def can_wait(config: Config) -> bool:
-    """Whether training can wait in the queue: on an engine that has it, where that is asked from here."""
+    """Whether training can wait in the queue: on an engine that has it, where that is asked from
+    here.
+    """
     backend = backend_of(config)
     return Can.FOLLOWS in backend.can and not backend.hands_over
 
@@ -33,7 +36,9 @@ def is_in_queue(config: Config) -> bool:
 
 
 class ChainedTraining:
-    """The training of a config, while it waits behind a job. `started`: when the command began, unix time."""
+    """The training of a config, while it waits behind a job. `started`: when the command began,
+    unix time.
+    """
 
     def __init__(self, config: Config, derived: Derivation, started: float) -> None:
         self.config, self.derived, self.started = config, derived, started
@@ -50,7 +55,8 @@ class ChainedTraining:
         return self.begun and self.run.is_asked_to_stop()
 
     def queue(self, first: Handle) -> None:
-        """Submits it, to begin once `first` has ended well, in the place of what waited for an earlier attempt.
+        """Submits it, to begin once `first` has ended well, in the place of what waited for an
+        earlier attempt.
 
         Raises:
             ConfigError, RunError, BackendError: it can't be trained; `train` would refuse the same.
@@ -59,7 +65,10 @@ class ChainedTraining:
             return
         if self.submitted:
             self.backend.stop(self.submitted, at_once=True)
-        plan, place = plan_of(self.config, self.derived, launch=secrets.token_hex(8)), self.backend.place(self.run)
+        plan, place = (
+            plan_of(self.config, self.derived, launch=secrets.token_hex(8)),
+            self.backend.place(self.run),
+        )
         place.refresh()
         training.require_same(plan.config, self.run)
         if execution.is_finished(plan, self.run):

@@ -1,4 +1,6 @@
-"""The image of a config: built here, pushed to its registry, and resolved to its full name before a job is made."""
+"""The image of a config: built here, pushed to its registry, and resolved to its full name before a
+job is made.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ def registry_for(config: Config) -> Registry:
 
 
 def named(config: Config, given: Sequence[str] = ()) -> Config:
-    """The config with the whole name of its image in place of `build`: that of the jobs given, or else its name in ECR.
+    """The config with the whole name of its image in place of `build`: that of the jobs given, or
+    else its name in ECR.
 
-    Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` comes before anything is carried out.
+    Without an account, the name says ACCOUNT: that is enough for a plan, and `make_ready` comes
+    before anything is carried out.
     """
     if config.fleet.image != BUILD:
         return config
@@ -55,7 +59,8 @@ def named(config: Config, given: Sequence[str] = ()) -> Config:
 
 
 def make_ready(config: Config) -> None:
-    """Before a job is carried out: the image that it runs in is where its nodes take it from, and fits them.
+    """Before a job is carried out: the image that it runs in is where its nodes take it from, and
+    fits them.
 
     Raises:
         CloudError, ImageError: it is not.
@@ -70,7 +75,11 @@ def build(config: Config) -> int:
     """make build: the exit code."""
     recipe, builder = _begin(config)
     building.build(recipe, builder, building.commit_of(), print)
-    more = "" if config.fleet.image == BUILD else f" SET='fleet.image=build'; or fleet.image: {recipe.reference}"
+    more = (
+        ""
+        if config.fleet.image == BUILD
+        else f" SET='fleet.image=build'; or fleet.image: {recipe.reference}"
+    )
     print(f"next: make push{more}")
     return 0
 
@@ -97,15 +106,20 @@ def provide(config: Config) -> str:
 def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
     pins.require(pins.of(config, "", builds=True))
     recipe, (builder, why) = recipe_for(config), choose()
-    print(f"{recipe.stack} image {recipe.tag}, from {recipe.base}, by {builder.name}{f' ({why})' if why else ''}")
+    print(
+        f"{recipe.stack} image {recipe.tag}, from {recipe.base}, by "
+        f"{builder.name}{f' ({why})' if why else ''}"
+    )
     return recipe, builder
 
 
 def require_image(config: Config) -> None:
-    """Refuses what no node could run, before any is started: for what is in ECR, by its own configuration.
+    """Refuses what no node could run, before any is started: for what is in ECR, by its own
+    configuration.
 
     Raises:
-        ImageError: it is not there, for another processor, or of another lock than the config's; with both.
+        ImageError: it is not there, for another processor, or of another lock than the config's;
+            with both.
     """
     image = config.fleet.image
     registry = Registry.of(image)
@@ -121,13 +135,20 @@ def require_image(config: Config) -> None:
 
 
 def require_fit(config: Config, stored: StoredImage, image: str) -> None:
-    """ImageError when an image is for another processor than the fleet's, or pinned by another lock than the config's stack."""
+    """ImageError when an image is for another processor than the fleet's, or pinned by another lock
+    than the config's stack.
+    """
     then = "make push, with fleet.image: build"
     if stored.architecture != ARCHITECTURE:
-        why = f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is {ARCHITECTURE}"
+        why = (
+            f"it is for {stored.architecture}, {config.fleet.instance_type or 'the fleet'} is "
+            f"{ARCHITECTURE}"
+        )
         raise ImageError("is for another processor", where=image, why=why, next=then)
     stack = load_stack(config.fleet.stack)
     theirs, ours = stored.labels.get("trainfleet.lock"), lock_name(stack)
     if theirs and theirs != ours:
         why = f"it is of the lock {theirs}, the config's stack {stack.name} of {ours}"
-        raise ImageError("has other versions than the config's stack", where=image, why=why, next=then)
+        raise ImageError(
+            "has other versions than the config's stack", where=image, why=why, next=then
+        )

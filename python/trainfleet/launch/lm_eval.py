@@ -30,23 +30,42 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
     if importlib.util.find_spec("lm_eval") is None:
         message = "needs lm-eval, which is not installed"
         raise ConfigError.of("TASKS", message, next=installing("eval"))
-    known = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)  # it loads torch
+    known = subprocess.run(
+        [sys.executable, "-c", NAMES], capture_output=True, text=True, check=False
+    )  # it loads torch
     require_known(tasks, known.stdout.split())
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")
         if code := export({**variables, "OUT": str(model)}):
             return code
         found = run_named(variables).folder / "evaluation"
-        words = ["--model", "hf", "--model_args", f"pretrained={model}", "--tasks", tasks, "--output_path", str(found)]
+        words = [
+            "--model",
+            "hf",
+            "--model_args",
+            f"pretrained={model}",
+            "--tasks",
+            tasks,
+            "--output_path",
+            str(found),
+        ]
         return run_module("lm_eval", *words)
 
 
 def require_known(tasks: str, known: list[str]) -> None:
-    """Raises ConfigError for tasks that are not among the known ones, each with the nearest; passes where none is known."""
+    """Raises ConfigError for tasks that are not among the known ones, each with the nearest; passes
+    where none is known.
+    """
     named = [task.strip() for task in tasks.split(",")]
-    unknown = [task for task in named if known and task not in known and not any(sign in task for sign in PATTERN)]
+    unknown = [
+        task
+        for task in named
+        if known and task not in known and not any(sign in task for sign in PATTERN)
+    ]
     if unknown:
-        said = [f"lm-eval has no task {show(task)}; nearest: {_near(task, known)}" for task in unknown]
+        said = [
+            f"lm-eval has no task {show(task)}; nearest: {_near(task, known)}" for task in unknown
+        ]
         problems = [Problem(0, "TASKS", "", message) for message in said]
         raise ConfigError(problems, next=f"{sys.executable} -m lm_eval ls tasks lists them")
 

@@ -1,7 +1,7 @@
 """Fetches the logs of a run's nodes and prints them as they grow.
 
-Of a node of AWS Batch or SageMaker that left none, as its container died before the entrypoint or can't write to S3, it is what
-the engine has kept, engine-<i>.
+Of a node of AWS Batch or SageMaker that left none, as its container died before the entrypoint or
+can't write to S3, it is what the engine has kept, engine-<i>.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ NAME = re.compile(r"(?:node|engine)-([0-9]{1,9})\.log")
 
 
 def look(place: Place, run: Run) -> BackendError | None:
-    """Brings what is new; what the engine keeps is brought too, and may be closed to these credentials."""
+    """Brings what is new; what the engine keeps is brought too, and may be closed to these
+    credentials.
+    """
     place.refresh()
     try:
         place.supplement(run.folder)
@@ -30,7 +32,9 @@ def look(place: Place, run: Run) -> BackendError | None:
 def logs_of(run: Run) -> list[Path]:
     """The nodes' logs in the order of the nodes."""
     found = [*run.logs.glob("node-*.log"), *run.logs.glob("engine-*.log")]
-    named = {path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()}
+    named = {
+        path: match for path in found if (match := NAME.fullmatch(path.name)) and path.is_file()
+    }
     return sorted(named, key=lambda path: int(named[path][1]))
 
 

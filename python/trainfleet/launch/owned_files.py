@@ -1,7 +1,9 @@
-"""Which files in runs/ and data/ this program made and may remove: as run/contents.py declares them, and never through a link.
+"""Which files in runs/ and data/ this program made and may remove: as run/contents.py declares
+them, and never through a link.
 
-A run's folder has a config.yaml with the folder's name, beside what a run leaves. Of a dataset's folder only the files that
-tokenizing makes are ours, by name: your own text may lie in the same folder, and stays.
+A run's folder has a config.yaml with the folder's name, beside what a run leaves. Of a dataset's
+folder only the files that tokenizing makes are ours, by name: your own text may lie in the same
+folder, and stays.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from ..trust.errors import TrainfleetError
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Whether a path lies where it says, under `root`: neither it nor a folder on the way to it is a link."""
+    """Whether a path lies where it says, under `root`: neither it nor a folder on the way to it is
+    a link.
+    """
     if path.is_symlink() or ".." in path.parts or not path.is_relative_to(root):
         return False
     return path.resolve() == root.resolve() / path.relative_to(root)
@@ -36,9 +40,16 @@ def is_run(folder: Path) -> bool:
     config = folder / "config.yaml"
     if not (folder.is_dir() and is_inside(config, RUNS) and config.is_file()):
         return False
-    with suppress(OSError), open(config, encoding="utf-8", errors="replace", opener=untrusted_input.opener) as file:
-        named = re.search(rf"^name: (['\"]?){re.escape(folder.name)}\1$", file.read(1 << 20), flags=re.MULTILINE)
-        return named is not None and any(True for kind in _signs(contents.RUN) for _ in folder.glob(kind.glob))
+    with (
+        suppress(OSError),
+        open(config, encoding="utf-8", errors="replace", opener=untrusted_input.opener) as file,
+    ):
+        named = re.search(
+            rf"^name: (['\"]?){re.escape(folder.name)}\1$", file.read(1 << 20), flags=re.MULTILINE
+        )
+        return named is not None and any(
+            True for kind in _signs(contents.RUN) for _ in folder.glob(kind.glob)
+        )
     return False
 
 
@@ -55,12 +66,20 @@ def _signs(folder: str) -> Iterator[contents.FileKind]:
 def remakeable(run: Path) -> Iterator[Path]:
     """What can be made again of a run: its report and plots, and what was half made."""
     patterns = dict.fromkeys(kind.glob for kind in contents.kinds(contents.RUN) if kind.again)
-    yield from (path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS))
+    yield from (
+        path for pattern in patterns for path in sorted(run.glob(pattern)) if is_inside(path, RUNS)
+    )
 
 
 def remove_dataset(folder: Path) -> list[Path]:
-    """Removes what tokenizing has made in a folder, and the folder itself if nothing else is in it; what is left."""
-    left, ours, links = [], re.compile(contents.pattern_of(contents.DATASET)), re.compile(contents.RANK_LOGS_LINK.pattern)
+    """Removes what tokenizing has made in a folder, and the folder itself if nothing else is in it;
+    what is left.
+    """
+    left, ours, links = (
+        [],
+        re.compile(contents.pattern_of(contents.DATASET)),
+        re.compile(contents.RANK_LOGS_LINK.pattern),
+    )
     for path in sorted(_walk(folder), reverse=True):
         name = str(path.relative_to(folder))
         if path.is_symlink() and links.fullmatch(name):
@@ -78,7 +97,8 @@ def remove_dataset(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> int:
-    """Removes a file, or a folder with all that is in it; no link is followed. Bytes that were freed.
+    """Removes a file, or a folder with all that is in it; no link is followed. Bytes that were
+    freed.
 
     Raises:
         TrainfleetError: it can't be removed.
@@ -89,7 +109,9 @@ def remove(path: Path) -> int:
     try:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     except OSError as error:
-        raise TrainfleetError(f"can't remove {path}", why=str(error), next=f"ls -ld {path}") from error
+        raise TrainfleetError(
+            f"can't remove {path}", why=str(error), next=f"ls -ld {path}"
+        ) from error
     return freed
 
 

@@ -1,7 +1,9 @@
-"""Finds before a run starts what would end it later: memory, disk space for checkpoints, folders that can't be written.
+"""Finds before a run starts what would end it later: memory, disk space for checkpoints, folders
+that can't be written.
 
-Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device holds its part of the model.
-What hosts without a type have, the gate reads off them (nodes/node_checks.py).
+Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device
+holds its part of the model. What hosts without a type have, the gate reads off them
+(nodes/node_checks.py).
 """
 
 from __future__ import annotations
@@ -49,7 +51,11 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if not here and _is_on_shared_disk(config):
         yield from init_from.faults(config)
     if here:
-        yield from (("train.loggers", fault) for kind in config.train.loggers if (fault := loggers.lack(kind)))
+        yield from (
+            ("train.loggers", fault)
+            for kind in config.train.loggers
+            if (fault := loggers.lack(kind))
+        )
         if fault := unlinked():
             yield "fleet.backend", f"{fault}; {LINK}"
         shut = dict(_shut(config))
@@ -58,39 +64,60 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def room_of(config: Config) -> Room | None:
-    """The memory that is known from here: of an EC2 type's devices, of this machine's, or its own; None if unknown."""
+    """The memory that is known from here: of an EC2 type's devices, of this machine's, or its own;
+    None if unknown.
+    """
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None
-    return device_room(config) if here or config.fleet.is_told else None  # what this machine has says nothing of hosts
+    return (
+        device_room(config) if here or config.fleet.is_told else None
+    )  # what this machine has says nothing of hosts
 
 
 def warnings(config: Config) -> list[str]:
-    """What works and should be known: what a resume changes, and more memory than this machine can spare now.
+    """What works and should be known: what a resume changes, and more memory than this machine can
+    spare now.
 
     Raises:
         RunError: the run can't go on with this config.
     """
-    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # is asked when the run starts
-    found = [] if in_bucket or backend_of(config).hands_over else resumption(config, run_of(config.name))
+    in_bucket = (config.checkpoint.destination or "").startswith(
+        SCHEME
+    )  # is asked when the run starts
+    found = (
+        []
+        if in_bucket or backend_of(config).hands_over
+        else resumption(config, run_of(config.name))
+    )
     own, trained = config.model.vocabulary_size, config.data.vocabulary_size
     if config.data.tokenizer == TRAINED and own > UNUSED * trained:
         then = "set data.tokenizer to the model's folder, or data.vocabulary_size"
-        found.append(f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}")
+        found.append(
+            f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}"
+        )
     floor, peak = config.train.learning_rate_floor, config.train.learning_rate
     if 0 < floor <= peak < 1:
-        what = f"train.learning_rate_floor {floor:g} is a fraction of the peak, so the rate ends at {floor * peak:.2g}"
+        what = (
+            f"train.learning_rate_floor {floor:g} is a fraction of the peak, so the rate ends "
+            f"at {floor * peak:.2g}"
+        )
         found.append(f"warning: {what}; set {floor / peak:.3g} to end at {floor:g}")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return found
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()
     if spare is None or wanted <= spare:
         return found
-    return [*found, f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to spare now"]
+    return [
+        *found,
+        f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to "
+        "spare now",
+    ]
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """What changes as the run goes on from its newest checkpoint, or has no use in what it begins from; a line each.
+    """What changes as the run goes on from its newest checkpoint, or has no use in what it begins
+    from; a line each.
 
     Raises:
         RunError: naming what may not change.
@@ -108,8 +135,8 @@ def resumption(config: Config, run: Run) -> list[str]:
 
 
 def try_addresses(config: Config) -> None:
-    """Looks at what this machine's ranks will begin from in S3 or on the Hub; writes an empty object where they will keep
-    checkpoints in S3, and removes it.
+    """Looks at what this machine's ranks will begin from in S3 or on the Hub; writes an empty
+    object where they will keep checkpoints in S3, and removes it.
 
     Raises:
         S3Error: one of the two is not allowed, or there is no such bucket.
@@ -126,9 +153,15 @@ def try_addresses(config: Config) -> None:
 
 
 def _is_on_shared_disk(config: Config) -> bool:
-    """Whether this machine sees what train.init_from names as the nodes do: an absolute path may be on a disk of theirs."""
+    """Whether this machine sees what train.init_from names as the nodes do: an absolute path may be
+    on a disk of theirs.
+    """
     backend, address = backend_of(config), Path(config.train.init_from or "/")
-    return Can.SHARED in backend.can and not backend.hands_over and (not address.is_absolute() or address.is_dir())
+    return (
+        Can.SHARED in backend.can
+        and not backend.hands_over
+        and (not address.is_absolute() or address.is_dir())
+    )
 
 
 def this_machine() -> Room:
@@ -139,7 +172,9 @@ def this_machine() -> Room:
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
     """Folders that the run must write and can't."""
     own = {"name": run_of(config.name).folder}
-    if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():  # a finished one is only read
+    if (
+        not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists()
+    ):  # a finished one is only read
         own["data.name"] = dataset
     if config.checkpoint.destination and not config.checkpoint.destination.startswith(SCHEME):
         own["checkpoint.destination"] = Path(config.checkpoint.destination)
@@ -152,20 +187,33 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _narrow(config: Config) -> Iterator[tuple[str, str]]:
-    """A disk that does not hold the checkpoints that are kept, and the one that is written before the oldest goes."""
+    """A disk that does not hold the checkpoints that are kept, and the one that is written before
+    the oldest goes.
+    """
     checkpoint = config.checkpoint
     if checkpoint.is_off or (checkpoint.destination or "").startswith(SCHEME):
         return
     store, one = store_of(run_of(config.name), checkpoint.destination), checkpoint_bytes(config)
-    made = -(-config.train.steps // checkpoint.every_steps) if checkpoint.every_steps else checkpoint.keep + 1
+    made = (
+        -(-config.train.steps // checkpoint.every_steps)
+        if checkpoint.every_steps
+        else checkpoint.keep + 1
+    )
     wanted = min(checkpoint.keep + 1, made) - len(store.steps())
     folder = _nearest(Path(store.address(0)))
     free = shutil.disk_usage(folder).free
     if wanted * one > free:
         fewer = int(free // one) - 1 + len(store.steps())
-        works = f"checkpoint.keep={fewer} fits; or free some" if fewer >= 1 else "free some, or set checkpoint.destination"
+        works = (
+            f"checkpoint.keep={fewer} fits; or free some"
+            if fewer >= 1
+            else "free some, or set checkpoint.destination"
+        )
         needed = f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}"
-        yield "checkpoint.keep", f"{needed}, and the disk of {folder} has {size(free)} free; {works}"
+        yield (
+            "checkpoint.keep",
+            f"{needed}, and the disk of {folder} has {size(free)} free; {works}",
+        )
 
 
 def _nearest(path: Path) -> Path:

@@ -32,7 +32,8 @@ NAMED = 8  # nodes of which a line tells
 
 
 def make_ready(config: Config, may_buy: bool = False) -> int:
-    """Does what is missing for jobs to run; the exit code of `make setup`. `may_buy`: also what is bought ahead.
+    """Does what is missing for jobs to run; the exit code of `make setup`. `may_buy`: also what is
+    bought ahead.
 
     Raises:
         BackendError: the machines are another config's.
@@ -63,8 +64,13 @@ def bake(config: Config) -> int:
     _require_own(config, "makes an image of them")
     baking = backend_of(config).bake()
     if baking is None:
-        what = f"the {config.fleet.backend} backend makes no machines from an image of its nodes; ec2 does"
-        raise BackendError(what, where="fleet.backend", next="make build, for the container image that jobs run in")
+        what = (
+            f"the {config.fleet.backend} backend makes no machines from an image of its "
+            "nodes; ec2 does"
+        )
+        raise BackendError(
+            what, where="fleet.backend", next="make build, for the container image that jobs run in"
+        )
     return baking.make()
 
 
@@ -81,7 +87,9 @@ def planned(config: Config) -> tuple[Artifact, ...]:
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """What `make setup` would do to the machines, as far as a plan can know it; it says what the indexes have of the pins."""
+    """What `make setup` would do to the machines, as far as a plan can know it; it says what the
+    indexes have of the pins.
+    """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
     hours = None if seconds is None else seconds / 3600
@@ -89,13 +97,19 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     found = backend_of(config).machines().prospect(hours, speed)
     if not is_guest(config):
         return found
-    whose = f"machines are those of the config {config.fleet_name}, which makes, changes and removes them"
+    whose = (
+        f"machines are those of the config {config.fleet_name}, which makes, changes and "
+        "removes them"
+    )
     return replace(found, lines=(whose,), changes=())
 
 
 def inherited(config: Config) -> str:
     """What a job gets of the environment of whoever submits it, as a line of a plan."""
-    return f"of your environment a job gets: {', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
+    return (
+        "of your environment a job gets: "
+        f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
+    )
 
 
 def exact(config: Config) -> list[Request]:
@@ -143,21 +157,30 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
             for finding in against:
                 if finding.blames_host:
                     quarantine.add(host, finding.message)
-            said = [str(finding) for finding in against] + ([f"in quarantine: {held[host].evidence}"] if host in held else [])
+            said = [str(finding) for finding in against] + (
+                [f"in quarantine: {held[host].evidence}"] if host in held else []
+            )
             board.show(host, "FAILED" if said else "ok", "; ".join(said))
-        tried, wrong = collectives(transport, head.located, report.facts) if report.is_open else ([], [])
+        tried, wrong = (
+            collectives(transport, head.located, report.facts) if report.is_open else ([], [])
+        )
     lines, fits = look(config, report.facts)
     print("\n".join([*lines, *report.describe(least_bandwidth(config.fleet.node_type)), *tried]))
     if report.is_open and not held and not wrong and fits:
         print("next: make train")
         return 0
     inside = ",".join(host.name for host in quarantine.held(transport.hosts))
-    print(f"next: mend what is named above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}")
+    print(
+        "next: mend what is named "
+        f"above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}"
+    )
     return 1
 
 
 def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
-    """Lines on what the hosts have, where the config says otherwise, and their fabric's settings; whether the config fits."""
+    """Lines on what the hosts have, where the config says otherwise, and their fabric's settings;
+    whether the config fits.
+    """
     named = {host.name: found for host, found in facts.items()}
     differs, fits = compare(config, named)
     host, found = next(iter(facts.items()), (None, None))
@@ -165,8 +188,12 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
     return [*described(named), *differs, *settings], fits
 
 
-def collectives(transport: Transport, config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
-    """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is among the words too."""
+def collectives(
+    transport: Transport, config: Config, facts: Mapping[Host, Facts]
+) -> tuple[list[str], list[Finding]]:
+    """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is
+    among the words too.
+    """
     from ..nodes.collectives import is_for, try_collectives
     from ..nodes.fleet import wanted_of
 
@@ -182,20 +209,36 @@ def environment(config: Config, host: Host, facts: Facts) -> Iterable[str]:
         return
     ports = listed(fastest(facts.ports, kind.fabric))
     for setting in fabric_settings(kind, facts.card(host), ports, alone=config.fleet.nodes == 1):
-        yield f"{setting.name}={setting.value}  {setting.why}" if setting.value else f"{setting.name} not set: {setting.why}"
+        yield (
+            f"{setting.name}={setting.value}  {setting.why}"
+            if setting.value
+            else f"{setting.name} not set: {setting.why}"
+        )
 
 
 def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool]:
-    """Lines on where the config differs from the nodes, with what to write into it; and whether it may stay as it is."""
+    """Lines on where the config differs from the nodes, with what to write into it; and whether it
+    may stay as it is.
+    """
     fleet = config.fleet
-    wrong = [f"{name}: {words}" for name, fact in facts.items() for words in probe.differing(fact, fleet)]
+    wrong = [
+        f"{name}: {words}" for name, fact in facts.items() for words in probe.differing(fact, fleet)
+    ]
     found = next((devices for fact in facts.values() if (devices := probe.devices_of(fact))), None)
     if found is None:
         asked = fleet.device == "cuda" and bool(facts)
-        return [*wrong, *(["no GPU that is known answers, and fleet.stack is cuda"] if asked else [])], not (wrong or asked)
+        return [
+            *wrong,
+            *(["no GPU that is known answers, and fleet.stack is cuda"] if asked else []),
+        ], not (wrong or asked)
     own, kind = fleet.accelerator, fleet.node_type
     counts = {len(fact.gpus) for fact in facts.values()}
-    if kind and not wrong and counts == {kind.accelerators} and not (own and own.network is None and fleet.nodes > 1):
+    if (
+        kind
+        and not wrong
+        and counts == {kind.accelerators}
+        and not (own and own.network is None and fleet.nodes > 1)
+    ):
         return [], True
     if kind is not None and not kind.owned:
         return wrong, not wrong  # an EC2 type says it all
@@ -209,7 +252,9 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:
-    """What the nodes have, those that are alike together; nothing of nodes without anything but cores."""
+    """What the nodes have, those that are alike together; nothing of nodes without anything but
+    cores.
+    """
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, fact in facts.items():
         if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:

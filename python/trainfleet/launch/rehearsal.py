@@ -1,10 +1,12 @@
-"""A short run of its own, broken on purpose, and what is measured of it: noticed when, judged how, what it cost, what is left.
+"""A short run of its own, broken on purpose, and what is measured of it: noticed when, judged how,
+what it cost, what is left.
 
-All of it is in one folder outside the user's runs, which is made for it and goes with it. Every process of it dies with this one,
-so it is gone also after kill -9; the folder that such a death leaves behind is emptied by the next rehearsal.
+All of it is in one folder outside the user's runs, which is made for it and goes with it. Every
+process of it dies with this one, so it is gone also after kill -9; the folder that such a death
+leaves behind is emptied by the next rehearsal.
 
-What is covered: nodes that this machine plays, real torchruns. Hosts and Slurm have stages of their own: rehearsal_hosts.py,
-rehearsal_steps.py.
+What is covered: nodes that this machine plays, real torchruns. Hosts and Slurm have stages of their
+own: rehearsal_hosts.py, rehearsal_steps.py.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ from ..host.processes import die_with_parent
 from ..run.run_folder import Record, Run, run_of, take_lock
 from ..trust.errors import BackendError, RunError
 
-STEPS, EVERY, BREAK_AT = 120, 20, 50  # steps of the run, between two checkpoints, and done when it is broken
+STEPS, EVERY, BREAK_AT = (
+    120,
+    20,
+    50,
+)  # steps of the run, between two checkpoints, and done when it is broken
 LONGER = 400  # steps, where what nodes do is seen here some seconds later
 LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
 PATIENCE = 480.0  # seconds that one command may take
@@ -42,7 +48,8 @@ LEFT_WITHIN = 10.0  # seconds in which every process must be gone
 APART = 5.0  # seconds that a host's clock may be behind this machine's
 SITE = "site"  # the folder of what the nodes' Pythons run when they start
 STRUCK = "struck"  # what a command says that has broken something
-# One thread: a model this small gains nothing from more, and those of a busy node wait for each other.
+# One thread: a model this small gains nothing from more, and those of a busy node wait for each
+# other.
 PYTHON = """#!/bin/sh
 export OMP_NUM_THREADS=1 PYTHONPATH={site}${{PYTHONPATH:+:$PYTHONPATH}}
 exec {python} "$@"
@@ -53,37 +60,69 @@ truncate -s $(( $(stat -c %s "$file") / 2 )) "$file" && echo struck"""
 REMOVE = "[ ! -e {folder} ] || chmod -R u+w {folder}; rm -rf {folder}"
 PARENT = "p=$(sed 's/.*) //' /proc/$p/stat | cut -d ' ' -f 2); "
 OWN_LINKS = "nodes that one machine plays have no links of their own"
-# What faults need (faults.Fault.needs), and a stage may lack, beside base.py's LINKS and OWN_HEAD: nodes enough to go on without
-# one, or to call one slow, a network that tc can slow, a Python that can be changed, mounts that go with the run.
+# What faults need (faults.Fault.needs), and a stage may lack, beside base.py's LINKS and OWN_HEAD:
+# nodes enough to go on without one, or to call one slow, a network that tc can slow, a Python that
+# can be changed, mounts that go with the run.
 SPARE, MAJORITY, KERNEL = "spare", "majority", "kernel network"
 PYTHON_OF_NODES, MOUNTS = "python", "mounts"
 LACKING = {LINKS: OWN_LINKS, OWN_HEAD: "the head is this machine; launcher-killed is near it"}
 
 
-def config_of_run(fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS) -> str:
+def config_of_run(
+    fleet: Mapping[str, object], text: str, batch: int = 8, steps: int = STEPS
+) -> str:
     """The config.yaml of a short run on this fleet, of the documents in the folder `text`."""
     return yaml.safe_dump(
         {
             "name": "whole",
-            "data": {"name": "text", "sources": [text], "vocabulary_size": 340, "validation_fraction": 0.1},
-            "model": {"layers": 4, "hidden_size": 128, "heads": 4, "kv_heads": 2, "intermediate_size": 256},
-            "train": {"steps": steps, "precision": "fp32", "global_batch": batch, "sequence_length": 32, "log_every": 1,
-                      "validate_every": 0, "warmup_steps": 20, "schedule_steps": LONGEST},
+            "data": {
+                "name": "text",
+                "sources": [text],
+                "vocabulary_size": 340,
+                "validation_fraction": 0.1,
+            },
+            "model": {
+                "layers": 4,
+                "hidden_size": 128,
+                "heads": 4,
+                "kv_heads": 2,
+                "intermediate_size": 256,
+            },
+            "train": {
+                "steps": steps,
+                "precision": "fp32",
+                "global_batch": batch,
+                "sequence_length": 32,
+                "log_every": 1,
+                "validate_every": 0,
+                "warmup_steps": 20,
+                "schedule_steps": LONGEST,
+            },
             "checkpoint": {"every": EVERY},
             "fleet": dict(fleet),
         }
-    )  # fmt: skip
+    )
 
 
 def documents() -> dict[str, bytes]:
     """What the run learns from: forty small files by their path in the stage's folder."""
-    lines = {number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60)) for number in range(40)}
-    return {f"text/{number}.txt": f"Document {number}. {words}\n".encode() for number, words in lines.items()}
+    lines = {
+        number: " ".join(f"word{(number * step) % 97} is {step}." for step in range(60))
+        for number in range(40)
+    }
+    return {
+        f"text/{number}.txt": f"Document {number}. {words}\n".encode()
+        for number, words in lines.items()
+    }
 
 
 def python_of(place: str, interpreter: str) -> bytes:
-    """The Python of nodes that this machine does not start: the one there, which looks into SITE first (Stage.alter)."""
-    return PYTHON.format(site=shlex.quote(f"{place}/{SITE}"), python=shlex.quote(interpreter)).encode()
+    """The Python of nodes that this machine does not start: the one there, which looks into SITE
+    first (Stage.alter).
+    """
+    return PYTHON.format(
+        site=shlex.quote(f"{place}/{SITE}"), python=shlex.quote(interpreter)
+    ).encode()
 
 
 def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -97,20 +136,28 @@ def furnish(folder: Path, files: Mapping[str, bytes]) -> None:
 def plain(value: Any) -> Any:
     """Values as YAML has them, without those that are not there."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()}
+        return {
+            key: plain(inner) for key, inner in value.items() if inner is not None and inner != ()
+        }
     return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 @dataclass
 class RehearsalStage:
-    """The folder in which runs are broken: `type` enters a command there, as a user would. This machine plays the nodes.
+    """The folder in which runs are broken: `type` enters a command there, as a user would. This
+    machine plays the nodes.
 
-    What other nodes do otherwise: `place`, `at_rank`, `on_head`, `let_write`, `at_work`; and what only they can, as `shape`.
+    What other nodes do otherwise: `place`, `at_rank`, `on_head`, `let_write`, `at_work`; and what
+    only they can, as `shape`.
     """
 
     folder: Path
-    lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)  # what faults need and is not here, and why
-    whole: Mapping[int, float] = field(default_factory=dict)  # the losses of a run that nothing happens to
+    lacking: Mapping[str, str] = field(
+        default_factory=lambda: LACKING
+    )  # what faults need and is not here, and why
+    whole: Mapping[int, float] = field(
+        default_factory=dict
+    )  # the losses of a run that nothing happens to
     said: str = ""  # by the command that ended last
 
     steps: ClassVar[int] = STEPS
@@ -142,17 +189,36 @@ class RehearsalStage:
 
     def type(self, verb: str, name: str, words: str = "") -> subprocess.Popen[str]:
         """The process of a verb on the run called `name`."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "TRAINFLEET"))}
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("MAKE", "TRAINFLEET"))
+        }
         path = (str(self.folder / SITE), str(CODE), *filter(None, [os.environ.get("PYTHONPATH")]))
         environment = inherited | {"PYTHONPATH": os.pathsep.join(path), "NO_COLOR": "1"}
-        command = [*self.alone, sys.executable, "-m", "trainfleet", verb, f"SET=name={self.called(name)} {words}"]
+        command = [
+            *self.alone,
+            sys.executable,
+            "-m",
+            "trainfleet",
+            verb,
+            f"SET=name={self.called(name)} {words}",
+        ]
         return subprocess.Popen(
-            command, cwd=self.folder, env=environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
-        )  # fmt: skip
+            command,
+            cwd=self.folder,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
 
     def end(self, process: subprocess.Popen[str]) -> int:
-        """The exit code of a command, once it has ended; a command that does not end in time is killed, and counts as 124."""
+        """The exit code of a command, once it has ended; a command that does not end in time is
+        killed, and counts as 124.
+        """
         try:
             self.said = process.communicate(timeout=self.patience)[0]
         except subprocess.TimeoutExpired:
@@ -174,10 +240,14 @@ class RehearsalStage:
         return {line["step"]: line["loss"] for line in self.run(name).read_metrics()}
 
     def events(self, name: str, since: float = 0.0) -> list[Record]:
-        return [event for event in self.run(name).read_events() if event["time"] >= since - self.apart]
+        return [
+            event for event in self.run(name).read_events() if event["time"] >= since - self.apart
+        ]
 
     def await_step(self, name: str, process: subprocess.Popen[str], step: int = BREAK_AT) -> None:
-        """Returns when the run has logged that step; RunError where it ended before, or the step never came."""
+        """Returns when the run has logged that step; RunError where it ended before, or the step
+        never came.
+        """
         until = time.monotonic() + self.patience
         while max(self.losses(name), default=0) < step:
             if process.poll() is not None or time.monotonic() > until:
@@ -188,7 +258,8 @@ class RehearsalStage:
             time.sleep(0.05)
 
     def at_rank(self, name: str, command: str) -> str:
-        """What a shell's command says on rank 1's machine: its process is $p, the run's checkpoints are in $c.
+        """What a shell's command says on rank 1's machine: its process is $p, the run's checkpoints
+        are in $c.
 
         Raises:
             RunError: it is nowhere.
@@ -196,30 +267,45 @@ class RehearsalStage:
         return self.on_head(self.words_at_rank(name, command))
 
     def words_at_rank(self, name: str, command: str) -> str:
-        """The command with $p and $c, where the run's folder is at hand; RunError where rank 1 has no heartbeat."""
+        """The command with $p and $c, where the run's folder is at hand; RunError where rank 1 has
+        no heartbeat.
+        """
         folder = self.run(name).folder
         beat = read_beats(folder, fence.current(folder).number).get(1)
         if beat is None:
-            raise RunError(f"rank 1 of {name} has no heartbeat", where=str(folder), next="make rehearse again")
+            raise RunError(
+                f"rank 1 of {name} has no heartbeat", where=str(folder), next="make rehearse again"
+            )
         return f"p={beat.pid} c={self.checkpoints(name)}\n{command}"
 
     def on_head(self, command: str) -> str:
         """What a shell's command says where the stage's folder is."""
-        return subprocess.run(["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["sh", "-c", command], cwd="/", capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     def strike(self, name: str, whom: str, number: signal.Signals) -> None:
-        """A signal to rank 1, or to the torchrun `agent` that is its parent; RunError where that is nowhere."""
+        """A signal to rank 1, or to the torchrun `agent` that is its parent; RunError where that is
+        nowhere.
+        """
         parent = PARENT if whom == "agent" else ""
         self.require(name, self.at_rank(name, f"{parent}kill -{number.value} $p && echo {STRUCK}"))
 
     def damage(self, name: str) -> None:
-        """The largest file of the newest checkpoint loses its second half; RunError where there is none."""
+        """The largest file of the newest checkpoint loses its second half; RunError where there is
+        none.
+        """
         self.require(name, self.on_head(DAMAGE.format(checkpoints=self.checkpoints(name))))
 
     def alter(self, name: str, program: str) -> None:
-        """Has the nodes' Pythons run a program when they start, until `restore`; RunError where it could not be written."""
+        """Has the nodes' Pythons run a program when they start, until `restore`; RunError where it
+        could not be written.
+        """
         site = shlex.quote(f"{self.place}/{SITE}")
-        words = f"mkdir -p {site} && printf %s {shlex.quote(program)} > {site}/sitecustomize.py && echo {STRUCK}"
+        words = (
+            f"mkdir -p {site} && printf %s {shlex.quote(program)} > {site}/sitecustomize.py "
+            f"&& echo {STRUCK}"
+        )
         self.require(name, self.on_head(words))
 
     def restore(self) -> None:
@@ -234,23 +320,40 @@ class RehearsalStage:
         """Raises RunError where a command that breaks something has said anything but STRUCK."""
         if said != STRUCK:
             why = said[-400:] or "its node says nothing"
-            raise RunError(f"{name} could not be played", where=self.place, why=why, next="make rehearse again")
+            raise RunError(
+                f"{name} could not be played", where=self.place, why=why, next="make rehearse again"
+            )
 
     @property
     def alone(self) -> list[str]:
-        """The words before a command by which what it mounts goes with it: only root needs them (faults.READ_ONLY)."""
-        return ["unshare", "--mount"] if os.getuid() == 0 and not self.outlives and can_unshare() else []
+        """The words before a command by which what it mounts goes with it: only root needs them
+        (faults.READ_ONLY).
+        """
+        return (
+            ["unshare", "--mount"]
+            if os.getuid() == 0 and not self.outlives and can_unshare()
+            else []
+        )
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
-        """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't be, or ""."""
+        """Has tc send what rank 1's host sends at this rate, for so many seconds; why that can't
+        be, or "".
+        """
         return self.lacking[LINKS]
 
     def free(self) -> None:
         """Has the links be as they were."""
 
     def lose_head(self, name: str) -> str:
-        """Kills all of the run on its head, the launcher too; the head's name. RunError where it is not this user's to kill."""
-        raise RunError(f"{name} can't be played", where=self.place, why=self.lacking[OWN_HEAD], next="make rehearse")
+        """Kills all of the run on its head, the launcher too; the head's name. RunError where it is
+        not this user's to kill.
+        """
+        raise RunError(
+            f"{name} can't be played",
+            where=self.place,
+            why=self.lacking[OWN_HEAD],
+            next="make rehearse",
+        )
 
     def processes(self) -> list[int]:
         """Every process of this machine that works in the folder."""
@@ -297,19 +400,32 @@ def stage() -> Iterator[RehearsalStage]:
 def can_unshare() -> bool:
     """Whether a command can have mounts of its own."""
     words = ["unshare", "--mount", "true"]
-    return shutil.which(words[0]) is not None and subprocess.run(words, capture_output=True, check=False).returncode == 0
+    return (
+        shutil.which(words[0]) is not None
+        and subprocess.run(words, capture_output=True, check=False).returncode == 0
+    )
 
 
 @contextmanager
 def own_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A folder of this user's rehearsals, which goes with the block; BackendError while another of them is under way."""
-    folder = (parent or Path(tempfile.gettempdir()).resolve()) / f"trainfleet-rehearsal-{os.getuid()}"
+    """A folder of this user's rehearsals, which goes with the block; BackendError while another of
+    them is under way.
+    """
+    folder = (
+        parent or Path(tempfile.gettempdir()).resolve()
+    ) / f"trainfleet-rehearsal-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise BackendError("the folder of rehearsals is not yours", where=str(folder), next=f"ls -ld {folder}")
+        raise BackendError(
+            "the folder of rehearsals is not yours", where=str(folder), next=f"ls -ld {folder}"
+        )
     lock = take_lock(folder)
     if lock is None:
-        raise BackendError("another rehearsal is under way", where=str(folder), next="wait for it, or stop it with Ctrl-C")
+        raise BackendError(
+            "another rehearsal is under way",
+            where=str(folder),
+            next="wait for it, or stop it with Ctrl-C",
+        )
     with lock:
         try:
             yield folder
@@ -318,7 +434,9 @@ def own_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def empty(made: RehearsalStage) -> None:
-    """Ends what still runs in the folder, also of a rehearsal that was killed, and removes what is in it but the lock."""
+    """Ends what still runs in the folder, also of a rehearsal that was killed, and removes what is
+    in it but the lock.
+    """
     for pid in made.processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -332,10 +450,21 @@ def empty(made: RehearsalStage) -> None:
 
 
 def rehearse_unbroken(made: RehearsalStage) -> None:
-    """Plays the run to which nothing happens, and keeps its losses; RunError where even that one fails."""
+    """Plays the run to which nothing happens, and keeps its losses; RunError where even that one
+    fails.
+    """
     process = made.begin("whole")
     if code := made.end(process):
-        said = [str(event.get("words", "")) for event in made.events("whole") if event["event"] == "verdict"]
+        said = [
+            str(event.get("words", ""))
+            for event in made.events("whole")
+            if event["event"] == "verdict"
+        ]
         why = "\n".join(said) or f"it ended with {code}: {made.said.strip()[-800:]}"
-        raise RunError("even the run that nothing happens to has failed", where=str(made.folder), why=why, next="make doctor")
+        raise RunError(
+            "even the run that nothing happens to has failed",
+            where=str(made.folder),
+            why=why,
+            next="make doctor",
+        )
     made.whole = made.losses("whole")

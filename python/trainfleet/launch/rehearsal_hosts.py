@@ -1,11 +1,14 @@
-"""A stage on the hosts of a fleet: a short run of its own, in a folder of its own below the shared one, broken and put back.
+"""A stage on the hosts of a fleet: a short run of its own, in a folder of its own below the shared
+one, broken and put back.
 
-What is touched: processes that carry the mark of these runs, the link of one host for a while, that folder. All of it is put
-back at the end, also after Ctrl-C. After kill -9 the hosts do so themselves: each has a guard that waits for this process's sign
-of life. When that has not come for SILENT seconds it ends the runs, takes off what was mounted in the folder, and removes it. A
-link that was cut or slowed is as it was by its host's own clock.
+What is touched: processes that carry the mark of these runs, the link of one host for a while, that
+folder. All of it is put back at the end, also after Ctrl-C. After kill -9 the hosts do so
+themselves: each has a guard that waits for this process's sign of life. When that has not come for
+SILENT seconds it ends the runs, takes off what was mounted in the folder, and removes it. A link
+that was cut or slowed is as it was by its host's own clock.
 
-What is not covered: hosts on which sudo asks for a password keep their links; instances that only Session Manager reaches.
+What is not covered: hosts on which sudo asks for a password keep their links; instances that only
+Session Manager reaches.
 """
 
 from __future__ import annotations
@@ -48,9 +51,18 @@ PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 UNDONE = "hosts could not do their part in a rehearsal"
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
-KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "accelerator", "image", "base_image")  # of the user's fleet
+KEPT = (
+    "hosts",
+    "ssh",
+    "stack",
+    "docker",
+    "instance_type",
+    "accelerator",
+    "image",
+    "base_image",
+)  # of the user's fleet
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
-[ -n "$p" ] || exit 0"""
+[ -n "$p" ] || exit 0"""  # noqa: E501
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
 $s true || {{ echo "sudo asks for a password"; exit; }}
 command -v tc > /dev/null || {{ echo "no tc: iproute2"; exit; }}
@@ -59,20 +71,23 @@ d=$(ip -o route get "$(getent ahostsv4 {peer} | sed -n '1s/ .*//p')" | sed -n 's
 setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
-echo struck"""
-LINK, WATCH = "TRAINFLEET_LINK", "TRAINFLEET_GUARD"  # in the environment of what keeps a link so, and of a host's guard
+echo struck"""  # noqa: E501
+LINK, WATCH = (
+    "TRAINFLEET_LINK",
+    "TRAINFLEET_GUARD",
+)  # in the environment of what keeps a link so, and of a host's guard
 END = """for _ in $(seq 50); do
 p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
 [ -n "$p" ] || break
 kill $p 2> /dev/null; sleep 0.1
 done"""
-UNMOUNT = """cut -d ' ' -f 2 /proc/mounts | sort -r | while read -r m; do case "$m" in {folder}/*) umount -l "$m";; esac; done"""
+UNMOUNT = """cut -d ' ' -f 2 /proc/mounts | sort -r | while read -r m; do case "$m" in {folder}/*) umount -l "$m";; esac; done"""  # noqa: E501
 GUARD = """while age=$(( $(date +%s) - $(stat -c %Y {folder}/sign || echo 0) )) && [ -e {folder}/sign ] && [ $age -lt {silent} ]
 do sleep 5; done
 [ -e {folder}/sign ] || exit 0
 {end}
 {remove}
-"""
+"""  # noqa: E501
 
 
 @dataclass
@@ -98,13 +113,22 @@ class HostStage(RehearsalStage):
     def at_rank(self, name: str, command: str) -> str:
         rank = RANK.format(mark=shlex.quote(f"{job_commands.MARK}={self.mark(name)}"))
         words = f"{rank}\nc={self.checkpoints(name)}\n( {command}\n) || true"
-        said = [answer.stdout.strip() for answer in self.transport.run(words, timeout=TIMEOUT).ok.values()]
+        said = [
+            answer.stdout.strip()
+            for answer in self.transport.run(words, timeout=TIMEOUT).ok.values()
+        ]
         if not any(said):
-            raise RunError(f"rank 1 of {self.called(name)} is on no host", where=self.shared, next="make rehearse YES=1 again")
+            raise RunError(
+                f"rank 1 of {self.called(name)} is on no host",
+                where=self.shared,
+                next="make rehearse YES=1 again",
+            )
         return next(filter(None, said))
 
     def on_head(self, command: str) -> str:
-        answers = self.transport.run(command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]).require(UNDONE)
+        answers = self.transport.run(
+            command, timeout=TIMEOUT, hosts=self.transport.hosts[:1]
+        ).require(UNDONE)
         return next(iter(answers.ok.values())).stdout.strip()
 
     def on_all(self, command: str) -> None:
@@ -122,7 +146,9 @@ class HostStage(RehearsalStage):
 
     def shape(self, name: str, rate: str, seconds: int) -> str:
         peer = shlex.quote(self.transport.hosts[0].address)
-        said = self.at_rank(name, SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link))
+        said = self.at_rank(
+            name, SHAPING.format(peer=peer, rate=rate, seconds=seconds, link=self.link)
+        )
         return "" if said == STRUCK else " ".join(said.split())
 
     def free(self) -> None:
@@ -142,12 +168,25 @@ class HostStage(RehearsalStage):
 
     def at_work(self) -> Sequence[object]:
         look = "; ".join(f"{{ {job_commands.look_for(self.mark(name))}; }}" for name in self.names)
-        return [host for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items() if "running" in said.stdout]
+        return [
+            host
+            for host, said in self.transport.run(look, timeout=TIMEOUT).ok.items()
+            if "running" in said.stdout
+        ]
 
     def end_all(self) -> str:
-        """A shell's words that end these runs on a host, launchers first, and forget its part in them."""
+        """A shell's words that end these runs on a host, launchers first, and forget its part in
+        them.
+        """
         ends = [f"( {job_commands.fence(self.mark(name), launchers=True)} )" for name in self.names]
-        return "\n".join([*ends, END.format(mark=self.link), self.unmount, f"rm -f {job_commands.JOBS}/$(uname -n)/{PREFIX}*"])
+        return "\n".join(
+            [
+                *ends,
+                END.format(mark=self.link),
+                self.unmount,
+                f"rm -f {job_commands.JOBS}/$(uname -n)/{PREFIX}*",
+            ]
+        )
 
     def put_back(self) -> None:
         """BackendError where a host could not be put back; by host."""
@@ -155,14 +194,22 @@ class HostStage(RehearsalStage):
         self.transport.run(self.end_all(), timeout=TIMEOUT)
         # Once more: a launcher may have had another host start its part just before its own end.
         failed = self.transport.run(self.end_all(), timeout=TIMEOUT).failed
-        failed |= self.transport.run(REMOVE.format(folder=folder), timeout=TIMEOUT, hosts=self.transport.hosts[:1]).failed
-        failed |= self.transport.run(END.format(mark=self.guard), timeout=TIMEOUT).failed  # last: until now they are needed
+        failed |= self.transport.run(
+            REMOVE.format(folder=folder), timeout=TIMEOUT, hosts=self.transport.hosts[:1]
+        ).failed
+        failed |= self.transport.run(
+            END.format(mark=self.guard), timeout=TIMEOUT
+        ).failed  # last: until now they are needed
         if failed:
-            raise BackendError(by_host("not everything is put back", failed), next=f"rm -rf {folder} there; make doctor")
+            raise BackendError(
+                by_host("not everything is put back", failed),
+                next=f"rm -rf {folder} there; make doctor",
+            )
 
 
 def require_hosts(head: Head) -> Config:
-    """The config with the hosts that there are, by the addresses at which they are reached from here.
+    """The config with the hosts that there are, by the addresses at which they are reached from
+    here.
 
     Raises:
         ConfigError: faults can't be played on them.
@@ -171,7 +218,10 @@ def require_hosts(head: Head) -> Config:
     makes = Can.MACHINES in backend_of(head.config).can
     located, then, problem = head.located, "make rehearse SET='fleet.backend=local'", ""
     if head.by_agent:
-        problem = "Session Manager is the only way to its hosts, and a rehearsal needs SSH: fleet.aws.ssm_only false"
+        problem = (
+            "Session Manager is the only way to its hosts, and a rehearsal needs SSH: "
+            "fleet.aws.ssm_only false"
+        )
     elif (count := len(located.fleet.hosts)) < 2:
         problem = f"{count} hosts: a rehearsal needs two, and three to cut one off"
         then = "make setup NODES=4" if makes else then
@@ -183,7 +233,11 @@ def require_hosts(head: Head) -> Config:
 def lacking(config: Config) -> dict[str, str]:
     """What faults need that the hosts of a config lack, and why."""
     nodes, row = nodes_of(config), config.fleet.node_type
-    found = {SPARE: "a run on both of two hosts can't go on without one"} if len(config.fleet.hosts) < 3 else {}
+    found = (
+        {SPARE: "a run on both of two hosts can't go on without one"}
+        if len(config.fleet.hosts) < 3
+        else {}
+    )
     if nodes < 3:
         found[MAJORITY] = "of two nodes none can be called the slow one: it takes four hosts"
     elif row and row.efa:
@@ -195,7 +249,8 @@ def lacking(config: Config) -> dict[str, str]:
 
 @contextmanager
 def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
-    """A stage on the hosts of a located config, for the faults called `names`; nothing of it is left behind.
+    """A stage on the hosts of a located config, for the faults called `names`; nothing of it is
+    left behind.
 
     Raises:
         BackendError: another rehearsal is under way there, or a host can't be reached or put back.
@@ -203,7 +258,13 @@ def stage_on(config: Config, names: Sequence[str]) -> Iterator[RehearsalStage]:
     """
     shared = f"{config.fleet.shared_folder}/rehearsal"
     with rehearsal.own_folder() as folder, open_fleet(config) as transport:
-        made = HostStage(folder, transport=transport, shared=shared, names=("whole", *names), lacking=lacking(config))
+        made = HostStage(
+            folder,
+            transport=transport,
+            shared=shared,
+            names=("whole", *names),
+            lacking=lacking(config),
+        )
         rehearsal.empty(made)
         _refuse_another(made)
         over = threading.Event()
@@ -230,15 +291,26 @@ def _furnish(made: HostStage, config: Config) -> None:
     """The folder there with its documents, a guard on every host, and the config here."""
     folder = shlex.quote(made.shared)
     made.on_all(made.end_all())
-    guard = GUARD.format(folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder))
+    guard = GUARD.format(
+        folder=folder, silent=SILENT, end=made.end_all(), remove=REMOVE.format(folder=folder)
+    )
     python = rehearsal.python_of(made.shared, wanted_of(config).interpreter)
     files = rehearsal.documents() | {"guard.sh": guard.encode(), "sign": b"", "python": python}
     made.on_head(f"rm -rf {folder}")
     made.transport.put(files, made.shared, hosts=made.transport.hosts[:1]).require(UNDONE)
-    keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"  # public halves, which open every node to the head
+    # public halves, which open every node to the head
+    keys = f"{shlex.quote(config.fleet.shared_folder or '')}/ssh"
     made.on_head(f"[ ! -d {keys} ] || cp -r {keys} {folder}/")
-    made.on_all(f"touch {folder}/sign; setsid env {made.guard} sh {folder}/guard.sh > /dev/null 2>&1 < /dev/null &")
-    text = config_of_run(fleet_of(config, made.shared), f"{made.shared}/text", batch=4 * nodes_of(config), steps=LONGER)
+    made.on_all(
+        f"touch {folder}/sign; setsid env {made.guard} sh {folder}/guard.sh > /dev/null 2>&1 < "
+        "/dev/null &"
+    )
+    text = config_of_run(
+        fleet_of(config, made.shared),
+        f"{made.shared}/text",
+        batch=4 * nodes_of(config),
+        steps=LONGER,
+    )
     furnish(made.folder, {"config.yaml": text.encode()})
 
 
@@ -248,13 +320,22 @@ def nodes_of(config: Config) -> int:
 
 
 def fleet_of(config: Config, shared: str) -> dict[str, object]:
-    """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its own."""
-    given: dict[str, Any] = {key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT}
+    """The fleet of the short run: the user's hosts and software, a rank a node, a folder of its
+    own.
+    """
+    given: dict[str, Any] = {
+        key: value for key, value in dataclasses.asdict(config.fleet).items() if key in KEPT
+    }
     fleet: dict[str, Any] = rehearsal.plain(given)
     for path in ("key", "known_hosts", "config"):  # of this folder, and the run's is another
         if path in fleet["ssh"]:
             fleet["ssh"][path] = str(expanded(fleet["ssh"][path], f"fleet.ssh.{path}").absolute())
-    own = {"backend": PLAIN, "nodes": nodes_of(config), "ranks_per_node": 1, "shared_folder": shared}
+    own = {
+        "backend": PLAIN,
+        "nodes": nodes_of(config),
+        "ranks_per_node": 1,
+        "shared_folder": shared,
+    }
     own["python"] = f"{shared}/python"
     return fleet | own
 
@@ -262,4 +343,8 @@ def fleet_of(config: Config, shared: str) -> dict[str, object]:
 def _live(made: HostStage, over: threading.Event) -> None:
     """Shows that this process lives, until `over`."""
     while not over.wait(SIGN):
-        made.transport.run(f"touch -c {shlex.quote(made.shared)}/sign", timeout=SIGN, hosts=made.transport.hosts[:1])
+        made.transport.run(
+            f"touch -c {shlex.quote(made.shared)}/sign",
+            timeout=SIGN,
+            hosts=made.transport.hosts[:1],
+        )

@@ -1,11 +1,14 @@
-"""A stage in jobs of an engine (Slurm): a short run of two nodes in a folder of its own, struck by steps beside its ranks.
+"""A stage in jobs of an engine (Slurm): a short run of two nodes in a folder of its own, struck by
+steps beside its ranks.
 
-What is touched: jobs that work in that folder, and the folder. Both are gone at the end, also after Ctrl-C and kill -9:
-a guard on this machine waits for the end of this process, cancels the jobs, and removes the folder. A fault of one rank is a
-change of that process alone (kill, prlimit), so nothing of it outlives its job.
+What is touched: jobs that work in that folder, and the folder. Both are gone at the end, also after
+Ctrl-C and kill -9: a guard on this machine waits for the end of this process, cancels the jobs, and
+removes the folder. A fault of one rank is a change of that process alone (kill, prlimit), so
+nothing of it outlives its job.
 
-What is not covered: this machine dies too, so that the jobs run to their end and the folder stays until the next rehearsal; jobs
-in an image; a login node that is reached by SSH (the command is typed on it).
+What is not covered: this machine dies too, so that the jobs run to their end and the folder stays
+until the next rehearsal; jobs in an image; a login node that is reached by SSH (the command is
+typed on it).
 
 `stage_for` chooses where a rehearsal is played: here, on this machine, or on hosts.
 """
@@ -26,17 +29,39 @@ from ..config import Config
 from ..trust.errors import BackendError, ConfigError, RunError
 from ..trust.safe_output import is_agreed
 from . import rehearsal
-from .rehearsal import APART, MOUNTS, REMOVE, RehearsalStage, config_of_run, furnish, rehearse_unbroken, stage
+from .rehearsal import (
+    APART,
+    MOUNTS,
+    REMOVE,
+    RehearsalStage,
+    config_of_run,
+    furnish,
+    rehearse_unbroken,
+    stage,
+)
 from .rehearsal_hosts import require_hosts, stage_on
 
 NODES = 2
 STEPS = 240
 PATIENCE = 1800.0  # seconds of a command, with its time in the queue
 LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
-KEPT = ("stack", "slurm", "instance_type", "accelerator", "exclusive", "device")  # of the user's fleet
+KEPT = (
+    "stack",
+    "slurm",
+    "instance_type",
+    "accelerator",
+    "exclusive",
+    "device",
+)  # of the user's fleet
 ROOT = "root may write everywhere, and what a step mounts would outlive it"
-OWN = "runs of its own, in a folder of its own: none of yours is touched. First the one to which nothing happens"
-ENGINES = "nodes that an engine in the cloud starts let nobody in: kill -9, tc or a mount can't be had there"
+OWN = (
+    "runs of its own, in a folder of its own: none of yours is touched. First the one to which "
+    "nothing happens"
+)
+ENGINES = (
+    "nodes that an engine in the cloud starts let nobody in: kill -9, tc or a mount can't "
+    "be had there"
+)
 
 
 @dataclass
@@ -45,14 +70,23 @@ class JobStage(RehearsalStage):
 
     beside: JobSteps = field(kw_only=True)
 
-    steps, patience, apart, left_within, outlives, things = STEPS, PATIENCE, APART, LEFT_WITHIN, True, "jobs"
+    steps, patience, apart, left_within, outlives, things = (
+        STEPS,
+        PATIENCE,
+        APART,
+        LEFT_WITHIN,
+        True,
+        "jobs",
+    )
 
     def at_rank(self, name: str, command: str) -> str:
         job = load_job(self.run(name))
         words = ["sh", "-c", self.words_at_rank(name, command)] if job else []
         said = self.beside.run_beside(job[0], 1, words) if job else None
         if said is None:
-            raise RunError(f"{name} runs on no nodes", where=str(self.folder), next="make rehearse YES=1 again")
+            raise RunError(
+                f"{name} runs on no nodes", where=str(self.folder), next="make rehearse YES=1 again"
+            )
         return said
 
     def at_work(self) -> Sequence[object]:
@@ -84,30 +118,49 @@ def stage_in_jobs(config: Config, beside: JobSteps) -> Iterator[RehearsalStage]:
 
 
 def _guard(beside: JobSteps, folder: Path) -> subprocess.Popen[str]:
-    """Who ends the folder's jobs once it is told to; by our death it is told too, and removes the folder."""
+    """Who ends the folder's jobs once it is told to; by our death it is told too, and removes the
+    folder.
+    """
     words = beside.guard(folder, REMOVE.format(folder=shlex.quote(str(folder))))
     return subprocess.Popen(
-        ["sh", "-c", words], cwd="/", text=True, start_new_session=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        ["sh", "-c", words],
+        cwd="/",
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def _end(guard: subprocess.Popen[str]) -> None:
     said = guard.communicate("over\n")[0]
     if guard.returncode:
-        raise BackendError("not everything is put back", why=said.strip()[-400:], next="squeue --me; scancel them")
+        raise BackendError(
+            "not everything is put back", why=said.strip()[-400:], next="squeue --me; scancel them"
+        )
 
 
 def _furnish(made: JobStage, config: Config) -> None:
-    given = rehearsal.plain({key: value for key, value in asdict(config.fleet).items() if key in KEPT})
-    own = {"backend": config.fleet.backend, "nodes": NODES, "ranks_per_node": 1, "python": f"{made.folder}/python"}
+    given = rehearsal.plain(
+        {key: value for key, value in asdict(config.fleet).items() if key in KEPT}
+    )
+    own = {
+        "backend": config.fleet.backend,
+        "nodes": NODES,
+        "ranks_per_node": 1,
+        "python": f"{made.folder}/python",
+    }
     text = config_of_run(given | own, "text", batch=4 * NODES, steps=STEPS)
     python = rehearsal.python_of(made.place, made.beside.interpreter)
     furnish(made.folder, rehearsal.documents() | {"config.yaml": text.encode(), "python": python})
 
 
-def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractContextManager[RehearsalStage]:
-    """The stage for the faults called `names`; where nodes are real somebody has agreed. `sure`: nobody is asked.
+def stage_for(
+    config: Config, names: Sequence[str], sure: bool
+) -> AbstractContextManager[RehearsalStage]:
+    """The stage for the faults called `names`; where nodes are real somebody has agreed. `sure`:
+    nobody is asked.
 
     Raises:
         ConfigError: they can't be played on that fleet.
@@ -116,14 +169,18 @@ def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractConte
     harm = backend_of(config).harm()
     if harm is None:
         problem = f"{ENGINES}; played on local, ssh, ec2 and slurm"
-        raise ConfigError.of("fleet.backend", problem, next="make rehearse SET='fleet.backend=local'")
+        raise ConfigError.of(
+            "fleet.backend", problem, next="make rehearse SET='fleet.backend=local'"
+        )
     if harm.steps:
         harm.steps.require()
         agree("kill and stop processes in short jobs of your own", harm.steps.where, sure)
         made = stage_in_jobs(config, harm.steps)
     elif harm.head:
         located = require_hosts(harm.head)
-        agree("kill, stop and cut off processes of a short run", ", ".join(located.fleet.hosts), sure)
+        agree(
+            "kill, stop and cut off processes of a short run", ", ".join(located.fleet.hosts), sure
+        )
         made = stage_on(located, names)
     else:
         made = stage()
@@ -134,4 +191,8 @@ def stage_for(config: Config, names: Sequence[str], sure: bool) -> AbstractConte
 def agree(what: str, where: str, sure: bool) -> None:
     """RunError where nobody agrees to do `what` on `where`."""
     if not sure and not is_agreed(f"{what} on {where}?"):
-        raise RunError("a rehearsal harms real hosts, and nobody has agreed", where=where, next="make rehearse YES=1")
+        raise RunError(
+            "a rehearsal harms real hosts, and nobody has agreed",
+            where=where,
+            next="make rehearse YES=1",
+        )

@@ -1,4 +1,6 @@
-"""A run that a fleet's head launches: hands it over with its exact requests, and follows it from here."""
+"""A run that a fleet's head launches: hands it over with its exact requests, and follows it from
+here.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ OF_THIS_MACHINE = ("fleet.hosts", "fleet.ssh.")  # the head knows the hosts by o
 
 
 def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
-    """Gives a verb to the fleet's head, or joins the launcher that is at work there; follows it until it ends or is detached."""
+    """Gives a verb to the fleet's head, or joins the launcher that is at work there; follows it
+    until it ends or is detached.
+    """
     run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
     head = backend.head()
     assert head  # of a backend that hands over
@@ -56,7 +60,10 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
             return execution.say_finished(plan, run)
         if place.is_running():
             holder = read_holder(run.folder)
-            print(f"{run.name} is at work on {holder.host if holder else 'the fleet'}; looking on", flush=True)
+            print(
+                f"{run.name} is at work on {holder.host if holder else 'the fleet'}; looking on",
+                flush=True,
+            )
             try:
                 return attend(place, backend, LauncherLogs(run), summarize)
             except LauncherGone as error:
@@ -65,7 +72,9 @@ def hand_over(verb: str, plan: Plan, started: float, summarize: bool) -> int:
 
 
 def handed_over(place: Hosts) -> Config | None:
-    """The config with which the run was launched last; None where there is none, or one of another version of this."""
+    """The config with which the run was launched last; None where there is none, or one of another
+    version of this.
+    """
     text = place.read("launch.yaml")
     with NamedTemporaryFile("w", encoding="utf-8", suffix=".yaml") as file, suppress(ConfigError):
         file.write(text)
@@ -75,19 +84,31 @@ def handed_over(place: Hosts) -> Config | None:
 
 
 def require_same(config: Config, there: Config, run: Run, finished: bool) -> None:
-    """RunError, naming what differs, where a run that is to be followed, or to be called finished, has another config."""
+    """RunError, naming what differs, where a run that is to be followed, or to be called finished,
+    has another config.
+    """
     was, now = changes.flatten(there), changes.flatten(config)
-    keys = [key for key in now if key in was and was[key] != now[key] and not key.startswith(OF_THIS_MACHINE)]
+    keys = [
+        key
+        for key in now
+        if key in was and was[key] != now[key] and not key.startswith(OF_THIS_MACHINE)
+    ]
     keys = [key for key in keys if changes.reason(key, config)] if finished else keys
     if keys:
         state = "is finished" if finished else "is at work"
         why = "; ".join(f"{key} is {was[key]} there, {now[key]} here" for key in keys[:8])
-        then = "another name in the config; or make stop first" if not finished else "another name in the config"
+        then = (
+            "another name in the config; or make stop first"
+            if not finished
+            else "another name in the config"
+        )
         raise RunError(f"{state}, with another config", where=run.name, why=why, next=then)
 
 
 def asked_of(head: Head, bill: Bill | None) -> dict[str, str]:
-    """What a launcher on a host can't ask of an account: when the machines are reclaimed, and what was paid for them ahead."""
+    """What a launcher on a host can't ask of an account: when the machines are reclaimed, and what
+    was paid for them ahead.
+    """
     known = {ENDS: head.ends, PAID: bill.paid if bill and bill.paid else None}
     return {name: str(value) for name, value in known.items() if value is not None}
 
@@ -105,7 +126,8 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
     run_folder.write_atomic(run.given, plan.asked)
     place.head.prepare({host: head.facts[host] for host in sound}, plan.requests, plan.asked)
-    place.refresh()  # now that this very code is there: before that an earlier launch may not have been seen
+    # now that this very code is there: before that an earlier launch may not have been seen
+    place.refresh()
     before, words = newest_holder(run.folder), LauncherLogs(run).from_now_on()
     term = before.term if before else 0
     command = (head.interpreter, "-m", "trainfleet", verb, f"CONFIG={place.head.run}/launch.yaml")
@@ -128,18 +150,24 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
 
 def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
-    """The plan for hosts that fit together, and these; BackendError where they do not, or another run is at work on them."""
+    """The plan for hosts that fit together, and these; BackendError where they do not, or another
+    run is at work on them.
+    """
     backend = backend_of(plan.config)
     sound, unsound = head.survey(head.transport.hosts)
     for hosts, why in grouped(unsound):
         print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
     head.require_own_folder(sound)
-    if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):  # which the gate would disturb
+    if Can.EXAMINE not in backend.can or execution.left_running(
+        plan.config, run
+    ):  # which the gate would disturb
         return plan, sound
     head.refuse_other_runs(sound)  # before the gate, which would disturb them
     if without := pass_gate(head, sound):
         sound = [host for host in sound if host.name not in without]
-        plan = replace(plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests))
+        plan = replace(
+            plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests)
+        )
     return plan, sound
 
 
@@ -174,14 +202,18 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
             return
         if ended or late:
             words.show()
-            raise BackendError("the launcher did not come up", where=host.name, next=f"less {words.logs[0]}")
+            raise BackendError(
+                "the launcher did not come up", where=host.name, next=f"less {words.logs[0]}"
+            )
         time.sleep(LOOK_EVERY / 2)
 
 
 def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
-    """Several nodes must fit together before a job starts on them; links are tried where the instance type promises some.
+    """Several nodes must fit together before a job starts on them; links are tried where the
+    instance type promises some.
 
-    Of more hosts than there are to be nodes a spare takes the place of one that does not fit: host → why it is left out.
+    Of more hosts than there are to be nodes a spare takes the place of one that does not fit: host
+    → why it is left out.
 
     Raises:
         BackendError: too few fit; by host.
@@ -204,7 +236,9 @@ def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
             continue
         of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
         what = f"the gate is shut: the nodes are not fit to train together{''.join(of_all)}"
-        said = {host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)}
+        said = {
+            host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)
+        }
         raise BackendError(by_host(what, said), next="make setup, then make doctor")
     return without
 
@@ -214,7 +248,9 @@ class LeftAlone(Exception):
 
 
 class LauncherLogs:
-    """The logs of the run's launcher and of the hosts that stand by for it: one launches after a takeover."""
+    """The logs of the run's launcher and of the hosts that stand by for it: one launches after a
+    takeover.
+    """
 
     def __init__(self, run: Run) -> None:
         self.folder, self.shown = run.logs, dict[Path, int]()
@@ -251,7 +287,9 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
             print_summary(place.run)
         return code
     except LeftAlone:
-        if is_cancelled():  # it goes before a run that was asked to stop, which is not to begin any more
+        if (
+            is_cancelled()
+        ):  # it goes before a run that was asked to stop, which is not to begin any more
             place.ask_to_stop()
             if (code := follow_launcher(place, words)) == execution.STOPPED:
                 print(f"{place.run.name} is stopped", flush=True)
@@ -289,16 +327,22 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
             time.sleep(LOOK_EVERY)  # its last words follow
             place.refresh()
             words.show()
-            if newest_holder(place.run.folder) == holder:  # else it was thawed, and another has led for long
+            if (
+                newest_holder(place.run.folder) == holder
+            ):  # else it was thawed, and another has led for long
                 return holder.code
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
             then = "make train resumes from the last checkpoint"
-            raise LauncherGone("its launcher is gone, and no other took over", where=holder.host, next=then)
+            raise LauncherGone(
+                "its launcher is gone, and no other took over", where=holder.host, next=then
+            )
         time.sleep(LOOK_EVERY)
 
 
 class Leads:
-    """Whether somebody leads a run or is about to, as seen by looks at what has come here: launchers and standbys beat."""
+    """Whether somebody leads a run or is about to, as seen by looks at what has come here:
+    launchers and standbys beat.
+    """
 
     def __init__(self, run: Run) -> None:
         self.folder, self.vacancies = run.folder, [Vacancy(renewed=True), Vacancy(renewed=True)]
@@ -306,5 +350,7 @@ class Leads:
     def look(self, since: float) -> float:
         """Seconds in which neither was heard, by looks that are `since` seconds apart."""
         found = newest_holder(self.folder), newest_standby(self.folder)
-        self.vacancies = [vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)]
+        self.vacancies = [
+            vacancy.look(one, since) for vacancy, one in zip(self.vacancies, found, strict=True)
+        ]
         return min(vacancy.silent for vacancy in self.vacancies)

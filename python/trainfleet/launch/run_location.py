@@ -1,4 +1,6 @@
-"""Finds where a run is at work, for the verbs that look at it, and stops it: asks, waits, and proves that nothing is left."""
+"""Finds where a run is at work, for the verbs that look at it, and stops it: asks, waits, and
+proves that nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
 ANSWERS = 2  # seconds that an engine gets to say why a job waits
-PATIENCE, LONGEST = 120.0, 1800.0  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
+PATIENCE, LONGEST = (
+    120.0,
+    1800.0,
+)  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
 
 
 def place_of(variables: Variables) -> Place:
@@ -30,7 +35,9 @@ def place_of(variables: Variables) -> Place:
 
 
 def forwarded(verb: str, variables: Variables, config: Config | None = None) -> int | None:
-    """The exit code of a verb that needs what a run has made, where another machine has that and carries it out; else None."""
+    """The exit code of a verb that needs what a run has made, where another machine has that and
+    carries it out; else None.
+    """
     run = run_named(variables)
     config = config or config_known(run, variables)
     if config is None or is_nowhere(config):
@@ -40,12 +47,16 @@ def forwarded(verb: str, variables: Variables, config: Config | None = None) -> 
 
 
 def export(variables: Variables) -> int:
-    """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint is; the exit code."""
+    """Makes the newest checkpoint a folder of another format here, OUT, wherever that checkpoint
+    is; the exit code.
+    """
     export_formats.require_new(Path(variables["OUT"]))  # before anything is loaded
     if (code := forwarded("export", variables)) is not None:
         return code
     form = variables.get("FORMAT") or export_formats.HUGGINGFACE
-    return run_module("trainfleet.engine.export", str(run_trained(variables).folder), variables["OUT"], form)
+    return run_module(
+        "trainfleet.engine.export", str(run_trained(variables).folder), variables["OUT"], form
+    )
 
 
 def stop(place: Place, run: Run, variables: Variables) -> bool:
@@ -69,27 +80,42 @@ def stop(place: Place, run: Run, variables: Variables) -> bool:
 
 
 def require_over(run: Run) -> None:
-    """RunError where a launcher of this machine still holds the run, though nothing of it runs: it was stopped itself."""
+    """RunError where a launcher of this machine still holds the run, though nothing of it runs: it
+    was stopped itself.
+    """
     if is_locked(run.folder):
         then = "Ctrl-C twice where it runs; or kill it: fuser " + str(run.folder / "lock")
-        raise RunError("its launcher does not end", where=str(run.folder), why="its ranks were ended, and it is not", next=then)
+        raise RunError(
+            "its launcher does not end",
+            where=str(run.folder),
+            why="its ranks were ended, and it is not",
+            next=then,
+        )
 
 
 def bytes_written(run: Run) -> int:
     """Bytes of metrics and events, as they are here: they grow while the run makes progress."""
-    return sum(path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists())
+    return sum(
+        path.stat().st_size for path in (run.metrics, *run.events.glob("*.jsonl")) if path.exists()
+    )
 
 
 def nodes_at_work(variables: Variables) -> tuple[str, ...]:
-    """The nodes on which something of the run is at work, with a launcher or without; BackendError where one can't be asked."""
+    """The nodes on which something of the run is at work, with a launcher or without; BackendError
+    where one can't be asked.
+    """
     run = run_named(variables)
     if (backend := backend_known(run, variables)) is None:
         return ()
     handle = backend.find(run)
     status = backend.status(handle)
     require_known(run, handle, status)
-    nodes = () if status.ended else [node for node in range(handle.nodes) if node not in status.exits]
-    return tuple(handle.hosts[node] if node < len(handle.hosts) else f"node {node}" for node in nodes)
+    nodes = (
+        () if status.ended else [node for node in range(handle.nodes) if node not in status.exits]
+    )
+    return tuple(
+        handle.hosts[node] if node < len(handle.hosts) else f"node {node}" for node in nodes
+    )
 
 
 def orphan_note(run: Run, variables: Variables) -> str:
@@ -98,8 +124,14 @@ def orphan_note(run: Run, variables: Variables) -> str:
         return ""
     nodes = nodes_at_work(variables)
     if nodes:
-        return f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes over, make stop ends it"
-    return "\nits launcher is gone, and nothing of it runs: make train resumes from the last checkpoint"
+        return (
+            f"\nits launcher is gone; {', '.join(nodes)} go on without it: make train takes "
+            "over, make stop ends it"
+        )
+    return (
+        "\nits launcher is gone, and nothing of it runs: make train resumes from the last "
+        "checkpoint"
+    )
 
 
 def heard_now(run: Run, variables: Variables) -> str | None:
@@ -125,7 +157,9 @@ def heard_now(run: Run, variables: Variables) -> str | None:
 
 
 def require_known(run: Run, handle: Handle, status: Status) -> None:
-    """BackendError, by host, where a node can't be reached, so that it is unknown what runs there."""
+    """BackendError, by host, where a node can't be reached, so that it is unknown what runs
+    there.
+    """
     if status.lost:
         rows = "\n".join(f"  {handle.hosts[node]}: {why}" for node, why in status.lost.items())
         what = f"it is not known that nothing of {run.name} runs any more\n{rows}"
@@ -149,11 +183,15 @@ def end(variables: Variables) -> None:
 
 
 def config_known(run: Run, variables: Variables) -> Config | None:
-    """The run's own config; where there is none, or one of another version of this, the file's; None when neither can be read."""
+    """The run's own config; where there is none, or one of another version of this, the file's;
+    None when neither can be read.
+    """
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            if config.name == run.name:  # else it is another run's, and so is what would be asked and removed by it
+            if (
+                config.name == run.name
+            ):  # else it is another run's, and so is what would be asked and removed by it
                 return config
     with suppress(ConfigError):  # a look needs none
         return config_of(settings_of(variables))[0]
@@ -161,7 +199,9 @@ def config_known(run: Run, variables: Variables) -> Config | None:
 
 
 def backend_known(run: Run, variables: Variables) -> Backend | None:
-    """The backend on which the run may be at work; None where its config is not known, or there is no machine yet."""
+    """The backend on which the run may be at work; None where its config is not known, or there is
+    no machine yet.
+    """
     config = config_known(run, variables)
     return None if config is None or is_nowhere(config) else backend_of(config)
 
@@ -186,4 +226,7 @@ def say_unheard(config: Config) -> None:
         from ..nodes import ssh_config  # loads SSH
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
-            print(f"warning: not honoured of {config.fleet.ssh.config}: {', '.join(words)}; try make doctor without them")
+            print(
+                f"warning: not honoured of {config.fleet.ssh.config}: {', '.join(words)}; try "
+                "make doctor without them"
+            )

@@ -33,7 +33,9 @@ NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what
 
 
 def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | None = None) -> int:
-    """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is summed up here."""
+    """Trains by this plan; the command's exit code. `summarize`: when it has ended, the run is
+    summed up here.
+    """
     with launching(plan.config, "train"):
         run, backend = run_folder.run_of(plan.config.name), backend_of(plan.config)
         if backend.hands_over:
@@ -82,7 +84,8 @@ def require_same(config: Config, run: Run) -> None:
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
-    """Writes a finished run's config.yaml anew where it was lost or damaged: the verbs that use its model need it.
+    """Writes a finished run's config.yaml anew where it was lost or damaged: the verbs that use its
+    model need it.
 
     Raises:
         RunError: all its checkpoints are gone.
@@ -90,7 +93,12 @@ def mend_finished(plan: Plan, run: Run) -> None:
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
         then = "bring them back; or train it anew: make clean PURGE=1, then make train"
-        raise RunError("is finished, and its checkpoints are gone", where=str(run.folder), why=f"the last was {saved}", next=then)
+        raise RunError(
+            "is finished, and its checkpoints are gone",
+            where=str(run.folder),
+            why=f"the last was {saved}",
+            next=then,
+        )
     try:
         load_resolved(run.config)
     except ConfigError:
@@ -98,7 +106,9 @@ def mend_finished(plan: Plan, run: Run) -> None:
 
 
 def require_able(config: Config, run: Run) -> None:
-    """ConfigError or BackendError where the run has cost all that it may, or can't read or write where its models lie."""
+    """ConfigError or BackendError where the run has cost all that it may, or can't read or write
+    where its models lie.
+    """
     Budget(run, config, backend_of(config).bill()).require()
     preflight.try_addresses(config)
 
@@ -122,7 +132,9 @@ def lead(launch: Launch) -> int:
 
 
 def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
-    """The exit code, once each request of the plan has ended. `running`: what an earlier launcher has submitted."""
+    """The exit code, once each request of the plan has ended. `running`: what an earlier launcher
+    has submitted.
+    """
     run, config, seconds = launch.run, launch.config, dict[str, float]()
     for request in launch.plan.requests:
         began = time.time()
@@ -140,8 +152,9 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
 
 
 def prepare(plan: Plan, run: Run) -> None:
-    """Leaves in the run folder what its ranks begin with. A request to stop that is there came after the command
-    (run/launch_intent.py)."""
+    """Leaves in the run folder what its ranks begin with. A request to stop that is there came
+    after the command (run/launch_intent.py).
+    """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
     if not was_handed_over():  # else it came with the requests
         run_folder.write_atomic(run.given, plan.asked)
@@ -152,10 +165,18 @@ def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
-        predicted=plan.estimate.predicted(training.steps * training.global_batch * training.sequence_length),
-        name=run.name, started=started, versions=versions, **state, backend=fleet.backend, nodes=fleet.nodes,
-        world_size=plan.config.world_size, unattended=Can.OUTLIVES in backend_of(plan.config).can,
-    )  # fmt: skip
+        predicted=plan.estimate.predicted(
+            training.steps * training.global_batch * training.sequence_length
+        ),
+        name=run.name,
+        started=started,
+        versions=versions,
+        **state,
+        backend=fleet.backend,
+        nodes=fleet.nodes,
+        world_size=plan.config.world_size,
+        unattended=Can.OUTLIVES in backend_of(plan.config).can,
+    )
 
 
 def require_compiled(run: Run, ahead: bool) -> None:
@@ -169,17 +190,27 @@ def require_compiled(run: Run, ahead: bool) -> None:
     found = compilation.read_run(run)
     if found.failed or not found.compiled:
         why = "\n".join(f"  {line}" for line in found.explained())
-        what = f"{len(found.failed)} of {len(found.compiled)} programs could not be compiled" if found.failed else NOTHING
-        raise JobFailed(f"{what}\n{why}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}")
+        what = (
+            f"{len(found.failed)} of {len(found.compiled)} programs could not be compiled"
+            if found.failed
+            else NOTHING
+        )
+        raise JobFailed(
+            f"{what}\n{why}".rstrip(), where=str(run.folder), next=f"make logs RUN={run.name}"
+        )
     run.update_results(status="finished")
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """How often the run has been restarted, now that the launcher before this one, if one did, died at its work."""
+    """How often the run has been restarted, now that the launcher before this one, if one did, died
+    at its work.
+    """
     if predecessor is None:
         return 0
     restarts = int(run.read_results().get("restarts", 0)) + 1
-    run.record("restarted", attempt=restarts, cause="lost-node", who=f"the launcher on {predecessor.host}")
+    run.record(
+        "restarted", attempt=restarts, cause="lost-node", who=f"the launcher on {predecessor.host}"
+    )
     return restarts
 
 
@@ -191,9 +222,14 @@ def conclude(run: Run, config: Config, status: str, seconds: dict[str, float]) -
 
 
 def export(run: Run, config: Config) -> int:
-    """Makes the finished model a Hugging Face folder in the run's; the exit code of the program that does."""
+    """Makes the finished model a Hugging Face folder in the run's; the exit code of the program
+    that does.
+    """
     return run_module(
-        "trainfleet.engine.export", str(run.folder), str(run.exported(config.train.steps)), export_formats.HUGGINGFACE
+        "trainfleet.engine.export",
+        str(run.folder),
+        str(run.exported(config.train.steps)),
+        export_formats.HUGGINGFACE,
     )
 
 
@@ -204,16 +240,23 @@ def spending(run: Run) -> dict[str, object]:
 
 
 def report(run: Run, config: Config, status: str) -> None:
-    """Leaves status and cost in results.json, and plots and report.html of what has been logged, also of a run that failed.
+    """Leaves status and cost in results.json, and plots and report.html of what has been logged,
+    also of a run that failed.
 
     A disk that is full fails none of it: the run is what matters, and `make report` draws again.
     """
     try:
         bill = backend_of(config).bill()
         spent = Budget(run, config, bill).spent()
-        run.update_results(status=status, **spending(run), **({} if bill is None else {"usd": round(spent, 4)}))
+        run.update_results(
+            status=status, **spending(run), **({} if bill is None else {"usd": round(spent, 4)})
+        )
         if run.metrics.exists():
             plots.draw(run)
             html.write(run)
     except (OSError, RunError, InputError) as error:
-        print(f"warning: the report is not whole: {error}\n  next: df -h {run.folder}, then make report", file=sys.stderr)
+        print(
+            f"warning: the report is not whole: {error}\n  next: df -h {run.folder}, then make "
+            "report",
+            file=sys.stderr,
+        )

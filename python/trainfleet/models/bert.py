@@ -1,7 +1,9 @@
-"""BERT as a plain module: tokens hidden in the whole sequence are guessed, and whether B follows A (arXiv:1810.04805).
+"""BERT as a plain module: tokens hidden in the whole sequence are guessed, and whether B follows A
+(arXiv:1810.04805).
 
-Shapes: B sequences, T tokens, D hidden size, V vocabulary. What goes in is tokens [B, T], or tokens and segments [B, T, 2]. The
-first token's target says whether B follows A (0: it does), as that token is never hidden.
+Shapes: B sequences, T tokens, D hidden size, V vocabulary. What goes in is tokens [B, T], or tokens
+and segments [B, T, 2]. The first token's target says whether B follows A (0: it does), as that
+token is never hidden.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from .parallel_plan import ParallelPlan
 
 
 class Encoder(Network):
-    """tokens -> logits [B, T, V], or with targets the loss. RoBERTa is this, and BERT this with a `Pooler`."""
+    """tokens -> logits [B, T, V], or with targets the loss. RoBERTa is this, and BERT this with a
+    `Pooler`.
+    """
 
     plan = ParallelPlan(
         blocks="layers",
@@ -47,18 +51,26 @@ class Encoder(Network):
         if shape.tie_embeddings:
             self.head.lm_head.weight = self.embed.tokens.weight
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
         x = self.features(tokens)
         return self.head(x) if targets is None else self.loss(x, targets, reduction)
 
     def features(self, tokens: Tensor) -> Tensor:
-        x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, self.positions_of(tokens)))
+        x = (
+            tokens
+            if tokens.is_floating_point()
+            else self.dropout(self.embed(tokens, self.positions_of(tokens)))
+        )
         for layer in self.layers:
             x = layer(x)
         return x
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        return hidden_token_loss(x, self.head, targets, self.guesses(targets), self.parts, reduction, self.surprise)
+        return hidden_token_loss(
+            x, self.head, targets, self.guesses(targets), self.parts, reduction, self.surprise
+        )
 
     def guesses(self, targets: Tensor) -> int:
         """How many tokens of a sequence are hidden, of which this rank may have a part."""
@@ -79,14 +91,20 @@ class Bert(Encoder):
         self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of features. A sum counts every sequence as often as its guesses: over these, it is the mean."""
+        """The loss of features. A sum counts every sequence as often as its guesses: over these, it
+        is the mean.
+        """
         first = self.positions_of(targets)[:1] == 0  # whether this rank has the token that says it
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(super().loss(x, words, reduction))
         labels = targets[:, 0]
-        surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[:, 0]  # cross-entropy of two scores
+        surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[
+            :, 0
+        ]  # cross-entropy of two scores
         follows = torch.where(first & (labels != IGNORED), surprise, 0).sum()
-        return hidden + follows * (self.guesses(targets) if reduction == "sum" else self.parts / len(targets))
+        return hidden + follows * (
+            self.guesses(targets) if reduction == "sum" else self.parts / len(targets)
+        )
 
 
 class BertBlock(nn.Module):

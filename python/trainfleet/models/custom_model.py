@@ -1,7 +1,9 @@
-"""A family of your own (model.module): a Python file with a class `Model`, a Network like those here, whose plan is checked.
+"""A family of your own (model.module): a Python file with a class `Model`, a Network like those
+here, whose plan is checked.
 
-The file is one of yours, in the folder where make runs: its path climbs nowhere, lies in no run or dataset folder, and ends in
-`_model.py` (the schema's pattern). So a run folder or a checkpoint that somebody sent brings no code with it.
+The file is one of yours, in the folder where make runs: its path climbs nowhere, lies in no run or
+dataset folder, and ends in `_model.py` (the schema's pattern). So a run folder or a checkpoint that
+somebody sent brings no code with it.
 """
 
 from __future__ import annotations
@@ -28,8 +30,16 @@ def load(shape: Model) -> Callable[[Model], Network]:
     assert shape.module
     found = getattr(module_at(shape.module, "model.module"), "Model", None)
     if not (isinstance(found, type) and issubclass(found, Network)):
-        why = "it must define a class Model, a subclass of trainfleet.models.Network, or of Llama or GPT2"
-        raise RunError("has no model", where=shape.module, why=why, next=f"{page('docs/how-to/own-model.md')} has an example")
+        why = (
+            "it must define a class Model, a subclass of trainfleet.models.Network, or of "
+            "Llama or GPT2"
+        )
+        raise RunError(
+            "has no model",
+            where=shape.module,
+            why=why,
+            next=f"{page('docs/how-to/own-model.md')} has an example",
+        )
     return found
 
 
@@ -42,15 +52,26 @@ def module_at(path: str, key: str) -> ModuleType:
     name = re.sub(r"\W", "_", path)
     spec = importlib.util.spec_from_file_location(name, Path(path).absolute())
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise RunError("is not there", where=path, why=f"{key} names it, from the folder where make runs", next=f"ls {path}")
+        raise RunError(
+            "is not there",
+            where=path,
+            why=f"{key} names it, from the folder where make runs",
+            next=f"ls {path}",
+        )
     if (beside := str(Path(path).absolute().parent)) not in sys.path:
-        sys.path.append(beside)  # it may import its neighbours; the last, so that none of them shadows a package
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # torch.compile looks it up by its name
+        sys.path.append(
+            beside
+        )  # it may import its neighbours; the last, so that none of them shadows a package
+    module = sys.modules[name] = importlib.util.module_from_spec(
+        spec
+    )  # torch.compile looks it up by its name
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's file does
         why = f"{type(error).__name__}: {error}"
-        raise RunError("can't be loaded", where=path, why=why, next=f"python {path} shows the whole error") from error
+        raise RunError(
+            "can't be loaded", where=path, why=why, next=f"python {path} shows the whole error"
+        ) from error
     return module
 
 
@@ -63,7 +84,10 @@ def check(model: Network, where: str) -> None:
     if faults := list(_faults(model)):
         why = "; ".join(faults)
         raise RunError(
-            "the plan of the model is wrong", where=where, why=why, next="trainfleet/models/parallel_plan.py says what it means"
+            "the plan of the model is wrong",
+            where=where,
+            why=why,
+            next="trainfleet/models/parallel_plan.py says what it means",
         )
 
 
@@ -74,10 +98,15 @@ def _faults(model: Network) -> Iterator[str]:
     plan, names = model.plan, {name for name, _ in model.named_modules()}
     blocks = [name for name in names if re.fullmatch(re.escape(plan.blocks) + r"\.\d+", name)]
     if len(blocks) != model.shape.layers:
-        yield f"blocks {plan.blocks!r} has {len(blocks)} modules, and model.layers is {model.shape.layers}"
+        yield (
+            f"blocks {plan.blocks!r} has {len(blocks)} modules, and model.layers is "
+            f"{model.shape.layers}"
+        )
     for field in ("first", "last", "embeddings", "norms", "gathered", "column", "row"):
         for name in getattr(plan, field):
-            if not any(re.fullmatch(re.escape(name).replace(r"\*", r"\d+"), known) for known in names):
+            if not any(
+                re.fullmatch(re.escape(name).replace(r"\*", r"\d+"), known) for known in names
+            ):
                 yield f"{field} names {name!r}, which is no module of it"
     prefixes = (*plan.first, *plan.last, plan.blocks)
     for name, _ in model.named_parameters():

@@ -1,4 +1,5 @@
-"""GPT-2 as a plain module: learnt positions, LayerNorm before each part of a block, GELU (Radford et al. 2019).
+"""GPT-2 as a plain module: learnt positions, LayerNorm before each part of a block, GELU (Radford
+et al. 2019).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary.
 """
@@ -19,7 +20,13 @@ from .network import causal_within, positions_within
 class GPT2(Decoder):
     """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
 
-    plan = replace(Llama.plan, first=("embed",), embeddings=("embed.tokens",), divided="embed", column=(*COLUMN, "lm_head"))
+    plan = replace(
+        Llama.plan,
+        first=("embed",),
+        embeddings=("embed.tokens",),
+        divided="embed",
+        column=(*COLUMN, "lm_head"),
+    )
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -32,9 +39,13 @@ class GPT2(Decoder):
         if shape.tie_embeddings:
             self.lm_head.weight = self.embed.tokens.weight
 
-    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+    def features(
+        self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        positions = self.positions_of(tokens, start) if documents is None else positions_within(documents)
+        positions = (
+            self.positions_of(tokens, start) if documents is None else positions_within(documents)
+        )
         mask = None if documents is None else causal_within(documents)
         x = tokens if tokens.is_floating_point() else self.dropout(self.embed(tokens, positions))
         for index, layer in enumerate(self.layers):
@@ -42,7 +53,9 @@ class GPT2(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """What writes to the residual stream gets 1/sqrt(2 L) of the others' std, so that depth does not make it grow."""
+        """What writes to the residual stream gets 1/sqrt(2 L) of the others' std, so that depth
+        does not make it grow.
+        """
         mean, std = initial(name)
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))
         return mean, std / math.sqrt(2 * self.shape.layers) if writes else std
@@ -59,6 +72,8 @@ class Gpt2Block(nn.Module):
         self.mlp = FeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
+    ) -> Tensor:
         x = x + self.dropout(self.self_attn(self.input_layernorm(x), cache, index, mask))
         return x + self.dropout(self.mlp(self.post_attention_layernorm(x)))  # type: ignore[no-any-return]

@@ -1,6 +1,8 @@
-"""A model's weights as Hugging Face's safetensors, both ways: which of our parameters is which of theirs, and the files.
+"""A model's weights as Hugging Face's safetensors, both ways: which of our parameters is which of
+theirs, and the files.
 
-Modules here are named alike in all families, so that one plan and one optimizer suit them; the names there are each family's own.
+Modules here are named alike in all families, so that one plan and one optimizer suit them; the
+names there are each family's own.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from torch import Tensor
 
 from ..config.families import FAMILIES
 from ..config.types import Model
-from ..config.weight_files import BIASES, FLOATS, INDEX, WEIGHTS, file_names, open_file, require_no_others, require_tied, some
+from ..config.weight_files import (
+    BIASES,
+    FLOATS,
+    INDEX,
+    WEIGHTS,
+    file_names,
+    open_file,
+    require_no_others,
+    require_tied,
+    some,
+)
 from ..trust.errors import RunError
 from .network import Network
 
@@ -28,7 +40,9 @@ SHARD_BYTES = 5 * 10**9  # of a file, as the library itself splits them
 
 @dataclass(frozen=True)
 class Counterpart:
-    """Where a parameter of ours stands there: the name, whether turned, and which of three that lie side by side it is."""
+    """Where a parameter of ours stands there: the name, whether turned, and which of three that lie
+    side by side it is.
+    """
 
     name: str
     turned: bool = False
@@ -49,12 +63,16 @@ def counterpart_of(family: str, ours: str) -> Counterpart:
                 break
     if not folder.turned or not ours.startswith("layers.") or "layernorm" in ours:
         return Counterpart(f"{prefix}.{name}")
-    third = next((index for index, letter in enumerate("qkv") if f"self_attn.{letter}_proj" in ours), None)
+    third = next(
+        (index for index, letter in enumerate("qkv") if f"self_attn.{letter}_proj" in ours), None
+    )
     return Counterpart(f"{prefix}.{name}", ours.endswith("weight"), third)
 
 
 def outgoing(model: Network, family: str) -> dict[str, Tensor]:
-    """The weights under their names there, on the host: a tied one once, an untied output layer's bias under both names."""
+    """The weights under their names there, on the host: a tied one once, an untied output layer's
+    bias under both names.
+    """
     parts: dict[str, list[Tensor]] = {}
     for ours, parameter in model.named_parameters():
         there = counterpart_of(family, ours)
@@ -69,27 +87,38 @@ def outgoing(model: Network, family: str) -> dict[str, Tensor]:
 
 
 def save(model: Network, family: str, folder: Path) -> list[str]:
-    """Writes the weights into a folder, over several files when they are large; the files' names. Same weights, same bytes."""
+    """Writes the weights into a folder, over several files when they are large; the files' names.
+    Same weights, same bytes.
+    """
     tensors = dict(sorted(outgoing(model, family).items()))
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
-        if shards[-1] and sum(part.nbytes for part in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
+        if (
+            shards[-1]
+            and sum(part.nbytes for part in shards[-1].values()) + tensor.nbytes > SHARD_BYTES
+        ):
             shards.append({})
         shards[-1][name] = tensor
     if len(shards) == 1:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         return [WEIGHTS]
-    files = [f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))]
+    files = [
+        f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors" for number in range(len(shards))
+    ]
     for file, shard in zip(files, shards, strict=True):
         save_file(shard, folder / file, metadata={"format": "pt"})
     where = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
-    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": where}
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+        "weight_map": where,
+    }
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return [*files, INDEX]
 
 
 def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """The weights of a folder under our names, for those in `sizes`: all of a model's, or a pipeline stage's.
+    """The weights of a folder under our names, for those in `sizes`: all of a model's, or a
+    pipeline stage's.
 
     Raises:
         RunError: a file or a weight is missing, of another size, or left over; each by name.
@@ -100,23 +129,34 @@ def load(folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, 
         return collect(files, folder, shape, sizes)
 
 
-def collect(files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """`load` of open files, or of what answers as safetensors' do: keys, get_slice and get_tensor."""
+def collect(
+    files: Iterable[Any], folder: Path, shape: Model, sizes: dict[str, torch.Size]
+) -> dict[str, Tensor]:
+    """`load` of open files, or of what answers as safetensors' do: keys, get_slice and
+    get_tensor.
+    """
     found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - it is no dict
     names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
     for name, other in BIASES.items():
         if other in names and (name not in names or not shape.tie_embeddings):
             names[name] = names.pop(other)
     refuse_others(folder, shape, set(names))
-    return {ours: take(folder, names, counterpart_of(shape.family, ours), ours, size) for ours, size in sizes.items()}
+    return {
+        ours: take(folder, names, counterpart_of(shape.family, ours), ours, size)
+        for ours, size in sizes.items()
+    }
 
 
 def current(key: str, family: str, keys: Iterable[str]) -> str:
-    """A name as today's library writes it: older files say gamma and beta, and GPT-2's lack the trunk's name."""
+    """A name as today's library writes it: older files say gamma and beta, and GPT-2's lack the
+    trunk's name.
+    """
     prefix = f"{FAMILIES[family].folder.trunk}."
     if not any(other.startswith(prefix) for other in keys) and not key.startswith("lm_head"):
         key = prefix + key
-    return key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return key.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
 
 
 def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
@@ -129,24 +169,51 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
     tied = {counterpart_of(shape.family, name).name for name in model.state_dict()} - needed
     missing, others = needed - present, present - needed - tied
     if missing:
-        raise RunError("lacks weights", where=str(folder), why=some(missing), next=f"model.preset: {folder} takes its shape")
-    require_no_others(folder, {name for name in others if not re.search(FAMILIES[shape.family].folder.ignored, name)})
+        raise RunError(
+            "lacks weights",
+            where=str(folder),
+            why=some(missing),
+            next=f"model.preset: {folder} takes its shape",
+        )
+    require_no_others(
+        folder,
+        {name for name in others if not re.search(FAMILIES[shape.family].folder.ignored, name)},
+    )
 
 
-def take(folder: Path, names: dict[str, tuple[Any, str]], wanted: Counterpart, ours: str, size: torch.Size) -> Tensor:
+def take(
+    folder: Path,
+    names: dict[str, tuple[Any, str]],
+    wanted: Counterpart,
+    ours: str,
+    size: torch.Size,
+) -> Tensor:
     """One parameter, as it stands here."""
     file, key = names[wanted.name]
     there = file.get_slice(key)
     if len(there.get_shape()) != len(size) or there.get_dtype() not in FLOATS:
-        why = f"{key} is {there.get_dtype()} of size {tuple(there.get_shape())}, and {ours} here of {tuple(size)}"
-        raise RunError("has weights of another kind", where=str(folder), why=why, next=f"model.preset: {folder} takes its shape")
+        why = (
+            f"{key} is {there.get_dtype()} of size {tuple(there.get_shape())}, and {ours} here "
+            f"of {tuple(size)}"
+        )
+        raise RunError(
+            "has weights of another kind",
+            where=str(folder),
+            why=why,
+            next=f"model.preset: {folder} takes its shape",
+        )
     value: Tensor = file.get_tensor(key)
     if wanted.third is not None:
         value = value.chunk(3, -1)[wanted.third]
     value = value.T.contiguous() if wanted.turned else value
     if value.shape != size:
         why = f"{key} gives {ours} the size {tuple(value.shape)}, the model has {tuple(size)}"
-        raise RunError("has weights of another size", where=str(folder), why=why, next=f"model.preset: {folder} takes its shape")
+        raise RunError(
+            "has weights of another size",
+            where=str(folder),
+            why=why,
+            next=f"model.preset: {folder} takes its shape",
+        )
     return value
 
 

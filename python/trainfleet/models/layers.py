@@ -1,4 +1,6 @@
-"""What GPT-2, BERT and RoBERTa have in common: learnt positions, attention and feed-forward with biases."""
+"""What GPT-2, BERT and RoBERTa have in common: learnt positions, attention and feed-forward with
+biases.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from .llama import Cache, extend
 from .network import Attend
 
 INITIAL_STD = 0.02  # of every matrix
-COLUMN = ("layers.*.self_attn.q_proj", "layers.*.self_attn.k_proj", "layers.*.self_attn.v_proj", "layers.*.mlp.up_proj")
+COLUMN = (
+    "layers.*.self_attn.q_proj",
+    "layers.*.self_attn.k_proj",
+    "layers.*.self_attn.v_proj",
+    "layers.*.mlp.up_proj",
+)
 ROW = ("layers.*.self_attn.o_proj", "layers.*.mlp.down_proj")
 
 
@@ -23,19 +30,29 @@ class Embeddings(nn.Module):
         family = FAMILIES[shape.family]
         self.positions_from = family.positions_from
         self.tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
-        self.positions = nn.Embedding(shape.max_sequence_length + family.positions_from, shape.hidden_size)
-        self.segments = nn.Embedding(family.segments, shape.hidden_size) if family.segments else None
+        self.positions = nn.Embedding(
+            shape.max_sequence_length + family.positions_from, shape.hidden_size
+        )
+        self.segments = (
+            nn.Embedding(family.segments, shape.hidden_size) if family.segments else None
+        )
         self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon) if norm else None
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        tokens, segments = tokens.unbind(-1) if tokens.ndim == 3 else (tokens, tokens.new_zeros(()).expand(tokens.shape))
+        tokens, segments = (
+            tokens.unbind(-1)
+            if tokens.ndim == 3
+            else (tokens, tokens.new_zeros(()).expand(tokens.shape))
+        )
         x = self.tokens(tokens) + self.positions(positions + self.positions_from)
         x = x if self.segments is None else x + self.segments(segments)
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention: causal, or over the whole sequence (Vaswani et al. 2017, arXiv:1706.03762)."""
+    """Multi-head attention: causal, or over the whole sequence (Vaswani et al. 2017,
+    arXiv:1706.03762).
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -46,19 +63,27 @@ class MultiHeadAttention(nn.Module):
         self.attend = Attend(FAMILIES[shape.family].causal, shape.dropout)
         self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
 
-    def forward(self, x: Tensor, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None) -> Tensor:
-        q, k, v = (self.split(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+    def forward(
+        self, x: Tensor, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
+    ) -> Tensor:
+        q, k, v = (
+            self.split(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if cache is not None:
             k, v = extend(cache, index, k, v)
         return self.o_proj(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
-        """[B, T, heads x E] -> [B, heads, T, E]; the number of heads is read off, since tensor parallelism divides it."""
+        """[B, T, heads x E] -> [B, heads, T, E]; the number of heads is read off, since tensor
+        parallelism divides it.
+        """
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
-    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415); GPT-2 takes its tanh approximation."""
+    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415); GPT-2 takes its tanh
+    approximation.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -71,7 +96,9 @@ class FeedForward(nn.Module):
 
 
 def initial(name: str) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter's first values: matrices 0 and 0.02, biases 0, the gains of norms 1."""
+    """Mean and standard deviation of a parameter's first values: matrices 0 and 0.02, biases 0, the
+    gains of norms 1.
+    """
     if name.endswith("bias"):
         return 0.0, 0.0
     return (1.0, 0.0) if name.endswith("norm.weight") else (0.0, INITIAL_STD)

@@ -1,8 +1,11 @@
-"""Llama as a plain module: RMSNorm, rotary positions, SwiGLU, grouped-query attention (Touvron et al. 2023, arXiv:2302.13971).
+"""Llama as a plain module: RMSNorm, rotary positions, SwiGLU, grouped-query attention (Touvron et
+al. 2023, arXiv:2302.13971).
 
-Modules have the names, and rotary features the order, of the `transformers` library, so that an export only renames.
+Modules have the names, and rotary features the order, of the `transformers` library, so that an
+export only renames.
 
-Shapes: B sequences, T tokens, D hidden size, H heads, K key-value heads, E features of a head, V vocabulary.
+Shapes: B sequences, T tokens, D hidden size, H heads, K key-value heads, E features of a head, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from .loss import next_token_loss
 from .network import Attend, Network, causal_within, positions_within
 from .parallel_plan import ParallelPlan
 
-INITIAL_STD = 0.02  # of every matrix; those that write to the residual stream get less, see `initial`
+INITIAL_STD = (
+    0.02  # of every matrix; those that write to the residual stream get less, see `initial`
+)
 STRETCHED_FROM = 8192  # tokens: the context that Llama 3 was first trained with
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [T, E] or [B, 1, T, E] each
 Cache = list[tuple[Tensor, Tensor]]  # keys and values of each block, [B, K, tokens so far, E]
@@ -33,7 +38,9 @@ class Decoder(Network):
     lm_head: nn.Linear
 
     @abstractmethod
-    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor: ...
+    def features(
+        self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None
+    ) -> Tensor: ...
 
     def forward(
         self,
@@ -43,9 +50,11 @@ class Decoder(Network):
         reduction: str = "mean",
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Logits of every position. With a cache, `tokens` come after those it holds, and it is extended in place.
+        """Logits of every position. With a cache, `tokens` come after those it holds, and it is
+        extended in place.
 
-        With `documents` [B, T], the number of each token's document, every document is as if it stood alone.
+        With `documents` [B, T], the number of each token's document, every document is as if it
+        stood alone.
         """
         x = self.features(tokens, cache, documents)
         return self.lm_head(x) if targets is None else self.loss(x, targets, reduction)
@@ -55,7 +64,9 @@ class Decoder(Network):
 
 
 class Llama(Decoder):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss: Llama, and the families that differ from it in data alone."""
+    """tokens [B, T] -> logits [B, T, V], or with targets the loss: Llama, and the families that
+    differ from it in data alone.
+    """
 
     plan = ParallelPlan(
         blocks="layers",
@@ -87,11 +98,20 @@ class Llama(Decoder):
         if shape.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def features(self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None) -> Tensor:
+    def features(
+        self, tokens: Tensor, cache: Cache | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         start = cache[0][0].shape[2] if cache else 0
-        positions = self.positions_of(tokens, start) if documents is None else positions_within(documents)
-        rotation, mask = rotary_table(self.shape, positions), None if documents is None else causal_within(documents)
-        x = tokens if tokens.is_floating_point() else self.embed(tokens)  # a stage before this one may have done it
+        positions = (
+            self.positions_of(tokens, start) if documents is None else positions_within(documents)
+        )
+        rotation, mask = (
+            rotary_table(self.shape, positions),
+            None if documents is None else causal_within(documents),
+        )
+        x = (
+            tokens if tokens.is_floating_point() else self.embed(tokens)
+        )  # a stage before this one may have done it
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
@@ -101,9 +121,11 @@ class Llama(Decoder):
         return x * self.shape.hidden_size**0.5 if FAMILIES[self.shape.family].scaled else x  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """Matrices have std 0.02, and 1/sqrt(2 L) of that where a block writes to the residual stream; norms are 1.
+        """Matrices have std 0.02, and 1/sqrt(2 L) of that where a block writes to the residual
+        stream; norms are 1.
 
-        The scaling keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2, section 2.3).
+        The scaling keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2,
+        section 2.3).
         """
         if name.endswith("norm.weight"):
             return 0.0 if FAMILIES[self.shape.family].gains_from_one else 1.0, 0.0
@@ -137,7 +159,12 @@ class LlamaBlock(nn.Module):
         self.mlp = GatedFeedForward(shape)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        cache: Cache | None = None,
+        index: int = 0,
+        mask: Tensor | None = None,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotation, cache, index, mask)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
@@ -154,14 +181,21 @@ class LateBlock(nn.Module):
         self.post_feedforward_layernorm = norm(shape)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, cache: Cache | None = None, index: int = 0, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        cache: Cache | None = None,
+        index: int = 0,
+        mask: Tensor | None = None,
     ) -> Tensor:
         x = x + self.post_attention_layernorm(self.self_attn(x, rotation, cache, index, mask))
         return x + self.post_feedforward_layernorm(self.mlp(x))  # type: ignore[no-any-return]
 
 
 class GroupedQueryAttention(nn.Module):
-    """Causal attention in which H / K query heads share a key-value head (Ainslie et al. 2023, arXiv:2305.13245)."""
+    """Causal attention in which H / K query heads share a key-value head (Ainslie et al. 2023,
+    arXiv:2305.13245).
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -178,21 +212,29 @@ class GroupedQueryAttention(nn.Module):
         self.attend = Attend(causal=True)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: Cache | None, index: int, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: Rotation, cache: Cache | None, index: int, mask: Tensor | None
+    ) -> Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.together:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = self.heads(q), self.heads(k), self.heads(v)
         if self.normed and not self.together:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = rotate(q.transpose(1, 2), rotation), rotate(k.transpose(1, 2), rotation), v.transpose(1, 2)
+        q, k, v = (
+            rotate(q.transpose(1, 2), rotation),
+            rotate(k.transpose(1, 2), rotation),
+            v.transpose(1, 2),
+        )
         if cache is not None:
             k, v = extend(cache, index, k, v)
         out = self.attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads x E] -> [B, T, heads, E]; the number of heads is read off, since tensor parallelism divides it."""
+        """[B, T, heads x E] -> [B, T, heads, E]; the number of heads is read off, since tensor
+        parallelism divides it.
+        """
         return x.view(*x.shape[:2], -1, self.head_size)
 
 
@@ -208,7 +250,9 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate_proj(x)
-        return self.down_proj((F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(  # type: ignore[no-any-return]
+            (F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * self.up_proj(x)
+        )
 
 
 class Olmo2(Llama):
@@ -222,32 +266,43 @@ class Olmo2(Llama):
 
 
 def rotary_table(shape: Model, positions: Tensor) -> Rotation:
-    """cos and sin of position x frequency, the E / 2 frequencies twice (Su et al. 2021, arXiv:2104.09864): [T, E] of positions
-    [T], and [B, 1, T, E] of [B, T].
+    """cos and sin of position x frequency, the E / 2 frequencies twice (Su et al. 2021,
+    arXiv:2104.09864): [T, E] of positions [T], and [B, 1, T, E] of [B, T].
 
-    Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep equal.
+    Computed in every forward, which is cheap, so that the model has no buffers for ranks to keep
+    equal.
     """
     size = shape.head_features
     waves = shape.rope_theta ** (torch.arange(0, size, 2, device=positions.device).float() / size)
-    frequencies = stretched(1 / waves, shape)  # as transformers rounds: a bit more or less is an angle at late positions
+    frequencies = stretched(
+        1 / waves, shape
+    )  # as transformers rounds: a bit more or less is an angle at late positions
     half = positions.float()[..., None] * frequencies
-    angles = torch.cat((half, half), -1) if positions.ndim == 1 else torch.cat((half, half), -1)[:, None]
+    angles = (
+        torch.cat((half, half), -1) if positions.ndim == 1 else torch.cat((half, half), -1)[:, None]
+    )
     return angles.cos(), angles.sin()
 
 
 def stretched(frequencies: Tensor, shape: Model) -> Tensor:
-    """Llama 3.1's longer context: waves longer than the first training's context are slowed down by `rope_scaling`.
+    """Llama 3.1's longer context: waves longer than the first training's context are slowed down by
+    `rope_scaling`.
 
-    Those shorter than a quarter of it stay, and between the two lies a straight line (Grattafiori et al. 2024, arXiv:2407.21783,
-    section 3.4.2; the constants are those of the published config.json).
+    Those shorter than a quarter of it stay, and between the two lies a straight line (Grattafiori
+    et al. 2024, arXiv:2407.21783, section 3.4.2; the constants are those of the published
+    config.json).
     """
-    turns = frequencies * (STRETCHED_FROM / (2 * math.pi))  # of a wave within the first training's context
+    turns = frequencies * (
+        STRETCHED_FROM / (2 * math.pi)
+    )  # of a wave within the first training's context
     kept = ((turns - 1) / 3).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / shape.rope_scaling)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turns feature i together with feature i + E / 2 of x [B, heads, T, E] by its position's angle."""
+    """Turns feature i together with feature i + E / 2 of x [B, heads, T, E] by its position's
+    angle.
+    """
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)

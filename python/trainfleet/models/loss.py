@@ -1,4 +1,6 @@
-"""The losses: in nats per guessed token, over fp32 logits, since a sum over the vocabulary needs them."""
+"""The losses: in nats per guessed token, over fp32 logits, since a sum over the vocabulary needs
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..config.memory import LOGITS_BYTES
 
 MOST = 2.0**15  # half of what fp16 ends at
 IGNORED = -100  # the target of a token that is not guessed
-Surprise = Callable[[Tensor, Tensor, str], Tensor]  # fp32 logits [N, V], targets [N] and how to reduce -> nats
+Surprise = Callable[
+    [Tensor, Tensor, str], Tensor
+]  # fp32 logits [N, V], targets [N] and how to reduce -> nats
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -22,16 +26,26 @@ def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 def next_token_loss(
-    x: Tensor, head: nn.Linear, targets: Tensor, reduction: str = "mean", surprise: Surprise = surprise
+    x: Tensor,
+    head: nn.Linear,
+    targets: Tensor,
+    reduction: str = "mean",
+    surprise: Surprise = surprise,
 ) -> Tensor:
     """Cross-entropy of every position of x [B, T, D] against targets [B, T].
 
-    Where all logits would take more than LOGITS_BYTES, they are computed piece by piece, and once: a piece's gradients are
-    computed with its loss (`Pieces`). Where a rank has a part of the sequence, it has a slice of the vocabulary too, and all
-    goes at once.
+    Where all logits would take more than LOGITS_BYTES, they are computed piece by piece, and once:
+    a piece's gradients are computed with its loss (`Pieces`). Where a rank has a part of the
+    sequence, it has a slice of the vocabulary too, and all goes at once.
     """
-    pieces = -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES) if x.shape[:2] == targets.shape else 1
-    if pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1:  # no plain matrix, or a bias too
+    pieces = (
+        -(-targets.numel() * head.out_features * 4 // LOGITS_BYTES)
+        if x.shape[:2] == targets.shape
+        else 1
+    )
+    if (
+        pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1
+    ):  # no plain matrix, or a bias too
         return _surprise(head, x, targets, reduction, surprise)
     x, targets = x.flatten(0, 1), targets.flatten()
     if torch.is_grad_enabled():
@@ -43,18 +57,23 @@ def next_token_loss(
 
 
 class Pieces(torch.autograd.Function):
-    """The summed cross-entropy of x [N, D] through a matrix [V, D], in pieces of x, with the gradients computed on the way.
+    """The summed cross-entropy of x [N, D] through a matrix [V, D], in pieces of x, with the
+    gradients computed on the way.
 
-    So no piece's logits are kept or computed twice: the product x W is 1 of 3 that the head takes, and a backward pass that
-    computes the logits again makes it 4. torch.utils.checkpoint, which would, does not run on PyTorch/XLA (2.9), and once it
-    is compiled it saves nothing, as the backward pass computes all logits before it uses any (torch 2.13). torch's own
+    So no piece's logits are kept or computed twice: the product x W is 1 of 3 that the head takes,
+    and a backward pass that computes the logits again makes it 4. torch.utils.checkpoint, which
+    would, does not run on PyTorch/XLA (2.9), and once it is compiled it saves nothing, as the
+    backward pass computes all logits before it uses any (torch 2.13). torch's own
     linear_cross_entropy (2.13) is not compiled.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, pieces: int) -> Tensor:
         total = torch.zeros((), device=x.device)
-        to_x, to_weight = [], torch.zeros_like(weight, dtype=torch.float if weight.dtype == torch.half else None)
+        to_x, to_weight = (
+            [],
+            torch.zeros_like(weight, dtype=torch.float if weight.dtype == torch.half else None),
+        )
         for part, wanted in zip(x.chunk(pieces), targets.chunk(pieces), strict=True):
             logits = F.linear(part, weight)
             format_, logits = logits.dtype, logits.float()
@@ -73,7 +92,9 @@ class Pieces(torch.autograd.Function):
 
 
 def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy of fp32 logits [N, V], and its gradient to them, which takes their place."""
+    """The summed cross-entropy of fp32 logits [N, V], and its gradient to them, which takes their
+    place.
+    """
     guessed = (targets != IGNORED)[:, None]
     places = torch.where(guessed, targets[:, None], 0)
     largest, wanted = logits.amax(1, keepdim=True), logits.gather(1, places)
@@ -84,9 +105,11 @@ def surprise_and_slope(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds a product of matrices to a total, in place; without a copy of it where all have one number format.
+    """Adds a product of matrices to a total, in place; without a copy of it where all have one
+    number format.
 
-    `left` has numbers up to 1. In fp16 `right` is made so small that no sum overflows: the loss scale comes too late for that.
+    `left` has numbers up to 1. In fp16 `right` is made so small that no sum overflows: the loss
+    scale comes too late for that.
     """
     if left.dtype == torch.half:
         room = (MOST / (len(right) * right.abs().amax().float())).clamp(max=1.0)
@@ -97,7 +120,9 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.add_(left @ right.to(left.dtype))
 
 
-def _surprise(head: nn.Linear, x: Tensor, targets: Tensor, reduction: str, surprise: Surprise) -> Tensor:
+def _surprise(
+    head: nn.Linear, x: Tensor, targets: Tensor, reduction: str, surprise: Surprise
+) -> Tensor:
     return surprise(head(x).float().flatten(0, -2), targets.flatten(), reduction)
 
 
@@ -110,13 +135,17 @@ def hidden_token_loss(
     reduction: str = "mean",
     surprise: Surprise = surprise,
 ) -> Tensor:
-    """Cross-entropy of the positions of x [B, T, D] whose target is not IGNORED: `guesses` of each sequence at most.
+    """Cross-entropy of the positions of x [B, T, D] whose target is not IGNORED: `guesses` of each
+    sequence at most.
 
-    Only these go through the output layer, which for BERT-Large saves a tenth of all FLOPs. Their number is given, as to count
-    them would make the host wait for the device. Where x is one of `parts` of each sequence, the mean over the parts is the mean.
+    Only these go through the output layer, which for BERT-Large saves a tenth of all FLOPs. Their
+    number is given, as to count them would make the host wait for the device. Where x is one of
+    `parts` of each sequence, the mean over the parts is the mean.
     """
     count, length = targets.shape
-    flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)  # one more, for the positions that no guess fills
+    flat = F.pad(
+        targets.flatten(), (0, 1), value=IGNORED
+    )  # one more, for the positions that no guess fills
     chosen = first_positions(flat != IGNORED, count * min(guesses, length))
     total = surprise(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], "sum")
     return total * (parts / (count * guesses)) if reduction == "mean" else total
@@ -125,8 +154,13 @@ def hidden_token_loss(
 def first_positions(mask: Tensor, size: int) -> Tensor:
     """Where a mask [N] is true: its first `size` positions, [size], filled up with N - 1.
 
-    By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is not among PyTorch/XLA's.
+    By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is
+    not among PyTorch/XLA's.
     """
-    turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)  # the last place is for all that does not count
+    turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(
+        max=size
+    )  # the last place is for all that does not count
     positions = torch.arange(len(mask), device=mask.device)
-    return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[:size]
+    return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[
+        :size
+    ]

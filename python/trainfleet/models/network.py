@@ -17,24 +17,30 @@ from .parallel_plan import ParallelPlan
 
 
 class Network(nn.Module, ABC):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss; and what the engine must know to divide it.
+    """tokens [B, T] -> logits [B, T, V], or with targets the loss; and what the engine must know to
+    divide it.
 
-    Its modules are registered in the order of use: gradients then become ready in the reverse of that order, as DDP assumes.
+    Its modules are registered in the order of use: gradients then become ready in the reverse of
+    that order, as DDP assumes.
     """
 
     plan: ClassVar[ParallelPlan]
     shape: Model
-    # Where this rank's tokens stand in their sequence, [T]; None: at 0, 1, 2 ... The engine says so when it divides sequences.
+    # Where this rank's tokens stand in their sequence, [T]; None: at 0, 1, 2 ... The engine says so
+    # when it divides sequences.
     positions: Tensor | None = None
     parts: int = 1  # ranks over which the engine divides each sequence
-    surprise: Surprise = staticmethod(surprise)  # the engine may put one in its place that takes slices of the vocabulary
+    surprise: Surprise = staticmethod(
+        surprise
+    )  # the engine may put one in its place that takes slices of the vocabulary
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:
         """What the head is given: [B, T, D].
 
-        A stage of a pipeline is a model without the modules that other stages have: then this takes the hidden state of the
-        stage before instead of tokens, and what comes back is the next one's.
+        A stage of a pipeline is a model without the modules that other stages have: then this takes
+        the hidden state of the stage before instead of tokens, and what comes back is the next
+        one's.
         """
 
     @abstractmethod
@@ -49,7 +55,9 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def initial(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation of the normal distribution that a parameter's first values are drawn from."""
+        """Mean and standard deviation of the normal distribution that a parameter's first values
+        are drawn from.
+        """
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -58,8 +66,12 @@ class Network(nn.Module, ABC):
             generator = torch.Generator(parameter.device)
             parameter.copy_(self.draw(name, parameter.shape, seed, generator.manual_seed))
 
-    def draw(self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]) -> Tensor:
-        """First values of a parameter, where `generator` draws them: seeded by seed and name alone, so that all ranks agree."""
+    def draw(
+        self, name: str, size: Sequence[int], seed: int, generator: Callable[[int], torch.Generator]
+    ) -> Tensor:
+        """First values of a parameter, where `generator` draws them: seeded by seed and name alone,
+        so that all ranks agree.
+        """
         mean, std = self.initial(name)
         digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
         source = generator(int.from_bytes(digest[:8], "big") >> 1)
@@ -68,7 +80,9 @@ class Network(nn.Module, ABC):
 
 
 class Total(nn.Module):
-    """A loss as it is: a module, so that the engine can make one whole that it had computed of slices of the vocabulary."""
+    """A loss as it is: a module, so that the engine can make one whole that it had computed of
+    slices of the vocabulary.
+    """
 
     def forward(self, loss: Tensor) -> Tensor:
         return loss
@@ -77,7 +91,8 @@ class Total(nn.Module):
 class Attend(nn.Module):
     """softmax(q k^T / sqrt(E)) v, a sum over the values of the positions that each query may see.
 
-    A module of its own, so that the engine can put in its place one that also sees keys of other ranks.
+    A module of its own, so that the engine can put in its place one that also sees keys of other
+    ranks.
     """
 
     def __init__(self, causal: bool, dropout: float = 0.0) -> None:
@@ -85,14 +100,21 @@ class Attend(nn.Module):
         self.causal, self.dropout = causal, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """q [B, H, T, E], k and v [B, K, S, E] -> [B, H, T, E]; H / K queries share a key and its value.
+        """q [B, H, T, E], k and v [B, K, S, E] -> [B, H, T, E]; H / K queries share a key and its
+        value.
 
-        A mask [B, 1, T, S] says what each query sees. Without one, one new query sees all keys; several see themselves causally,
-        which SDPA takes from the top left corner: right only while nothing is cached, which is how `generate` calls it.
+        A mask [B, 1, T, S] says what each query sees. Without one, one new query sees all keys;
+        several see themselves causally, which SDPA takes from the top left corner: right only while
+        nothing is cached, which is how `generate` calls it.
         """
-        causal, dropout = mask is None and self.causal and q.shape[2] > 1, self.dropout if self.training else 0.0
+        causal, dropout = (
+            mask is None and self.causal and q.shape[2] > 1,
+            self.dropout if self.training else 0.0,
+        )
         shared = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=shared)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, dropout_p=dropout, enable_gqa=shared
+        )
 
 
 def positions_within(documents: Tensor) -> Tensor:

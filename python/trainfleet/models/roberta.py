@@ -1,4 +1,6 @@
-"""RoBERTa: BERT without the second question, masked anew every time a sequence is seen (Liu et al. 2019, arXiv:1907.11692)."""
+"""RoBERTa: BERT without the second question, masked anew every time a sequence is seen (Liu et al.
+2019, arXiv:1907.11692).
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait ten minutes and name none.
+"""Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait
+ten minutes and name none.
 
-An engine starts nodes minutes apart, and sometimes never. Node 0 listens where the ranks will meet; every other node connects,
-says which it is and waits for node 0's answer. So this also tests the very address and port that the ranks need. Standard library
-only.
+An engine starts nodes minutes apart, and sometimes never. Node 0 listens where the ranks will meet;
+every other node connects, says which it is and waits for node 0's answer. So this also tests the
+very address and port that the ranks need. Standard library only.
 
-The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE seconds, and at last `go`, or
-`missing 3 5`. A node that hears nothing for SILENCE seconds reconnects.
+The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE
+seconds, and at last `go`, or `missing 3 5`. A node that hears nothing for SILENCE seconds
+reconnects.
 """
 
 from __future__ import annotations
@@ -31,17 +33,22 @@ Say = Callable[[str], None]
 class Missing(BackendError):
     """Not all nodes of a job came in time."""
 
-    exit_code = 69  # sysexits.h: a service is unavailable. The program is not at fault, so that another attempt may do
+    # sysexits.h: a service is unavailable. The program is not at fault, so that another attempt may
+    # do
+    exit_code = 69
 
 
 def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
     """Returns when all nodes of `job` are there; reports progress through `say`.
 
     Raises:
-        Missing: after `seconds` node 0 or others have not come; every node that came gets their numbers.
+        Missing: after `seconds` node 0 or others have not come; every node that came gets their
+            numbers.
     """
     if seat.nodes > 1:
-        asyncio.run(_gather(seat, job, seconds, say) if seat.node == 0 else _report(seat, job, seconds, say))
+        asyncio.run(
+            _gather(seat, job, seconds, say) if seat.node == 0 else _report(seat, job, seconds, say)
+        )
 
 
 async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
@@ -64,7 +71,9 @@ async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
 
 
 class RollCall:
-    """Node 0's connections. `here`: nodes of this job that are there; `visits`: all connections, also of strangers."""
+    """Node 0's connections. `here`: nodes of this job that are there; `visits`: all connections,
+    also of strangers.
+    """
 
     def __init__(self, job: str, nodes: int) -> None:
         self.job, self.nodes = job, nodes
@@ -112,19 +121,30 @@ class RollCall:
             await asyncio.wait(self.visits, timeout=SILENCE)
 
 
-async def _listen(greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], seat: Seat) -> asyncio.Server:
+async def _listen(
+    greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], seat: Seat
+) -> asyncio.Server:
     try:
-        return await asyncio.start_server(greet, "", seat.port, limit=LINE, backlog=4096, reuse_address=True)
+        return await asyncio.start_server(
+            greet, "", seat.port, limit=LINE, backlog=4096, reuse_address=True
+        )
     except OSError as error:
-        why, then = f"{error.strerror or error}: the nodes must meet there", f"on it: ss -ltnp 'sport = :{seat.port}'"
-        raise BackendError(f"port {seat.port} can't be used", where=f"node {seat.node}", why=why, next=then) from error
+        why, then = (
+            f"{error.strerror or error}: the nodes must meet there",
+            f"on it: ss -ltnp 'sport = :{seat.port}'",
+        )
+        raise BackendError(
+            f"port {seat.port} can't be used", where=f"node {seat.node}", why=why, next=then
+        ) from error
 
 
 async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
     heard, why = time.monotonic(), ""
     while time.monotonic() - heard < seconds:
         try:
-            reader, writer = await asyncio.wait_for(asyncio.open_connection(seat.meet, seat.port, limit=LINE), SILENCE)
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_connection(seat.meet, seat.port, limit=LINE), SILENCE
+            )
         except (OSError, TimeoutError) as error:
             if str(error) != why:
                 why = str(error)
@@ -142,8 +162,12 @@ async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
         writer.close()
         await asyncio.sleep(AGAIN)
     remedy = "look at the log of node 0: has it started? make doctor looks at the links"
-    raise Missing(f"node 0 of {seat.nodes} has not come in {seconds:.0f} s", where=f"node {seat.node}",
-                  why=f"no answer at {seat.meet}:{seat.port}: {why or 'it says nothing'}", next=remedy)  # fmt: skip
+    raise Missing(
+        f"node 0 of {seat.nodes} has not come in {seconds:.0f} s",
+        where=f"node {seat.node}",
+        why=f"no answer at {seat.meet}:{seat.port}: {why or 'it says nothing'}",
+        next=remedy,
+    )
 
 
 def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
@@ -165,12 +189,24 @@ def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
 
 
 def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoReturn:
-    who = f"node {missing[0]}" if len(missing) == 1 else f"nodes {', '.join(map(str, missing[:NAMED]))}"
+    who = (
+        f"node {missing[0]}"
+        if len(missing) == 1
+        else f"nodes {', '.join(map(str, missing[:NAMED]))}"
+    )
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     within = f" in {seconds:.0f} s" if seconds is not None else ", says node 0"
     what = f"{who}{more} of {seat.nodes} {'has' if len(missing) == 1 else 'have'} not come{within}"
-    remedy = "look at the log of the node that is missing, or at what its engine says of it; then make train"
-    raise Missing(what, where=f"node {seat.node}", why=f"{seat.nodes - len(missing)} nodes are here", next=remedy)
+    remedy = (
+        "look at the log of the node that is missing, or at what its engine says of it; "
+        "then make train"
+    )
+    raise Missing(
+        what,
+        where=f"node {seat.node}",
+        why=f"{seat.nodes - len(missing)} nodes are here",
+        next=remedy,
+    )
 
 
 def _allow_connections(nodes: int) -> None:
@@ -178,4 +214,7 @@ def _allow_connections(nodes: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = nodes + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE,
+            (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard),
+        )

@@ -1,7 +1,8 @@
-"""Exit codes of the nodes, exchanged through S3: AWS Batch stops all other nodes as soon as the main node ends.
+"""Exit codes of the nodes, exchanged through S3: AWS Batch stops all other nodes as soon as the
+main node ends.
 
-<bucket>/<folder>/exits/<job and attempt>/<i> is the exit code of node i, written when its part has ended and its last lines are
-in S3. Node 0 waits for all of them, and removes the files.
+<bucket>/<folder>/exits/<job and attempt>/<i> is the exit code of node i, written when its part has
+ended and its last lines are in S3. Node 0 waits for all of them, and removes the files.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ Say = Callable[[str], None]
 
 
 class ExitCodes:
-    """The exit codes of one attempt of a job, below `folder`, the address of the run's or dataset's folder."""
+    """The exit codes of one attempt of a job, below `folder`, the address of the run's or dataset's
+    folder.
+    """
 
     def __init__(self, folder: str, attempt: str) -> None:
         self.folder, self.exits = folder, f"{folder}/exits/{attempt}"
         self.codes: dict[int, int | None] = {}
 
     def publish(self, node: int, code: int, say: Say) -> None:
-        """Writes a node's exit code. If S3 is away, node 0 concludes from the node's silence that it is gone."""
+        """Writes a node's exit code. If S3 is away, node 0 concludes from the node's silence that
+        it is gone.
+        """
         try:
             s3.write(f"{self.exits}/{node}", str(code).encode())
         except S3Error as error:
@@ -49,7 +54,10 @@ class ExitCodes:
                     return self.codes | dict.fromkeys(away, None)
                 if not said and time.monotonic() - began > SIGN:
                     said = True
-                    say(f"this node's part is done; it stays until {len(away)} more have left, as its end would end them")
+                    say(
+                        f"this node's part is done; it stays until {len(away)} more have left, "
+                        "as its end would end them"
+                    )
             time.sleep(EVERY)
 
     def _look(self) -> None:
@@ -62,13 +70,22 @@ class ExitCodes:
 
     def _silent(self, away: set[int], waited: float) -> set[int]:
         """The nodes whose signs have stopped, and those that gave none in LATE seconds."""
-        signs = {entry.address.rpartition("/")[2]: entry.modified for entry in s3.list_objects(f"{self.folder}/{NODES}/")}
+        signs = {
+            entry.address.rpartition("/")[2]: entry.modified
+            for entry in s3.list_objects(f"{self.folder}/{NODES}/")
+        }
         now = s3.clock(self.folder)
-        return {node for node in away if (now - signs[str(node)] > SILENT if str(node) in signs else waited > LATE)}
+        return {
+            node
+            for node in away
+            if (now - signs[str(node)] > SILENT if str(node) in signs else waited > LATE)
+        }
 
 
 def code_of(own: int, others: Mapping[int, int | None], again: int) -> int:
-    """Node 0's exit code: its own, or one that says how others have ended; `again` if a machine was lost."""
+    """Node 0's exit code: its own, or one that says how others have ended; `again` if a machine was
+    lost.
+    """
     if own:
         return own
     if any(code is None or code in (again, 137) for code in others.values()):

@@ -1,7 +1,9 @@
-"""A node's seat: which node of a job this is, where its ranks meet the others, and its torchrun line, the same on every backend.
+"""A node's seat: which node of a job this is, where its ranks meet the others, and its torchrun
+line, the same on every backend.
 
-Each engine passes these to a node in its own way; its module in placements/ makes a `Seat` of them. `torchrun` is a pure function
-of the seat: `make plan` prints its words, and the node runs them. Standard library only: it is imported before anything else.
+Each engine passes these to a node in its own way; its module in placements/ makes a `Seat` of them.
+`torchrun` is a pure function of the seat: `make plan` prints its words, and the node runs them.
+Standard library only: it is imported before anything else.
 """
 
 from __future__ import annotations
@@ -20,17 +22,25 @@ PORT = 29400  # where the ranks meet when nobody says
 LOOPBACK = "127.0.0.1"
 LINK = "ip link set lo up"  # where this machine does not reach itself
 LOOPBACK_CARD = "lo"  # on Linux, which nodes of fleets run
-MEETING = "trainfleet.devices.meeting"  # starts torchrun, whose store it has listen at the meeting's address alone
-HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"  # `a[01-02,7]`: at most a million hosts
+# starts torchrun, whose store it has listen at the meeting's address alone
+MEETING = "trainfleet.devices.meeting"
+# `a[01-02,7]`: at most a million hosts
+HOSTS = r"[^\[\]]*(\[[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*\][^\[\]]*)*"
 NEXT = "start it as the backend does: make plan OUT=folder shows how"
-STARTS = 900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
-TERM_GRACE = 20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+STARTS = (
+    900.0  # seconds between an engine's first node and its last: machines boot, images are pulled
+)
+TERM_GRACE = (
+    20.0  # seconds from SIGTERM to SIGKILL: long enough to finish a step and a small checkpoint
+)
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is this node's own, if known."""
+    """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is
+    this node's own, if known.
+    """
 
     node: int
     nodes: int
@@ -41,12 +51,22 @@ class Seat:
 
     @property
     def master(self) -> str:
-        """Where its torchrun meets the others': on this machine alone, where there are no others."""
+        """Where its torchrun meets the others': on this machine alone, where there are no
+        others.
+        """
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the job is submitted."""
-        values = {"NODE": self.node, "NODES": self.nodes, "MEET": self.meet, "PORT": self.port, "ADDRESS": self.address}
+        """What `of_fleet` reads this seat from. The attempt is left out: it is not known before the
+        job is submitted.
+        """
+        values = {
+            "NODE": self.node,
+            "NODES": self.nodes,
+            "MEET": self.meet,
+            "PORT": self.port,
+            "ADDRESS": self.address,
+        }
         return {f"TRAINFLEET_{name}": str(value) for name, value in values.items() if value != ""}
 
 
@@ -58,7 +78,8 @@ class Terms:
     grace    seconds from SIGTERM until all processes must be gone, a few less than the engine gives
     echoes   whether it keeps what its nodes print
     failure  the file for the reason of a failure
-    decides  whether the first node decides for all: the job ends when that node does, and is retried if its exit code is 75
+    decides  whether the first node decides for all: the job ends when that node does, and is
+             retried if its exit code is 75
     """
 
     wait: float = STARTS
@@ -70,9 +91,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Seating:
-    """How the nodes of an engine know which of them they are (`read`), and what the engine does with them (`terms`).
+    """How the nodes of an engine know which of them they are (`read`), and what the engine does
+    with them (`terms`).
 
-    `has_started_this` says whether it started this process; `name` is what the entry point on a node calls it.
+    `has_started_this` says whether it started this process; `name` is what the entry point on a
+    node calls it.
     """
 
     name: str
@@ -81,8 +104,11 @@ class Seating:
     terms: Terms = Terms()
 
 
-def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None) -> tuple[str, ...]:
-    """torchrun's command line for one node, up to the module. With `scratch`, lines get a prefix per rank, and logs lie there.
+def torchrun(
+    seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None
+) -> tuple[str, ...]:
+    """torchrun's command line for one node, up to the module. With `scratch`, lines get a prefix
+    per rank, and logs lie there.
 
     The rendezvous is static: node ranks are ours, and no host name is looked up.
     """
@@ -97,22 +123,41 @@ def torchrun(seat: Seat, ranks: int, module: str, python: str, scratch: Path | N
 
 
 def require_numbers(*names: str) -> None:
-    """Refuses a job whose variables are not the numbers that they should be, before anything of it has started."""
+    """Refuses a job whose variables are not the numbers that they should be, before anything of it
+    has started.
+    """
     for name in names:
-        if (value := os.environ.get(name)) and not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,9})?", value):
-            raise BackendError(f"{name} is {value[:80]!r}, which is no number", next=f"unset {name}; or {NEXT}")
+        if (value := os.environ.get(name)) and not re.fullmatch(
+            r"[0-9]{1,18}(\.[0-9]{1,9})?", value
+        ):
+            raise BackendError(
+                f"{name} is {value[:80]!r}, which is no number", next=f"unset {name}; or {NEXT}"
+            )
 
 
 def lone_rank(seat: Seat) -> dict[str, str]:
-    """The environment that torchrun would give a node's only rank, for a job that need not wait for torchrun to start."""
-    values = {"RANK": seat.node, "WORLD_SIZE": seat.nodes, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": seat.node}
-    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": seat.master, "MASTER_PORT": str(seat.port)}
+    """The environment that torchrun would give a node's only rank, for a job that need not wait for
+    torchrun to start.
+    """
+    values = {
+        "RANK": seat.node,
+        "WORLD_SIZE": seat.nodes,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+        "GROUP_RANK": seat.node,
+    }
+    return {name: str(value) for name, value in values.items()} | {
+        "MASTER_ADDR": seat.master,
+        "MASTER_PORT": str(seat.port),
+    }
 
 
 def expand_hosts(words: str) -> Iterator[str]:
     """The hosts of a Slurm node list in their order: `a[01-02,7],b` → a01, a02, a7, b."""
     if not re.fullmatch(HOSTS, words):
-        raise BackendError(f"{words[:80]!r} is no list of hosts", where="SLURM_STEP_NODELIST", next=NEXT)
+        raise BackendError(
+            f"{words[:80]!r} is no list of hosts", where="SLURM_STEP_NODELIST", next=NEXT
+        )
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", words):
         yield from _expand(part)
 
@@ -132,14 +177,19 @@ def _expand(part: str) -> Iterator[str]:
 def unlinked() -> str:
     """Why this machine does not reach itself, where nodes meet that it plays; "" where it does."""
     try:
-        with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname(), 5):
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), 5),
+        ):
             return ""
     except OSError as error:
         return f"this machine can't reach its own address {LOOPBACK}: {error.strerror or error}"
 
 
 def own_address() -> str:
-    """The address by which other machines reach this one: that of the interface by which it would leave. Nothing is sent."""
+    """The address by which other machines reach this one: that of the interface by which it would
+    leave. Nothing is sent.
+    """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
             probe.connect(("169.254.169.254", 80))
@@ -149,12 +199,16 @@ def own_address() -> str:
 
 
 def card(routes: Path = Path("/proc/net/route")) -> str:
-    """The network card by which this machine reaches others: that of its default route; "" where there is none."""
+    """The network card by which this machine reaches others: that of its default route; "" where
+    there is none.
+    """
     try:
         rows = [line.split() for line in routes.read_text().splitlines()[1:]]
     except OSError:
         return ""
-    ways = sorted((int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+    ways = sorted(
+        (int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
+    )
     return ways[0][1] if ways else ""
 
 
@@ -169,7 +223,9 @@ class Variables:
         value = self.environment.get(self.prefix + name, default)
         if value is None or (not value and default is None):
             raise BackendError(
-                f"{self.prefix}{name} is not set", why="this process was not started as a node of a job", next=NEXT
+                f"{self.prefix}{name} is not set",
+                why="this process was not started as a node of a job",
+                next=NEXT,
             )
         return value
 
@@ -182,7 +238,9 @@ class Variables:
 
 def checked(seat: Seat, where: str) -> Seat:
     if not (0 <= seat.node < seat.nodes and seat.meet):
-        raise BackendError(f"node {seat.node} of {seat.nodes} is no seat of a job", where=where, next=NEXT)
+        raise BackendError(
+            f"node {seat.node} of {seat.nodes} is no seat of a job", where=where, next=NEXT
+        )
     if not 0 <= seat.port < 2**16:  # 0: a job whose ranks do not meet
         raise BackendError(f"{seat.port} is no port where ranks can meet", where=where, next=NEXT)
     return seat

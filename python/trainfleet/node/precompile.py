@@ -1,11 +1,14 @@
-"""Compiles ahead of training on Trn1: `python -m trainfleet.node.precompile TORCHRUN...`, once on each node of a fleet.
+"""Compiles ahead of training on Trn1: `python -m trainfleet.node.precompile TORCHRUN...`, once on
+each node of a fleet.
 
-neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they record what they would compute and
-compute nothing, and then compiles all of it at once into the cache that NEURON_COMPILE_CACHE_URL names. All nodes do so; what one
-of them compiles is locked for the others. Locks of a killed job are cleared first, which is safe only while nobody compiles: when
-no other run's ranks send heartbeats here.
+neuron_parallel_compile starts the ranks with NEURON_EXTRACT_GRAPHS_ONLY set, so that they record
+what they would compute and compute nothing, and then compiles all of it at once into the cache that
+NEURON_COMPILE_CACHE_URL names. All nodes do so; what one of them compiles is locked for the others.
+Locks of a killed job are cleared first, which is safe only while nobody compiles: when no other
+run's ranks send heartbeats here.
 
-https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile. Standard library only.
+https://awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0, pytorch-neuron-parallel-compile. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ def ahead(python: str, line: Sequence[str]) -> list[str]:
 @telling
 def main(line: list[str]) -> int:
     tool = find()
-    if "--node-rank=0" in line:  # before its torchrun no other node's ranks can meet, so nothing is recorded yet
+    if (
+        "--node-rank=0" in line
+    ):  # before its torchrun no other node's ranks can meet, so nothing is recorded yet
         clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
 
@@ -49,15 +54,25 @@ def find() -> str:
     if found := str(beside) if beside.exists() else shutil.which(TOOL):
         return found
     why = "torch-neuronx brings it"
-    raise BackendError(f"there is no {TOOL}", where=sys.executable, why=why, next="make setup, or make build for an image")
+    raise BackendError(
+        f"there is no {TOOL}",
+        where=sys.executable,
+        why=why,
+        next="make setup, or make build for an image",
+    )
 
 
 def clear_locks(tool: str, own: str) -> None:
-    """Clears stale locks in the cache, or prints why they stay. `own`: this run, which has not started."""
+    """Clears stale locks in the cache, or prints why they stay. `own`: this run, which has not
+    started.
+    """
     busy = [name for name in at_work(run_folder.RUNS, time.time()) if name != own]
     if busy or os.environ.get("NEURON_COMPILE_CACHE_URL", "").startswith("s3://"):
         why = f"{', '.join(busy)} may hold some" if busy else "other machines may hold some"
-        print(f"locks in the cache stay: {why}; once nobody compiles: {TOOL} --command clear-locks", flush=True)
+        print(
+            f"locks in the cache stay: {why}; once nobody compiles: {TOOL} --command clear-locks",
+            flush=True,
+        )
         return
     print("clearing locks that no run holds", flush=True)
     subprocess.run([tool, "--command", "clear-locks"], check=False)
@@ -65,7 +80,9 @@ def clear_locks(tool: str, own: str) -> None:
 
 def at_work(folder: Path, now: float) -> list[str]:
     """The runs in a folder whose ranks have sent a heartbeat within ALIVE seconds."""
-    found = (path for run in folder.glob("*") for path in (run / heartbeat_format.FOLDER).glob("node-*"))
+    found = (
+        path for run in folder.glob("*") for path in (run / heartbeat_format.FOLDER).glob("node-*")
+    )
     return sorted({path.parents[1].name for path in found if now - path.stat().st_mtime < ALIVE})
 
 

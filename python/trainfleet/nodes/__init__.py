@@ -1,1 +1,3 @@
-"""The hosts of a fleet: how they are reached, read, made ready and examined. The one room that knows SSH."""
+"""The hosts of a fleet: how they are reached, read, made ready and examined. The one room that
+knows SSH.
+"""

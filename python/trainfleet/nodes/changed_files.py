@@ -1,8 +1,9 @@
-"""Prints the changes of a run folder as JSON: `python -m trainfleet.nodes.changed_files FOLDER < KNOWN`.
+"""Prints the changes of a run folder as JSON: `python -m trainfleet.nodes.changed_files FOLDER <
+KNOWN`.
 
-KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its old size on; one that was
-replaced is sent whole. Only the files of travel.KINDS are sent, and the receiver accepts no others (mirror.py). Standard library
-only: it is started once a second.
+KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its
+old size on; one that was replaced is sent whole. Only the files of travel.KINDS are sent, and the
+receiver accepts no others (mirror.py). Standard library only: it is started once a second.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Known = dict[str, tuple[int, float, int]]
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
-    """{files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether nothing is left, now: this clock}."""
+    """{files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether nothing
+    is left, now: this clock}.
+    """
     untrusted_input.seal(folder)
     files, paths, room = {}, [], MOST
     for path, name, most in _files(folder):
@@ -34,7 +37,9 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        goes_on = name.endswith(GROWING) or stamp == 0.0  # the time of a file of which only a part was sent
+        goes_on = (
+            name.endswith(GROWING) or stamp == 0.0
+        )  # the time of a file of which only a part was sent
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:
             file.seek(offset)
@@ -42,7 +47,13 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         room -= len(data)
         ended = offset + len(data)
         whole = stat.st_mtime if ended >= there else 0.0
-        files[name] = [offset, ended, whole, stat.st_ino, base64.b85encode(zlib.compress(data)).decode()]
+        files[name] = [
+            offset,
+            ended,
+            whole,
+            stat.st_ino,
+            base64.b85encode(zlib.compress(data)).decode(),
+        ]
     return {"files": files, "paths": paths, "whole": room > 0, "now": time.time()}
 
 
@@ -52,7 +63,12 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
     for path in _listed(folder):
         name = str(path.relative_to(folder))
         most = limit(name)
-        if most is None or path.is_symlink() or not path.is_file() or (path.stat().st_size > most and not name.endswith(GROWING)):
+        if (
+            most is None
+            or path.is_symlink()
+            or not path.is_file()
+            or (path.stat().st_size > most and not name.endswith(GROWING))
+        ):
             continue
         count += 1
         if count > FILES:
@@ -67,4 +83,11 @@ def _listed(folder: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(changes(Path(sys.argv[1]), {name: tuple(known) for name, known in json.load(sys.stdin).items()})))
+    print(
+        json.dumps(
+            changes(
+                Path(sys.argv[1]),
+                {name: tuple(known) for name, known in json.load(sys.stdin).items()},
+            )
+        )
+    )

@@ -1,8 +1,10 @@
-"""Runs nccom-test, AWS's benchmark of the links between NeuronCores: within each node, then over EFA between all of them.
+"""Runs nccom-test, AWS's benchmark of the links between NeuronCores: within each node, then over
+EFA between all of them.
 
-awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32, 2026-08-21). Between nodes it starts its
-workers by MPI, so the first node must be able to log in on the others without a password. Training does not need that: where it
-can't be, it is said, and no reason to keep from training. `make doctor` alone does all this, as it takes minutes.
+awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32, 2026-08-21).
+Between nodes it starts its workers by MPI, so the first node must be able to log in on the others
+without a password. Training does not need that: where it can't be, it is said, and no reason to
+keep from training. `make doctor` alone does all this, as it takes minutes.
 """
 
 from __future__ import annotations
@@ -31,9 +33,23 @@ def is_for(wanted: Wanted) -> bool:
 
 
 def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
-    """The words of a trial on one node, or on these: name → address; the first starts it. `--check` looks at the sums too."""
-    words = [TOOL, "allr", "--nworkers", str(ranks * len(hosts or "1")), "--minbytes", BYTES, "--maxbytes", BYTES,
-             "--datatype", "fp32", "--check", "--non-interactive"]  # fmt: skip
+    """The words of a trial on one node, or on these: name → address; the first starts it. `--check`
+    looks at the sums too.
+    """
+    words = [
+        TOOL,
+        "allr",
+        "--nworkers",
+        str(ranks * len(hosts or "1")),
+        "--minbytes",
+        BYTES,
+        "--maxbytes",
+        BYTES,
+        "--datatype",
+        "fp32",
+        "--check",
+        "--non-interactive",
+    ]
     if not hosts:
         return shlex.join(words)
     addresses = list(hosts.values())
@@ -41,7 +57,9 @@ def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
     return shlex.join(["env", meet, *words, "--nnodes", str(len(hosts)), "--hosts", *addresses])
 
 
-def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, Facts]) -> tuple[list[str], list[Finding]]:
+def try_collectives(
+    transport: Transport, wanted: Wanted, facts: Mapping[Host, Facts]
+) -> tuple[list[str], list[Finding]]:
     """What the trials measured, in words, and what is wrong with it."""
     ranks, hosts = wanted.fleet.ranks_per_node, list(facts)
     answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
@@ -49,16 +67,29 @@ def try_collectives(transport: Transport, wanted: Wanted, facts: Mapping[Host, F
     for host in hosts:
         found = read(answers.get(host))
         if isinstance(found, str):
-            findings.append(Finding(host, "nccom-test", found, f"on it: {TOOL} -r {ranks} allr; dmesg", blames_host=True))
+            findings.append(
+                Finding(
+                    host,
+                    "nccom-test",
+                    found,
+                    f"on it: {TOOL} -r {ranks} allr; dmesg",
+                    blames_host=True,
+                )
+            )
         else:
             said.append(f"{host.name}: {describe(found, ranks)}")
     if findings or len(hosts) < 2:
         return said, findings
     addresses = {host.name: facts[host].address(host) for host in hosts}
-    answer = transport.run(f"{command(ranks, addresses)} 2>&1", timeout=SECONDS, hosts=hosts[:1]).get(hosts[0])
+    answer = transport.run(
+        f"{command(ranks, addresses)} 2>&1", timeout=SECONDS, hosts=hosts[:1]
+    ).get(hosts[0])
     found = read(answer)
     if isinstance(found, str):
-        return [*said, f"not tried between the nodes: {found}; can {hosts[0].name} log in on the others?"], []
+        return [
+            *said,
+            f"not tried between the nodes: {found}; can {hosts[0].name} log in on the others?",
+        ], []
     least = least_bandwidth(wanted.type) or 0.0
     slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"
     return [*said, f"all {len(hosts)} nodes: {describe(found, ranks * len(hosts))}"], (
@@ -74,7 +105,11 @@ def read(answer: Result | HostFailure | None) -> Collective | str:
         found = read_collectives(answer.stdout.splitlines())[-1]
     except InputError as error:
         return error.what
-    return found if answer.exit_code == 0 else f"exit code {answer.exit_code}, after {describe(found, 0)}"
+    return (
+        found
+        if answer.exit_code == 0
+        else f"exit code {answer.exit_code}, after {describe(found, 0)}"
+    )
 
 
 def describe(found: Collective, ranks: int) -> str:

@@ -1,4 +1,6 @@
-"""Facts of a node: read in one round trip by facts.sh, parsed here, and never changed. Tests pass them as data."""
+"""Facts of a node: read in one round trip by facts.sh, parsed here, and never changed. Tests pass
+them as data.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,13 @@ class Facts:
     authorized: bool = False  # the head's key opens this node
     bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word a device on the PCI bus
     gpus: tuple[Gpu, ...] = ()
-    gpu_trouble: tuple[str, ...] = ()  # what nvidia-smi says in place of a GPU, or of a number of one
+    gpu_trouble: tuple[
+        str, ...
+    ] = ()  # what nvidia-smi says in place of a GPU, or of a number of one
     neuron: tuple[str, ...] = ()
-    neuron_ecc: dict[str, int] = field(default_factory=dict)  # counter (`neuron0/.../total`) → uncorrected memory errors
+    neuron_ecc: dict[str, int] = field(
+        default_factory=dict
+    )  # counter (`neuron0/.../total`) → uncorrected memory errors
     neuron_devices: tuple[NeuronDevice, ...] = ()  # as neuron-ls lists them
     neuron_trouble: str = ""  # what neuron-ls says in their place
     infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
@@ -89,7 +95,9 @@ class Facts:
     resolves: dict[str, str] = field(default_factory=dict)  # name → address
     python: str = ""
     torch: str = ""
-    loggers: tuple[str, ...] = ()  # `wandb /path/to/python`: the service is installed for that Python
+    loggers: tuple[
+        str, ...
+    ] = ()  # `wandb /path/to/python`: the service is installed for that Python
     kernel_says: tuple[str, ...] = ()  # lines of dmesg about broken hardware
     clock_offset: float = 0.0  # seconds ahead of the machine that asked
     seconds: float = 0.0  # that the answer took
@@ -100,21 +108,33 @@ class Facts:
         return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
 
     def card(self, host: Host) -> str:
-        """The card that holds the address of `host` in fleet.hosts; for a public address the first that is no loopback."""
-        named = self.addresses.get(host.address) or self.addresses.get(self.resolves.get(host.address, ""))
+        """The card that holds the address of `host` in fleet.hosts; for a public address the first
+        that is no loopback.
+        """
+        named = self.addresses.get(host.address) or self.addresses.get(
+            self.resolves.get(host.address, "")
+        )
         return named or next((card for card in self.mtu if card != "lo"), "lo")
 
     def address(self, host: Host) -> str:
-        """The address by which other nodes reach this one: its own on that card, not a public one in front of it."""
+        """The address by which other nodes reach this one: its own on that card, not a public one
+        in front of it.
+        """
         card = self.card(host)
-        own = [address for address, holder in self.addresses.items() if holder == card and ":" not in address]
+        own = [
+            address
+            for address, holder in self.addresses.items()
+            if holder == card and ":" not in address
+        ]
         return host.address if host.address in self.addresses else own[0] if own else host.address
 
 
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
 ) -> dict[Host, Facts | HostFailure]:
-    """The facts of every host, or its failure; `links`: also how GPUs are joined, which takes a second more."""
+    """The facts of every host, or its failure; `links`: also how GPUs are joined, which takes a
+    second more.
+    """
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
     own = [fleet.shared_folder or "", fleet.python or "", " ".join(config.train.loggers)]
@@ -122,7 +142,9 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        answer = settled(transport.ask(host, "true", timeout=TIMEOUT))  # connect first: clocks are compared over a warm link
+        answer = settled(
+            transport.ask(host, "true", timeout=TIMEOUT)
+        )  # connect first: clocks are compared over a warm link
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
         if isinstance(answer, HostFailure):
@@ -143,8 +165,15 @@ def read_here() -> Facts:
     """
     words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
     try:
-        said = subprocess.run(words, input=SCRIPT.read_text(encoding="utf-8"), capture_output=True, text=True, errors="replace",
-                              timeout=TIMEOUT, check=False)  # fmt: skip
+        said = subprocess.run(
+            words,
+            input=SCRIPT.read_text(encoding="utf-8"),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Implausible(str(error)) from None
     return parse(said.stdout)
@@ -154,7 +183,8 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
     """Parses the output of facts.sh. What a login shell printed before it is skipped.
 
     Raises:
-        Implausible: the text has no end (the node stopped in the middle of it), or a value that nothing has.
+        Implausible: the text has no end (the node stopped in the middle of it), or a value that
+            nothing has.
     """
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
@@ -166,7 +196,9 @@ def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
         if count >= LINES or len(line) > LETTERS:
             raise Implausible(f"more than {LINES:,} lines, or one of more than {LETTERS:,} letters")
         if equals:
-            lines.setdefault(key, []).append("".join(letter if letter.isprintable() else "\ufffd" for letter in value))
+            lines.setdefault(key, []).append(
+                "".join(letter if letter.isprintable() else "\ufffd" for letter in value)
+            )
     return _build(lines, seconds, time.time() if now is None else now)
 
 
@@ -175,35 +207,68 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         return lines.get(key, [""])[0]
 
     def pairs(key: str) -> list[tuple[str, str]]:
-        return [(first, rest) for line in lines.get(key, []) for first, _, rest in [line.partition(" ")]]
+        return [
+            (first, rest) for line in lines.get(key, []) for first, _, rest in [line.partition(" ")]
+        ]
 
-    plain = {f.name: one(f.name) for f in fields(Facts) if f.type == "str" and f.name not in ("efa", "neuron_trouble")}
+    plain = {
+        f.name: one(f.name)
+        for f in fields(Facts)
+        if f.type == "str" and f.name not in ("efa", "neuron_trouble")
+    }
     for name in FORMS.keys() & plain.keys():
         _require_form(name, plain[name])
     gpus, trouble = read_gpus(lines.get("gpu", ()))
     listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
-    sent = now - seconds  # the clock was read about when the command arrived, half a round trip after it was sent
+    sent = (
+        now - seconds
+    )  # the clock was read about when the command arrived, half a round trip after it was sent
     return Facts(
         **plain,
-        root=one("root") == "yes", uverbs=one("uverbs") == "yes", authorized=one("authorized") == "yes",
-        cores=_count("cores", one("cores")), memory_kib=_count("memory_kib", one("memory_kib")),
+        root=one("root") == "yes",
+        uverbs=one("uverbs") == "yes",
+        authorized=one("authorized") == "yes",
+        cores=_count("cores", one("cores")),
+        memory_kib=_count("memory_kib", one("memory_kib")),
         nofile=1 << 30 if one("nofile") == "unlimited" else _count("nofile", one("nofile")),
         fi_info=_count("fi_info", one("fi_info")) if one("fi_info") else -1,
-        lnet=_count("lnet", one("lnet")), disk=_space("disk", one("disk")), shared=_space("shared", one("shared")),
-        has=tuple(lines.get("has", ())), lacks=tuple(lines.get("lacks", ())), bus=tuple(lines.get("bus", ())),
-        neuron=tuple(lines.get("neuron", ())), infiniband=tuple(lines.get("infiniband", ())),
-        scratch_disks=tuple(lines.get("scratch_disk", ())), kernel_says=tuple(lines.get("kernel_says", ())),
+        lnet=_count("lnet", one("lnet")),
+        disk=_space("disk", one("disk")),
+        shared=_space("shared", one("shared")),
+        has=tuple(lines.get("has", ())),
+        lacks=tuple(lines.get("lacks", ())),
+        bus=tuple(lines.get("bus", ())),
+        neuron=tuple(lines.get("neuron", ())),
+        infiniband=tuple(lines.get("infiniband", ())),
+        scratch_disks=tuple(lines.get("scratch_disk", ())),
+        kernel_says=tuple(lines.get("kernel_says", ())),
         loggers=tuple(lines.get("logger", ())),
-        gpus=gpus, gpu_trouble=trouble, neuron_devices=listed, neuron_trouble=neuron_trouble,
-        efa=one("efa").rpartition(":")[2].strip().lstrip("v"), packages=dict(pairs("package")), mounts=dict(pairs("mount")),
+        gpus=gpus,
+        gpu_trouble=trouble,
+        neuron_devices=listed,
+        neuron_trouble=neuron_trouble,
+        efa=one("efa").rpartition(":")[2].strip().lstrip("v"),
+        packages=dict(pairs("package")),
+        mounts=dict(pairs("mount")),
         neuron_ecc={path: _count("neuron_ecc", count) for path, count in pairs("neuron_ecc")},
         mtu={_card(card): _count("mtu", size) for card, size in pairs("mtu")},
-        ports=_ports(lines.get("port", [])), topology=read_topology(lines.get("topology", [])), slices=_count("mig", one("mig")),
-        speeds={_card(card): int(rate) for card, rate in pairs("speed") if re.fullmatch("[1-9][0-9]{0,8}", rate)},
+        ports=_ports(lines.get("port", [])),
+        topology=read_topology(lines.get("topology", [])),
+        slices=_count("mig", one("mig")),
+        speeds={
+            _card(card): int(rate)
+            for card, rate in pairs("speed")
+            if re.fullmatch("[1-9][0-9]{0,8}", rate)
+        },
         addresses={_address(address): _card(card) for card, address in pairs("address")},
-        resolves={name: _address(address) for address, names in pairs("resolves") for name in names.split()},
-        clock_offset=_seconds(one("clock") or str(now)) - sent, seconds=seconds,
-    )  # fmt: skip
+        resolves={
+            name: _address(address)
+            for address, names in pairs("resolves")
+            for name in names.split()
+        },
+        clock_offset=_seconds(one("clock") or str(now)) - sent,
+        seconds=seconds,
+    )
 
 
 def _count(key: str, text: str) -> int:
@@ -214,7 +279,9 @@ def _count(key: str, text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):  # %N stays a letter where date does not know it
+    if not re.fullmatch(
+        r"[0-9]{1,11}(\.[0-9N]{0,9})?", text
+    ):  # %N stays a letter where date does not know it
         raise Implausible(f"clock={text[:60]!a}, which is no time")
     return float(text.rstrip("N"))
 
@@ -234,7 +301,9 @@ def _card(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    """The text, which is an IP address: it goes into known_hosts, where a pattern would stand for other hosts."""
+    """The text, which is an IP address: it goes into known_hosts, where a pattern would stand for
+    other hosts.
+    """
     try:
         ipaddress.ip_address(_require_form("address", text))
     except ValueError:
@@ -243,10 +312,14 @@ def _address(text: str) -> str:
 
 
 def _ports(lines: list[str]) -> tuple[Port, ...]:
-    """The ports of RDMA adapters: name, number, link, state, driver and rate of each; a line that is none is passed over."""
+    """The ports of RDMA adapters: name, number, link, state, driver and rate of each; a line that
+    is none is passed over.
+    """
     words = [line.split(" ", 5) for line in lines[:MOST]]
-    found = [read_port(name, number, link, rate, state, driver) for name, number, link, state, driver, rate in
-             (row for row in words if len(row) == 6)]  # fmt: skip
+    found = [
+        read_port(name, number, link, rate, state, driver)
+        for name, number, link, state, driver, rate in (row for row in words if len(row) == 6)
+    ]
     return tuple(port for port in found if port)
 
 

@@ -1,7 +1,7 @@
 """Downloads a folder of large files from a host, completely or not at all, with a progress bar.
 
-The host is not trusted: files and folders must have plain names, no file may exceed its announced size, all must fit on this
-disk, and nothing is written outside the new folder.
+The host is not trusted: files and folders must have plain names, no file may exceed its announced
+size, all must fit on this disk, and nothing is written outside the new folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Advance = Callable[[int], object]
 
 
 def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
-    """Brings the files of the folder `there`; file → bytes. `here` is new, and is there once all of them are.
+    """Brings the files of the folder `there`; file → bytes. `here` is new, and is there once all of
+    them are.
 
     Raises:
         BackendError: the host has no such folder, says what can't be, or the link was lost.
@@ -39,7 +40,9 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
     try:
         part.mkdir(parents=True)
         if sum(sizes.values()) > shutil.disk_usage(part).free:
-            raise OSError(28, f"{sum(sizes.values()) / 1e9:.1f} GB are to come, and there is no room for them")
+            raise OSError(
+                28, f"{sum(sizes.values()) / 1e9:.1f} GB are to come, and there is no room for them"
+            )
         bring_all(transport, host, there, part, sizes)
         part.rename(here)
     except OSError as error:
@@ -58,11 +61,15 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
     try:
         return read_listing(answer.stdout)
     except Implausible as error:
-        raise BackendError(implausible(error, "a list of files").message, where=host.name, next="look at that host") from error
+        raise BackendError(
+            implausible(error, "a list of files").message, where=host.name, next="look at that host"
+        ) from error
 
 
 def read_listing(text: str) -> dict[str, int]:
-    """File → bytes, of what `find` printed; Implausible for another text, or names that no such folder has."""
+    """File → bytes, of what `find` printed; Implausible for another text, or names that no such
+    folder has.
+    """
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
         match = re.fullmatch(rf"([0-9]{{1,16}}) ({NAME}(/{NAME}){{0,2}})", line)
@@ -74,34 +81,76 @@ def read_listing(text: str) -> dict[str, int]:
     return sizes
 
 
-def bring_all(transport: Transport, host: Host, there: str, part: Path, sizes: dict[str, int]) -> None:
+def bring_all(
+    transport: Transport, host: Host, there: str, part: Path, sizes: dict[str, int]
+) -> None:
     """Downloads into the new folder `part`, with a progress bar on a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     console = Console(file=unguarded(sys.stdout))
-    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not sys.stdout.isatty()
+    ) as bar:
         task = bar.add_task(f"from {host.name}", total=sum(sizes.values()))
         for name, size in sizes.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             with open(part / name, "xb") as file:
-                bring(transport, host, f"{there}/{name}", file, size, lambda count: bar.advance(task, count))
+                bring(
+                    transport,
+                    host,
+                    f"{there}/{name}",
+                    file,
+                    size,
+                    lambda count: bar.advance(task, count),
+                )
 
 
-def bring(transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance) -> None:
-    """Writes a file of a host to `file`; BackendError where other bytes come than the host said, or the link is lost."""
+def bring(
+    transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance
+) -> None:
+    """Writes a file of a host to `file`; BackendError where other bytes come than the host said, or
+    the link is lost.
+    """
     complaints: list[bytes] = []
 
     def take(data: bytes) -> None:
         if file.tell() + len(data) > size:
-            raise BackendError("is longer than it was said to be", where=f"{host.name}:{path}", next="look at that host")
+            raise BackendError(
+                "is longer than it was said to be",
+                where=f"{host.name}:{path}",
+                next="look at that host",
+            )
         file.write(data)
         advance(len(data))
 
-    code = transport.stream(host, f"exec cat -- {shlex.quote(path)}", out=take, err=complaints.append)
+    code = transport.stream(
+        host, f"exec cat -- {shlex.quote(path)}", out=take, err=complaints.append
+    )
     if isinstance(code, HostFailure):
         raise BackendError(str(code), where=host.name, next="the same command again")
     if code or file.tell() != size:
-        why = b"".join(complaints).decode(errors="replace").strip() or f"{file.tell():,} of {size:,} bytes came"
-        raise BackendError("did not come whole", where=f"{host.name}:{path}", why=why, next="the same command again")
+        why = (
+            b"".join(complaints).decode(errors="replace").strip()
+            or f"{file.tell():,} of {size:,} bytes came"
+        )
+        raise BackendError(
+            "did not come whole",
+            where=f"{host.name}:{path}",
+            why=why,
+            next="the same command again",
+        )

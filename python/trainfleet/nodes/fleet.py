@@ -1,4 +1,6 @@
-"""The fleet that a config describes, opened: its hosts, the transport to them, and what they are to be."""
+"""The fleet that a config describes, opened: its hosts, the transport to them, and what they are to
+be.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,23 @@ def hosts_of(config: Config) -> tuple[Host, ...]:
 
 
 def open_fleet(config: Config) -> Transport:
-    """A transport to all hosts, which connects when it is first used; ConfigError where the config names none."""
+    """A transport to all hosts, which connects when it is first used; ConfigError where the config
+    names none.
+    """
     if not config.fleet.hosts:
         message = "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
-        raise ConfigError.of("fleet.hosts", message, next="write them into config.yaml; make plan needs none")
+        raise ConfigError.of(
+            "fleet.hosts", message, next="write them into config.yaml; make plan needs none"
+        )
     return Transport(hosts_of(config), config.fleet.ssh)
 
 
 def is_here(host: Host) -> bool:
     """Whether a host is this machine: an address of its own can be bound."""
     with suppress(OSError):
-        family, kind, protocol, _, address = socket.getaddrinfo(host.address, 0, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.address, 0, type=socket.SOCK_DGRAM
+        )[0]
         with socket.socket(family, kind, protocol) as own:
             own.bind(address)
             return True

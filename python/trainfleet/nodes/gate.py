@@ -1,8 +1,9 @@
-"""The gate: what must hold before a job may start on several nodes, tested for real and within a time limit.
+"""The gate: what must hold before a job may start on several nodes, tested for real and within a
+time limit.
 
-First come the facts (node_checks.py), then tests on the hosts that are sound so far: the shared folder is one folder, the head
-can be reached, and an all-reduce is as fast as the instance type's links promise. If it is not, nodes are tested in pairs, which
-shows the slow one.
+First come the facts (node_checks.py), then tests on the hosts that are sound so far: the shared
+folder is one folder, the head can be reached, and an all-reduce is as fast as the instance type's
+links promise. If it is not, nodes are tested in pairs, which shows the slow one.
 """
 
 from __future__ import annotations
@@ -25,14 +26,24 @@ from . import facts as reading
 from .facts import Facts
 from .finding import Finding
 from .fleet import wanted_of
-from .host_results import Answers, Host, Implausible, Result, implausible, is_whole_number, number, parse_json
+from .host_results import (
+    Answers,
+    Host,
+    Implausible,
+    Result,
+    implausible,
+    is_whole_number,
+    number,
+    parse_json,
+)
 from .install_steps import Wanted
 from .node_checks import exposed, flaws, heard, sound
 from .polling import spread
 from .tar import code_files, content_hash
 from .transport import GRACE, Transport
 
-PORT = 29399  # of the bandwidth test; one below torchrun's usual one, so that a job that runs is not in its way
+# of the bandwidth test; one below torchrun's usual one, so that a job that runs is not in its way
+PORT = 29399
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 BANDWIDTH = "== bandwidth "
@@ -44,7 +55,9 @@ END_SECONDS = 10  # that the others get once the first has ended
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The result of the bandwidth test: bus GB/s of an all-reduce of `bytes` bytes, and GB/s of the pairs that were tested."""
+    """The result of the bandwidth test: bus GB/s of an all-reduce of `bytes` bytes, and GB/s of the
+    pairs that were tested.
+    """
 
     gbs: float
     bytes: int
@@ -69,21 +82,32 @@ class GateReport:
         return [finding for finding in self.findings if finding.host == host]
 
     def describe(self, least: float | None) -> Iterator[str]:
-        """What concerns the fleet as a whole: its bandwidth, of which `least` GB/s are expected, what no host is blamed for."""
+        """What concerns the fleet as a whole: its bandwidth, of which `least` GB/s are expected,
+        what no host is blamed for.
+        """
         if self.bandwidth:
             expected = f", at least {least:.1f} expected" if least else ""
-            yield f"all-reduce over {self.bandwidth.nodes} nodes: {self.bandwidth.gbs:.2f} GB/s on the bus{expected}"
+            yield (
+                f"all-reduce over {self.bandwidth.nodes} nodes: {self.bandwidth.gbs:.2f} GB/s "
+                f"on the bus{expected}"
+            )
         yield from exposed(self.facts)
         yield from (f"fleet: {finding}" for finding in self.findings if finding.host is None)
         yield f"examined {len(self.facts)} hosts in {self.seconds:.1f} s"
 
 
 def examine(
-    transport: Transport, config: Config, *, fabric: bool = True, hosts: Sequence[Host] | None = None, links: bool = False
+    transport: Transport,
+    config: Config,
+    *,
+    fabric: bool = True,
+    hosts: Sequence[Host] | None = None,
+    links: bool = False,
 ) -> GateReport:
     """The report on these hosts (all by default).
 
-    `fabric` tries the links too, which takes as long as torch takes to start; `links` looks at how GPUs are joined.
+    `fabric` tries the links too, which takes as long as torch takes to start; `links` looks at how
+    GPUs are joined.
     """
     began = time.monotonic()
     wanted = wanted_of(config)
@@ -99,8 +123,12 @@ def examine(
     return GateReport(facts, tuple(findings), bandwidth, time.monotonic() - began)
 
 
-def try_shared_folder(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
-    """A token that one node writes must be visible to all: folders of the same name need not be one folder."""
+def try_shared_folder(
+    transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
+) -> list[Finding]:
+    """A token that one node writes must be visible to all: folders of the same name need not be one
+    folder.
+    """
     folder = wanted.fleet.shared_folder
     if not folder or len(facts) < 2:
         return []
@@ -108,12 +136,19 @@ def try_shared_folder(transport: Transport, wanted: Wanted, facts: dict[Host, Fa
     token, file = secrets.token_hex(8), shlex.quote(f"{folder}/.token")
     written = transport.run(f"echo {token} > {file}.{token}", timeout=20, hosts=[writer])
     if written.failed:
-        return [Finding(writer, "shared", f"can't write in {folder}", "on it: df -h; mount | grep lustre")]
+        return [
+            Finding(
+                writer, "shared", f"can't write in {folder}", "on it: df -h; mount | grep lustre"
+            )
+        ]
     answers = transport.run(f"cat {file}.{token}", timeout=20, hosts=readers)
     transport.run(f"rm -f {file}.{token}", timeout=20, hosts=[writer])
     blind = [host for host in readers if token not in _printed(answers, host)]
     message = f"does not see in {folder} what {writer} writes there: it is another folder"
-    return [Finding(host, "shared", message, "on it: mount | grep lustre; then make setup") for host in blind]
+    return [
+        Finding(host, "shared", message, "on it: mount | grep lustre; then make setup")
+        for host in blind
+    ]
 
 
 def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
@@ -122,20 +157,45 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
         return []
     head, *others = facts
     port = wanted.fleet.port or PORT
-    listen = shlex.join(["python3", "-c", LISTEN, str(port), str(len(others)), str(CONNECT_SECONDS)])
-    connect = shlex.join(["bash", "-c", CONNECT, "connect", facts[head].address(head), str(port), str(CONNECT_SECONDS)])
+    listen = shlex.join(
+        ["python3", "-c", LISTEN, str(port), str(len(others)), str(CONNECT_SECONDS)]
+    )
+    connect = shlex.join(
+        [
+            "bash",
+            "-c",
+            CONNECT,
+            "connect",
+            facts[head].address(head),
+            str(port),
+            str(CONNECT_SECONDS),
+        ]
+    )
     answers = run_together(
-        transport, lambda host: listen if host == head else connect, timeout=CONNECT_SECONDS + 5, hosts=list(facts)
+        transport,
+        lambda host: listen if host == head else connect,
+        timeout=CONNECT_SECONDS + 5,
+        hosts=list(facts),
     )
     if "taken" in _printed(answers, head):
-        return [Finding(head, "port", f"port {port} is taken on it", f"on it: ss -ltnp 'sport = :{port}'; or another fleet.port")]
+        return [
+            Finding(
+                head,
+                "port",
+                f"port {port} is taken on it",
+                f"on it: ss -ltnp 'sport = :{port}'; or another fleet.port",
+            )
+        ]
     shut = [host for host in others if "connected" not in _printed(answers, host)]
     message = f"can't reach port {port} of {head}, where the nodes must meet"
-    remedy = "let all traffic between the nodes pass: the security group must allow itself, in and out"
+    remedy = (
+        "let all traffic between the nodes pass: the security group must allow itself, in and out"
+    )
     return [Finding(host, "port", message, remedy) for host in shut]
 
 
-# Small on purpose: what is needed is one TCP connection from every node, and that it is closed again.
+# Small on purpose: what is needed is one TCP connection from every node, and that it is closed
+# again.
 LISTEN = """
 import socket, sys
 port, count, seconds = map(int, sys.argv[1:])
@@ -162,11 +222,18 @@ done
 """
 
 
-def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> tuple[Bandwidth | None, list[Finding]]:
+def try_fabric(
+    transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
+) -> tuple[Bandwidth | None, list[Finding]]:
     """The all-reduce bandwidth over these nodes, and what is wrong with it."""
     fleet, hosts = wanted.fleet, list(facts)
     code = send_code(transport, fleet, hosts)
-    answers = run_together(transport, lambda host: speed_command(wanted, facts, host, code), timeout=FABRIC_SECONDS, hosts=hosts)
+    answers = run_together(
+        transport,
+        lambda host: speed_command(wanted, facts, host, code),
+        timeout=FABRIC_SECONDS,
+        hosts=hosts,
+    )
     said = _printed(answers, hosts[0]).splitlines()
     return judge_output(said, wanted.type, hosts) or (None, _explain_silence(answers))
 
@@ -174,22 +241,36 @@ def try_fabric(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -
 def judge_output(
     lines: Sequence[str], kind: NodeType | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
-    """The bandwidth that the test's first node printed, and what is wrong with it; None where it has printed none. Pure."""
+    """The bandwidth that the test's first node printed, and what is wrong with it; None where it
+    has printed none. Pure.
+    """
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
         return None
     try:
         found = read_bandwidth(report, len(hosts))
     except Implausible as error:
-        return None, [Finding(hosts[0], "fabric", implausible(error, "what the trial prints").message, "make doctor again")]
+        return None, [
+            Finding(
+                hosts[0],
+                "fabric",
+                implausible(error, "what the trial prints").message,
+                "make doctor again",
+            )
+        ]
     findings = [Finding(None, "nccl", said) for said in judge_nccl(lines, kind)]
     return found, findings + judge_bandwidth(found, least_bandwidth(kind), hosts)
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
-    """What the bandwidth test on so many nodes measured, as its first node printed it; Implausible where that can't be."""
+    """What the bandwidth test on so many nodes measured, as its first node printed it; Implausible
+    where that can't be.
+    """
     record = parse_json(text)
-    if not isinstance(record, dict) or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys():
+    if (
+        not isinstance(record, dict)
+        or not {"bandwidth", "bytes", "nodes", "pairs"} <= record.keys()
+    ):
         raise Implausible("not the keys of a measurement")
     pairs = []
     for pair in record["pairs"] if isinstance(record["pairs"], list) else [None]:
@@ -210,9 +291,17 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
     environment = fabric_of(wanted, facts[host], host, len(facts)) | {
-        **python_path(f"{code}/python"), "OMP_NUM_THREADS": "1", **NCCL_LOGS,
-    }  # fmt: skip
-    seat = Seat(list(facts).index(host), len(facts), facts[head].address(head), port, address=facts[host].address(host))
+        **python_path(f"{code}/python"),
+        "OMP_NUM_THREADS": "1",
+        **NCCL_LOGS,
+    }
+    seat = Seat(
+        list(facts).index(host),
+        len(facts),
+        facts[head].address(head),
+        port,
+        address=facts[host].address(host),
+    )
     module, *own = speed_words(wanted)
     if fleet.ranks_per_node == 1:  # 64 hosts that are played by two cores take half as long
         environment, start = environment | lone_rank(seat), [wanted.interpreter, "-m", module]
@@ -235,11 +324,18 @@ def speed_words(wanted: Wanted) -> tuple[str, ...]:
     # Of NeuronCores the test is gloo's, which tries the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
     least = least_bandwidth(wanted.type)
-    return "trainfleet.devices.bandwidth", device, str(ALL_REDUCE_BYTES[kind]), str(1e9 if least is None else least)
+    return (
+        "trainfleet.devices.bandwidth",
+        device,
+        str(ALL_REDUCE_BYTES[kind]),
+        str(1e9 if least is None else least),
+    )
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Findings on slow nodes. Without a promised bandwidth, a node is slow in comparison to the others. Pure."""
+    """Findings on slow nodes. Without a promised bandwidth, a node is slow in comparison to the
+    others. Pure.
+    """
     if least is not None and found.gbs >= least:
         return []
     slow = slow_nodes(found)
@@ -247,16 +343,33 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
         others = [rate for a, b, rate in found.pairs if a not in slow and b not in slow]
         usual = f", the others' {statistics.median(others):.2f}" if others else ""
         remedy = "on it: ip -s link; ethtool -S. Replace it when nothing is found"
-        said = {hosts[node]: f"its link carries {rate:.3f} GB/s{usual}" for node, rate in slow.items()}
-        return [Finding(host, "fabric", message, remedy, blames_host=True) for host, message in said.items()]
+        said = {
+            hosts[node]: f"its link carries {rate:.3f} GB/s{usual}" for node, rate in slow.items()
+        }
+        return [
+            Finding(host, "fabric", message, remedy, blames_host=True)
+            for host, message in said.items()
+        ]
     if least is None:
         return []
-    message = f"an all-reduce over {found.nodes} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}, and no node stands out"
-    return [Finding(None, "fabric", message, "are all EFA interfaces attached, and the nodes in one placement group?")]
+    message = (
+        f"an all-reduce over {found.nodes} nodes moves {found.gbs:.1f} GB/s, not "
+        f"{least:.1f}, and no node stands out"
+    )
+    return [
+        Finding(
+            None,
+            "fabric",
+            message,
+            "are all EFA interfaces attached, and the nodes in one placement group?",
+        )
+    ]
 
 
 def slow_nodes(found: Bandwidth) -> dict[int, float]:
-    """Nodes whose best pair is under SLOW_SHARE of the median node's best: a slow partner spoils one pair, a slow node all."""
+    """Nodes whose best pair is under SLOW_SHARE of the median node's best: a slow partner spoils
+    one pair, a slow node all.
+    """
     best: dict[int, float] = {}
     for a, b, rate in found.pairs:
         best[a], best[b] = max(best.get(a, 0.0), rate), max(best.get(b, 0.0), rate)
@@ -268,17 +381,29 @@ def slow_nodes(found: Bandwidth) -> dict[int, float]:
 
 def _explain_silence(answers: Answers) -> list[Finding]:
     """Why the bandwidth test brought no figure: by host, the last thing that each said."""
-    failed = {host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"} or answers.failed
-    said = {host: last_error(_printed(answers, host)) or failure.message for host, failure in failed.items()}
+    failed = {
+        host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
+    } or answers.failed
+    said = {
+        host: last_error(_printed(answers, host)) or failure.message
+        for host, failure in failed.items()
+    }
     if not said:
         return [Finding(None, "fabric", "the trial ended without a figure", "make doctor again")]
     remedy = "make setup, then make doctor"
-    return [Finding(host, "fabric", f"the bandwidth trial failed: {words[:200]}", remedy) for host, words in said.items()]
+    return [
+        Finding(host, "fabric", f"the bandwidth trial failed: {words[:200]}", remedy)
+        for host, words in said.items()
+    ]
 
 
 def last_error(text: str) -> str:
     """The last line of a test that names an error; "" where none does."""
-    lines = [line.strip() for line in text.splitlines() if "Error" in line and "ChildFailedError" not in line]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if "Error" in line and "ChildFailedError" not in line
+    ]
     return lines[-1] if lines else ""
 
 
@@ -298,7 +423,9 @@ def _printed(answers: Answers, host: Host) -> str:
     return answer.stdout if isinstance(answer, Result) else ""
 
 
-def run_together(transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]) -> Answers:
+def run_together(
+    transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]
+) -> Answers:
     """Runs commands that wait for one another: at the same time, however few threads there are.
 
     Returns what they came to, as Transport.run has it. Each is started in the background of its
@@ -312,18 +439,29 @@ def run_together(transport: Transport, command: Callable[[Host], str], *, timeou
         return f"/tmp/trainfleet-{token}-{numbers[host]}"
 
     limit = timeout + spread(len(hosts))
-    began = transport.run(lambda host: begin(folder(host), command(host), limit), timeout=START_SECONDS, hosts=hosts)
+    began = transport.run(
+        lambda host: begin(folder(host), command(host), limit), timeout=START_SECONDS, hosts=hosts
+    )
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    seconds = END_SECONDS if len(started) == len(hosts) else 0  # without one, the others wait in vain
-    ended = transport.run(lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started)
+    seconds = (
+        END_SECONDS if len(started) == len(hosts) else 0
+    )  # without one, the others wait in vain
+    ended = transport.run(
+        lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
+    )
     return Answers({host: ended.get(host, answer) for host, answer in began.items()})
 
 
 def begin(folder: str, command: str, timeout: float) -> str:
-    """Starts a command that leaves what it prints in `folder`/out and its exit code in `folder`/code. Returns at once."""
-    inner = f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > code.part; mv code.part code"
+    """Starts a command that leaves what it prints in `folder`/out and its exit code in
+    `folder`/code. Returns at once.
+    """
+    inner = (
+        f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > "
+        "code.part; mv code.part code"
+    )
     return (
         f"umask 077; mkdir {folder} && cd {folder} && "
         f"{{ setsid sh -c {shlex.quote(inner)} < /dev/null > out 2>&1 & echo $! > pid; }}"
@@ -332,11 +470,15 @@ def begin(folder: str, command: str, timeout: float) -> str:
 
 def wait(folder: str, timeout: float) -> str:
     """Ends when the command in `folder` has, or its time is over."""
-    return f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
+    return (
+        f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
+    )
 
 
 def collect(folder: str, seconds: int) -> str:
-    """Prints what the command in `folder` has printed, and ends as it did; what takes so many seconds more is killed (124)."""
+    """Prints what the command in `folder` has printed, and ends as it did; what takes so many
+    seconds more is killed (124).
+    """
     return f"""cd {folder} || exit 125
 for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done
 [ -e code ] || {{ kill -KILL -- "-$(cat pid)"; echo 124 > code; }}

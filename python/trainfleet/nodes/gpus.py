@@ -1,4 +1,6 @@
-"""The GPUs of a node as nvidia-smi tells of them: which, and how they are joined. What it prints comes from another machine."""
+"""The GPUs of a node as nvidia-smi tells of them: which, and how they are joined. What it prints
+comes from another machine.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
 SHOWN = 160  # characters of a line that is no GPU's
 MOST = 256  # rows or columns of a matrix that are read
 LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")  # nvidia-smi topo -m, its legend
-PLACE = re.compile(r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}")  # older drivers name the cards themselves
+PLACE = re.compile(
+    r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}"
+)  # older drivers name the cards themselves
 NEAR = ("PIX", "PXB")  # over PCIe switches alone: a GPU's own network card
-CODES = re.compile("[\x1b\ufffd]?\\[[0-9;]{0,8}m")  # what underlines the head of the matrix; \ufffd where a control character was
+CODES = re.compile(
+    "[\x1b\ufffd]?\\[[0-9;]{0,8}m"
+)  # what underlines the head of the matrix; \ufffd where a control character was
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """How GPUs are joined: the fewest and most NVLinks between two of them, and the network cards next to one."""
+    """How GPUs are joined: the fewest and most NVLinks between two of them, and the network cards
+    next to one.
+    """
 
     fewest: int
     most: int
@@ -38,12 +46,20 @@ class Topology:
 
 
 def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The GPUs that answer, and what nvidia-smi says of those that don't: in place of their line, or of a number in it."""
+    """The GPUs that answer, and what nvidia-smi says of those that don't: in place of their line,
+    or of a number in it.
+    """
     found, trouble = [], []
     for line in lines:
         words = [word.strip() for word in line.split(",", 3)]
-        numbers = [0 if word in ABSENT else int(float(word)) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", word) else None
-                   for word in words[1:3]]  # fmt: skip
+        numbers = [
+            0
+            if word in ABSENT
+            else int(float(word))
+            if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", word)
+            else None
+            for word in words[1:3]
+        ]
         if len(words) == 4 and numbers[0] is not None and numbers[1] is not None:
             found.append(Gpu(words[0], numbers[0], numbers[1], words[3]))
         else:
@@ -54,21 +70,39 @@ def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 def read_topology(lines: Iterable[str]) -> Topology | None:
     """What `nvidia-smi topo -m` says; None where it says nothing that is such a matrix."""
     rows = [CODES.sub("", line).replace("\ufffd", " ").split() for line in lines]
-    at = next((at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None)
+    at = next(
+        (at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None
+    )
     if at is None:
         return None
     columns = _names(rows[at])
-    matrix = {row[0]: row[1 : len(columns) + 1] for row in rows[at + 1 : at + 1 + MOST] if row and PLACE.fullmatch(row[0])}
+    matrix = {
+        row[0]: row[1 : len(columns) + 1]
+        for row in rows[at + 1 : at + 1 + MOST]
+        if row and PLACE.fullmatch(row[0])
+    }
     gpus = [name for name in columns if name.startswith("GPU")]
     if not gpus or any(len(matrix.get(name, ())) < len(columns) for name in gpus):
         return None
-    links = {(one, other): link for one in gpus for other, link in zip(columns, matrix[one], strict=False)}
+    links = {
+        (one, other): link
+        for one in gpus
+        for other, link in zip(columns, matrix[one], strict=False)
+    }
     if not all(LINK.fullmatch(link) for link in links.values()):
         return None
     between = [_count(links[one, other]) for one in gpus for other in gpus if one != other]
-    near = tuple(name for name in columns if name not in gpus and any(links[gpu, name] in NEAR for gpu in gpus))
+    near = tuple(
+        name
+        for name in columns
+        if name not in gpus and any(links[gpu, name] in NEAR for gpu in gpus)
+    )
     legend = _legend(rows)
-    return Topology(min(between, default=0), max(between, default=0), tuple(legend.get(name, name) for name in near))
+    return Topology(
+        min(between, default=0),
+        max(between, default=0),
+        tuple(legend.get(name, name) for name in near),
+    )
 
 
 def _names(row: Sequence[str]) -> list[str]:
@@ -83,7 +117,11 @@ def _names(row: Sequence[str]) -> list[str]:
 
 def _legend(rows: Iterable[Sequence[str]]) -> dict[str, str]:
     """NIC0 → mlx5_0, as the lines below the matrix have it."""
-    pairs = [(row[0][:-1], row[1]) for row in rows if len(row) == 2 and re.fullmatch(r"NIC[0-9]{1,3}:", row[0])]
+    pairs = [
+        (row[0][:-1], row[1])
+        for row in rows
+        if len(row) == 2 and re.fullmatch(r"NIC[0-9]{1,3}:", row[0])
+    ]
     return {place: name for place, name in pairs if re.fullmatch(NAME, name)}
 
 

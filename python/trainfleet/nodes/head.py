@@ -1,8 +1,10 @@
-"""The head of a fleet, as seen from the machine where commands are typed: it takes over the run, and this machine may go away.
+"""The head of a fleet, as seen from the machine where commands are typed: it takes over the run,
+and this machine may go away.
 
-The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be closed. Another host stands by
-(watch/standby.py): the second at first, and whichever host the launcher then appoints (launch/failover.py). Commands typed here
-only read the run folder there, or write a request to it.
+The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be
+closed. Another host stands by (watch/standby.py): the second at first, and whichever host the
+launcher then appoints (launch/failover.py). Commands typed here only read the run folder there, or
+write a request to it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from .host_results import Host, HostFailure, Result
 from .transport import Transport
 
 TIMEOUT = 60.0
-ORDER = "launch.json"  # in the run folder, beside launch.yaml: the requests that the launcher is to carry out
+# in the run folder, beside launch.yaml: the requests that the launcher is to carry out
+ORDER = "launch.json"
 KNOWN_HOSTS = "{}/known_hosts"  # in the run folder: a fleet's runs have hosts of their own
 KEY = "~/.ssh/id_trainfleet"  # scripts/head_key.sh makes it too
 ADMIT = r"""umask 077
@@ -41,7 +44,9 @@ new=$(grep -vxFf "$f" - | sort -u)
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher as a command: its words, what it finds in its environment, and the secrets that it knows."""
+    """A launcher as a command: its words, what it finds in its environment, and the secrets that it
+    knows.
+    """
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -57,43 +62,71 @@ class FleetHead:
         self.name, self.run = f"{config.name}-launcher", f"runs/{config.name}"
 
     def prepare(self, facts: Mapping[Host, Facts], order: Sequence[Request], asked: str) -> None:
-        """Sends code, config, requests, host keys and the head's public key: all that the launcher needs.
+        """Sends code, config, requests, host keys and the head's public key: all that the launcher
+        needs.
 
-        `facts` are of the hosts to use, in order; `order` is what the launcher is to execute, as it is;
-        `asked` the config that was asked for, which it leaves in the run folder.
+        `facts` are of the hosts to use, in order; `order` is what the launcher is to execute, as it
+        is; `asked` the config that was asked for, which it leaves in the run folder.
         """
         hosts = list(facts)
         send_code(self.transport, self.config.fleet, hosts)
-        for host, failure in self.open_doors(hosts, hosts).items():  # any may come to lead, also when this one can't tell others
-            raise BackendError(f"the head's key can't be let in: {failure}", where=host.name, next="make doctor")
+        for host, failure in self.open_doors(
+            hosts, hosts
+        ).items():  # any may come to lead, also when this one can't tell others
+            raise BackendError(
+                f"the head's key can't be let in: {failure}", where=host.name, next="make doctor"
+            )
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)
         config = dump_resolved(self.config_there(facts))
         requests = json.dumps({"requests": [request.record() for request in order]}) + "\n"
-        files = {KNOWN_HOSTS.format(self.run): keys, f"{self.run}/launch.yaml": config, f"{self.run}/{ORDER}": requests,
-                 f"{self.run}/given.yaml": asked}  # fmt: skip
-        answers = self.transport.put({name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1])
+        files = {
+            KNOWN_HOSTS.format(self.run): keys,
+            f"{self.run}/launch.yaml": config,
+            f"{self.run}/{ORDER}": requests,
+            f"{self.run}/given.yaml": asked,
+        }
+        answers = self.transport.put(
+            {name: text.encode() for name, text in files.items()}, self.folder, hosts=hosts[:1]
+        )
         answers.require(f"can't write in {self.folder}")
 
     def config_there(self, facts: Mapping[Host, Facts]) -> Config:
-        """The config as the head needs it: the hosts by the addresses that they have among themselves, and its own key."""
+        """The config as the head needs it: the hosts by the addresses that they have among
+        themselves, and its own key.
+        """
         hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
         user = next(iter(facts.values())).user
-        ssh = SshConfig(user=user, key=KEY, jump=None, known_hosts=KNOWN_HOSTS.format(self.run), fingerprints=(), config=None)
+        ssh = SshConfig(
+            user=user,
+            key=KEY,
+            jump=None,
+            known_hosts=KNOWN_HOSTS.format(self.run),
+            fingerprints=(),
+            config=None,
+        )
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:
-        """The key that this host has shown us, as known_hosts has it, under its address among the nodes."""
+        """The key that this host has shown us, as known_hosts has it, under its address among the
+        nodes.
+        """
         key, address = self.transport.server_key(host), facts.address(host)
         name = address if host.port == 22 else f"[{address}]:{host.port}"
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
     def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
-        """Each head has a key of its own, made there, and every host lets it in; other keys are left as they are.
+        """Each head has a key of its own, made there, and every host lets it in; other keys are
+        left as they are.
 
         The hosts that could not be told to. BackendError where a head could not make its key.
         """
-        make = f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname -n)\" -f {KEY}; cat {KEY}.pub"
-        made = self.transport.run(f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads)
+        make = (
+            f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname "
+            f'-n)" -f {KEY}; cat {KEY}.pub'
+        )
+        made = self.transport.run(
+            f"mkdir -p -m 700 ~/.ssh && {{ {make}; }}", timeout=TIMEOUT, hosts=heads
+        )
         made.require("the head could not make its key")
         public = "".join(f"{public_key(host, answer.stdout)}\n" for host, answer in made.ok.items())
         return self.transport.run(ADMIT, stdin=public, timeout=TIMEOUT, hosts=hosts).failed
@@ -103,22 +136,56 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Lets a host stand by for the launcher that has, or is to take, a term after `term`. The highest `number` counts."""
+        """Lets a host stand by for the launcher that has, or is to take, a term after `term`. The
+        highest `number` counts.
+        """
         words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
-        self._start(host, "standby", f"standby-{number}", words, launcher, {APPOINTED: f"{number} {term}"})
+        self._start(
+            host, "standby", f"standby-{number}", words, launcher, {APPOINTED: f"{number} {term}"}
+        )
 
     def dismiss(self, host: Host) -> None:
         """Ends what stands by on a host, if the host can be reached."""
-        self.transport.ask(host, job_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT)
+        self.transport.ask(
+            host, job_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
+        )
 
-    def _start(self, host: Host, what: str, log: str, words: Sequence[str], launcher: Launcher, more: Mapping[str, str]) -> None:
-        environment = {"TRAINFLEET_HEAD": "1", **python_path(f"{self.code}/python"), "TRAINFLEET_ORDER": f"{self.run}/{ORDER}",
-                       "NO_COLOR": "1", **launcher.environment, **more}  # fmt: skip
-        supervised = [self.python, "-m", "trainfleet.supervisor", f"{self.run}/logs/{log}.log", "--", *words]
-        text = script([f"the {what} of {self.config.name}, on {host}"], self.folder, environment, supervised)
+    def _start(
+        self,
+        host: Host,
+        what: str,
+        log: str,
+        words: Sequence[str],
+        launcher: Launcher,
+        more: Mapping[str, str],
+    ) -> None:
+        environment = {
+            "TRAINFLEET_HEAD": "1",
+            **python_path(f"{self.code}/python"),
+            "TRAINFLEET_ORDER": f"{self.run}/{ORDER}",
+            "NO_COLOR": "1",
+            **launcher.environment,
+            **more,
+        }
+        supervised = [
+            self.python,
+            "-m",
+            "trainfleet.supervisor",
+            f"{self.run}/logs/{log}.log",
+            "--",
+            *words,
+        ]
+        text = script(
+            [f"the {what} of {self.config.name}, on {host}"], self.folder, environment, supervised
+        )
         mark = job_commands.mark_of(self.folder, self.config.name)
         command = job_commands.start(
-            f"{self.config.name}-{what}", mark, self.python, self.code, self.folder, job_commands.LAUNCHER
+            f"{self.config.name}-{what}",
+            mark,
+            self.python,
+            self.code,
+            self.folder,
+            job_commands.LAUNCHER,
         )
         order = job_commands.task(text, launcher.secrets, secrets.token_hex(8))
         answers = self.transport.run(command, stdin=order, timeout=TIMEOUT, hosts=[host])
@@ -132,11 +199,14 @@ class FleetHead:
     def ask_to_stop(self, host: Host) -> None:
         """Leaves the word that ranks look for at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
-        self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require("can't ask the run to stop")
+        self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
+            "can't ask the run to stop"
+        )
 
 
 def public_key(host: Host, text: str) -> str:
-    """The one key in a head's answer: every host will let it in, so nothing may stand before it, and no other beside it.
+    """The one key in a head's answer: every host will let it in, so nothing may stand before it,
+    and no other beside it.
 
     Raises:
         BackendError: it is none.

@@ -17,7 +17,9 @@ MANY = 4  # hosts of which the same is said in one line
 
 @dataclass(frozen=True)
 class Result:
-    """A command that ran to its end: exit code (128 + n for signal n), what it printed, seconds it took."""
+    """A command that ran to its end: exit code (128 + n for signal n), what it printed, seconds it
+    took.
+    """
 
     exit_code: int
     stdout: str
@@ -29,9 +31,10 @@ class Result:
 class HostFailure:
     """Why a host's answer is a failure, and what to type.
 
-    kind: name (does not resolve), down (nothing answers), host-key (another key than known), unknown-key (first contact), auth
-    (user or key refused), lost (the link died meanwhile), timeout (no end in time), slow (left behind by the others), exit (the
-    command ended badly), implausible (what it says can't be so).
+    kind: name (does not resolve), down (nothing answers), host-key (another key than known),
+    unknown-key (first contact), auth (user or key refused), lost (the link died meanwhile), timeout
+    (no end in time), slow (left behind by the others), exit (the command ended badly), implausible
+    (what it says can't be so).
     """
 
     kind: str
@@ -48,7 +51,11 @@ class Answers(dict[Host, Result | HostFailure]):
     @property
     def ok(self) -> dict[Host, Result]:
         """The hosts whose command ended with 0."""
-        return {host: answer for host, answer in self.items() if isinstance(answer, Result) and answer.exit_code == 0}
+        return {
+            host: answer
+            for host, answer in self.items()
+            if isinstance(answer, Result) and answer.exit_code == 0
+        }
 
     @property
     def failed(self) -> dict[Host, HostFailure]:
@@ -56,7 +63,9 @@ class Answers(dict[Host, Result | HostFailure]):
         return {host: failure for host, answer in self.items() if (failure := reason(answer))}
 
     def require(self, what: str, then: str = "make doctor") -> Self:
-        """The answers, where all are good; BackendError with `what` is wrong, by host, where one is not."""
+        """The answers, where all are good; BackendError with `what` is wrong, by host, where one is
+        not.
+        """
         if failed := self.failed:
             raise BackendError(by_host(what, failed), next=then)
         return self
@@ -74,20 +83,28 @@ def reason(answer: Result | HostFailure) -> HostFailure | None:
     if answer.exit_code == 0:
         return None
     words = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
-    return HostFailure("exit", f"exit code {answer.exit_code}: {words[-1] if words else 'it said nothing'}", "")
+    return HostFailure(
+        "exit", f"exit code {answer.exit_code}: {words[-1] if words else 'it said nothing'}", ""
+    )
 
 
 def by_host(what: str, said: Mapping[Host, object]) -> str:
-    """`what`, and under it a line a host with what is said of it; one line for all of whom the same is said."""
+    """`what`, and under it a line a host with what is said of it; one line for all of whom the same
+    is said.
+    """
     return "\n".join([what, *(f"  {names(hosts)}: {words}" for hosts, words in grouped(said))])
 
 
 def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
-    """The hosts with what is said of them: MANY of whom the same is said, but for their names and addresses, stand together."""
+    """The hosts with what is said of them: MANY of whom the same is said, but for their names and
+    addresses, stand together.
+    """
     alike: dict[str, list[Host]] = {}
     for host, words in said.items():
         alike.setdefault(_nameless(host, str(words)), []).append(host)
-    rows = [[hosts] if len(hosts) >= MANY else [[host] for host in hosts] for hosts in alike.values()]
+    rows = [
+        [hosts] if len(hosts) >= MANY else [[host] for host in hosts] for hosts in alike.values()
+    ]
     return [(hosts, str(said[hosts[0]])) for row in rows for hosts in row]
 
 
@@ -120,7 +137,8 @@ def parse_json(text: str) -> Any:
     """The one JSON value in a host's answer.
 
     Raises:
-        Implausible: it is none, or has what our programs never print: NaN, a duplicate key, many levels, endless digits.
+        Implausible: it is none, or has what our programs never print: NaN, a duplicate key, many
+            levels, endless digits.
     """
     try:
         return untrusted_input.parse_json(text, "")
@@ -135,6 +153,11 @@ def is_whole_number(value: object) -> bool:
 
 def number(value: object, least: float, most: float) -> float:
     """A finite JSON number within these bounds; Implausible for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or not math.isfinite(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not least <= value <= most
+        or not math.isfinite(value)
+    ):
         raise Implausible("a number that can't be")
     return float(value)

@@ -1,7 +1,9 @@
-"""make setup on hosts: reads every node, plans what is missing, does that and nothing else, and reads again.
+"""make setup on hosts: reads every node, plans what is missing, does that and nothing else, and
+reads again.
 
-A host that is not fit (unreachable, no sudo, a full disk) is not touched, and does not keep the others from being finished;
-it is named, and the command fails. Done a second time, nothing is changed.
+A host that is not fit (unreachable, no sudo, a full disk) is not touched, and does not keep the
+others from being finished; it is named, and the command fails. Done a second time, nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from .node_checks import heard, interpreter, shared, sound, unfit
 from .tar import code_files, content_hash
 from .transport import Transport
 
-STEP_TIMEOUT = 2400.0  # seconds: the longest, a driver build or the download of torch, takes minutes
+STEP_TIMEOUT = (
+    2400.0  # seconds: the longest, a driver build or the download of torch, takes minutes
+)
 BOOT_TIMEOUT = 900.0  # seconds; large instances take ten minutes to boot
 NEEDS_BOOT = 3  # the exit code of a script whose work counts after the next boot
 SCRIPTS = "scripts"  # the folder that has them, in the one that send_scripts makes
@@ -32,7 +36,9 @@ SCRIPTS = "scripts"  # the folder that has them, in the one that send_scripts ma
 
 @dataclass(frozen=True)
 class Survey:
-    """The state before any step: facts and missing steps of the fit hosts, and what is wrong with the others."""
+    """The state before any step: facts and missing steps of the fit hosts, and what is wrong with
+    the others.
+    """
 
     facts: dict[Host, Facts]
     plan: dict[Host, tuple[InstallStep, ...]]
@@ -40,19 +46,30 @@ class Survey:
 
 
 def main(config: Config, whole: bool = True) -> int:
-    """Carries the set-up out; 0 when every host is as it should be. `whole`: see operations.Wanted."""
+    """Carries the set-up out; 0 when every host is as it should be. `whole`: see
+    operations.Wanted.
+    """
     began = time.monotonic()
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        while meet(transport, found.findings, is_agreed):  # once for a jump host, and then for those behind it
+        while meet(
+            transport, found.findings, is_agreed
+        ):  # once for a jump host, and then for those behind it
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
             Application(transport, config, wanted, found, board).run()
         changed, failed = len(board.in_state("changed")), len(board.in_state("FAILED"))
     ready = len(transport.hosts) - failed
-    print(f"{ready} of {len(transport.hosts)} hosts ready, {changed} changed, {time.monotonic() - began:.1f} s")
-    print(f"next: mend the {failed} above or take them out of fleet.hosts, then make setup" if failed else "next: make train")
+    print(
+        f"{ready} of {len(transport.hosts)} hosts ready, {changed} changed, "
+        f"{time.monotonic() - began:.1f} s"
+    )
+    print(
+        f"next: mend the {failed} above or take them out of fleet.hosts, then make setup"
+        if failed
+        else "next: make train"
+    )
     return 1 if failed else 0
 
 
@@ -61,15 +78,21 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
     found, findings = heard(reading.read(transport, config))
     findings += unfit(found, wanted)
     fit = sound(found, findings)
-    plan = {host: steps(fact, wanted, head=host == transport.hosts[0]) for host, fact in fit.items()}
+    plan = {
+        host: steps(fact, wanted, head=host == transport.hosts[0]) for host, fact in fit.items()
+    }
     return Survey(fit, plan, tuple(findings))
 
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
-    """Whether hosts that showed an unknown key are trusted now: all are shown at once, and the user says so."""
+    """Whether hosts that showed an unknown key are trusted now: all are shown at once, and the user
+    says so.
+    """
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
-    strangers = [said[0].message] if behind else [f"{finding.host}  {finding.message}" for finding in said]
+    strangers = (
+        [said[0].message] if behind else [f"{finding.host}  {finding.message}" for finding in said]
+    )
     which = "this host key" if len(strangers) == 1 else f"these {len(strangers)} host keys"
     if not strangers or not ask("\n".join([*strangers, f"Trust {which} from now on?"])):
         return False
@@ -96,7 +119,10 @@ class Application:
     def run(self) -> None:
         """Each host ends as ok, changed or FAILED on the board."""
         against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
-        said = {host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host) for host in against}
+        said = {
+            host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host)
+            for host in against
+        }
         for hosts, why in grouped(said):
             self.failed |= dict.fromkeys(hosts, why)
             self.board.show_all(hosts, "FAILED", why)
@@ -106,16 +132,25 @@ class Application:
             self.scripts = self.send_scripts(busy)
             self.run_phases(busy)
             facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
-        for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):  # which no step can mend
+        for finding in (
+            *interpreter(facts, self.wanted),
+            *shared(facts, self.wanted),
+        ):  # which no step can mend
             if finding.host and finding.host not in self.failed:
                 self.fail(finding.host, str(finding))
         for host in self.found.plan:
             if host not in self.failed:
                 changed = host in busy
-                self.board.show(host, "changed" if changed else "ok", "; ".join(self.done[host]) if changed else "nothing to do")
+                self.board.show(
+                    host,
+                    "changed" if changed else "ok",
+                    "; ".join(self.done[host]) if changed else "nothing to do",
+                )
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
-        """The folder on the nodes, relative to the user's home, that has this checkout's scripts and lock now."""
+        """The folder on the nodes, relative to the user's home, that has this checkout's scripts
+        and lock now.
+        """
         folder, failed = send_scripts(self.transport, hosts)
         for host, failure in failed.items():
             self.fail(host, str(failure))
@@ -123,14 +158,22 @@ class Application:
 
     def run_phases(self, busy: list[Host]) -> None:
         for phase in PHASES:
-            if phase != "node" and self.head in self.failed:  # what comes now needs what the head makes
+            if (
+                phase != "node" and self.head in self.failed
+            ):  # what comes now needs what the head makes
                 for host in busy:
-                    if any(step.phase != "node" for step in self.found.plan[host]) and host not in self.failed:
+                    if (
+                        any(step.phase != "node" for step in self.found.plan[host])
+                        and host not in self.failed
+                    ):
                         self.fail(host, f"its turn did not come: {self.head}, the head, has failed")
                 return
             booting: list[Host] = []
             sound = [host for host in busy if host not in self.failed]
-            self.transport.each(lambda host, phase=phase, booting=booting: self.take_steps(host, phase, booting), sound)  # type: ignore[misc]
+            self.transport.each(
+                lambda host, phase=phase, booting=booting: self.take_steps(host, phase, booting),  # type: ignore[misc]
+                sound,
+            )
             for host in booting:  # one at a time, so that a fleet is never down as a whole
                 self.board.show(host, "booting", "what was installed counts after a boot")
                 if boot(self.transport, host, self.found.facts[host]):
@@ -140,13 +183,19 @@ class Application:
                     self.fail(host, f"did not come back within {BOOT_TIMEOUT:.0f} s of its boot")
 
     def take_steps(self, host: Host, phase: str, booting: list[Host]) -> None:
-        """Does one host's steps of a phase, in order, up to the first that fails or that asks for a boot."""
+        """Does one host's steps of a phase, in order, up to the first that fails or that asks for a
+        boot.
+        """
         said = self.done.setdefault(host, [])
         for step in [step for step in self.found.plan[host] if step.phase == phase]:
             self.board.show(host, "working", f"{step.name}: {step.why}")
             command = step.command(self.scripts, self.found.facts[host].user == "root")
             answer = self.transport.ask(host, command, timeout=STEP_TIMEOUT)
-            if isinstance(answer, Result) and answer.exit_code == NEEDS_BOOT and "booted" not in said:
+            if (
+                isinstance(answer, Result)
+                and answer.exit_code == NEEDS_BOOT
+                and "booted" not in said
+            ):
                 booting.append(host)
                 return
             if failure := reason(answer):
@@ -171,9 +220,17 @@ class Application:
         self.board.show(host, "FAILED", why)
 
 
-def send_scripts(transport: Transport, hosts: Iterable[Host]) -> tuple[str, dict[Host, HostFailure]]:
-    """The folder on the nodes with this checkout's scripts and lock, relative to the user's home; who lacks it, and why."""
-    files = {name: data for name, data in code_files("").items() if name.startswith(("scripts/", "requirements"))}
+def send_scripts(
+    transport: Transport, hosts: Iterable[Host]
+) -> tuple[str, dict[Host, HostFailure]]:
+    """The folder on the nodes with this checkout's scripts and lock, relative to the user's home;
+    who lacks it, and why.
+    """
+    files = {
+        name: data
+        for name, data in code_files("").items()
+        if name.startswith(("scripts/", "requirements"))
+    }
     folder = f".trainfleet/{content_hash(files)}"
     return f"{folder}/{SCRIPTS}", transport.put_once(files, folder, hosts=hosts).failed
 
@@ -186,21 +243,31 @@ def boot(transport: Transport, host: Host, before: Facts) -> bool:
     while time.monotonic() < deadline:
         time.sleep(1)
         answer = transport.read("/proc/sys/kernel/random/boot_id", timeout=8, hosts=[host])[host]
-        if isinstance(answer, Result) and answer.exit_code == 0 and answer.stdout.strip() != before.boot_id:
+        if (
+            isinstance(answer, Result)
+            and answer.exit_code == 0
+            and answer.stdout.strip() != before.boot_id
+        ):
             return True
     return False
 
 
 def last_line(answer: Result | HostFailure) -> str:
-    """What a script said last: its result, by the rule that all our scripts keep; of one that failed also its last complaint."""
+    """What a script said last: its result, by the rule that all our scripts keep; of one that
+    failed also its last complaint.
+    """
     if isinstance(answer, HostFailure):
         return answer.message
-    streams = (answer.stdout, answer.stderr if answer.exit_code or not answer.stdout.strip() else "")
+    streams = (
+        answer.stdout,
+        answer.stderr if answer.exit_code or not answer.stdout.strip() else "",
+    )
     return "; ".join(text.strip().splitlines()[-1].strip() for text in streams if text.strip())
 
 
 def commands(config: Config) -> dict[str, str]:
-    """For `make plan OUT=`: file name → a shell script with the exact commands that setup would run on that host now.
+    """For `make plan OUT=`: file name → a shell script with the exact commands that setup would run
+    on that host now.
 
     Raises:
         BackendError: a host can't be read, or must not be touched as it is.
@@ -210,11 +277,21 @@ def commands(config: Config) -> dict[str, str]:
         found = survey(transport, config, wanted)
     if found.findings:
         rows = "\n".join(f"  {finding.host}: {finding}" for finding in found.findings)
-        raise BackendError(f"no plan can be made for these hosts:\n{rows}", next="mend them, or take them out of fleet.hosts")
-    return {f"setup-{host.name}.sh": script(found.facts[host], plan) for host, plan in found.plan.items()}
+        raise BackendError(
+            f"no plan can be made for these hosts:\n{rows}",
+            next="mend them, or take them out of fleet.hosts",
+        )
+    return {
+        f"setup-{host.name}.sh": script(found.facts[host], plan)
+        for host, plan in found.plan.items()
+    }
 
 
 def script(facts: Facts, plan: Iterable[InstallStep]) -> str:
     """The steps as a shell would take them, each under its phase and its reason."""
-    lines = [line for step in plan for line in (f"# {step.phase}: {step.why}", step.command(SCRIPTS, facts.user == "root"))]
+    lines = [
+        line
+        for step in plan
+        for line in (f"# {step.phase}: {step.why}", step.command(SCRIPTS, facts.user == "root"))
+    ]
     return "\n".join(["#!/bin/sh", "set -e", *lines, ""])

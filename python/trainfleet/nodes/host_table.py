@@ -1,4 +1,6 @@
-"""One line a host: live on a terminal, where lines change in place; elsewhere each is printed once, when its host is finished."""
+"""One line a host: live on a terminal, where lines change in place; elsewhere each is printed once,
+when its host is finished.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ class Board:
         self.rows: dict[Host, tuple[str, str]] = dict.fromkeys(hosts, ("...", ""))
         self.width = max((len(host.name) for host in hosts), default=0)
         self.stream = sys.stdout
-        self.fancy = self.stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.fancy = (
+            self.stream.isatty()
+            and not os.environ.get("NO_COLOR")
+            and os.environ.get("TERM") != "dumb"
+        )
         self._lock = threading.Lock()
 
     def __enter__(self) -> Board:
@@ -53,14 +59,20 @@ class Board:
                 print(self._line(host), file=self.stream, flush=True)
 
     def show_all(self, hosts: Sequence[Host], state: str, text: str) -> None:
-        """As `show`, for hosts that are at the same: where lines do not change in place, one line for all of them."""
+        """As `show`, for hosts that are at the same: where lines do not change in place, one line
+        for all of them.
+        """
         if self.fancy or len(hosts) == 1:
             for host in hosts:
                 self.show(host, state, text)
             return
         with self._lock:
             self.rows |= dict.fromkeys(hosts, (state, text))
-            print(shown(f"{names(hosts)}  {state}  {' '.join(text.splitlines())}"), file=self.stream, flush=True)
+            print(
+                shown(f"{names(hosts)}  {state}  {' '.join(text.splitlines())}"),
+                file=self.stream,
+                flush=True,
+            )
 
     def in_state(self, *states: str) -> list[Host]:
         """The hosts that are in one of these states now."""
@@ -85,6 +97,14 @@ class Board:
         if hidden:
             hosts = sorted(hosts, key=lambda host: self.rows[host][0] in FINAL)[:room]
         lines = [
-            Text(self._line(host), style=STYLES.get(self.rows[host][0], ""), no_wrap=True, overflow="ellipsis") for host in hosts
+            Text(
+                self._line(host),
+                style=STYLES.get(self.rows[host][0], ""),
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+            for host in hosts
         ]
-        return Text("\n").join([*lines, *([Text(f"... and {hidden} more", style="dim")] if hidden else [])])
+        return Text("\n").join(
+            [*lines, *([Text(f"... and {hidden} more", style="dim")] if hidden else [])]
+        )

@@ -1,7 +1,9 @@
-"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: nothing here runs them.
+"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: nothing
+here runs them.
 
-An operation looks at the facts and yields the steps that are missing; a node that has everything gets none. What a step does
-stands in scripts/<name>.sh, which looks again before it acts (check, apply, verify).
+An operation looks at the facts and yields the steps that are missing; a node that has everything
+gets none. What a step does stands in scripts/<name>.sh, which looks again before it acts (check,
+apply, verify).
 
 Phases, in this order, each on all hosts before the next:
     node    every node for itself, as root
@@ -34,7 +36,9 @@ NOFILE = 65536
 
 @dataclass(frozen=True)
 class InstallStep:
-    """One thing to do on one node: the script and its words, why it is needed, when, and whether as root."""
+    """One thing to do on one node: the script and its words, why it is needed, when, and whether as
+    root.
+    """
 
     script: str
     words: tuple[str, ...]
@@ -47,7 +51,9 @@ class InstallStep:
         return self.script.removesuffix(".sh").replace("_", " ")
 
     def command(self, scripts: str, is_root: bool = False) -> str:
-        """The words as a shell takes them: act, then verify, from the folder `scripts` on the node."""
+        """The words as a shell takes them: act, then verify, from the folder `scripts` on the
+        node.
+        """
         sudo = "sudo -n " if self.root and not is_root else ""
         words = shlex.join(self.words)
         path = f"{sudo}{scripts}/{self.script}"
@@ -58,7 +64,8 @@ class InstallStep:
 class Wanted:
     """What the fleet is to be: its config, its stack, and what its kind of nodes has.
 
-    `whole`: also what every node has for itself; not on a machine that is only the entrance to its nodes.
+    `whole`: also what every node has for itself; not on a machine that is only the entrance to its
+    nodes.
     """
 
     config: Config
@@ -75,17 +82,27 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """The EFA interfaces that each node needs: none where there is nobody to speak to over them."""
+        """The EFA interfaces that each node needs: none where there is nobody to speak to over
+        them.
+        """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 
     @property
     def lustre_efa(self) -> int:
-        """The EFA interfaces of each node over which it reaches the file system: none where that has none."""
-        return node_types.lustre_efa(self.type, self.fleet.nodes) if self.type and self.fleet.fsx.efa else 0
+        """The EFA interfaces of each node over which it reaches the file system: none where that
+        has none.
+        """
+        return (
+            node_types.lustre_efa(self.type, self.fleet.nodes)
+            if self.type and self.fleet.fsx.efa
+            else 0
+        )
 
     @property
     def fabric(self) -> str:
-        """What the nodes talk over, one of FABRICS; "" where that is not told, and where there is nobody to speak to."""
+        """What the nodes talk over, one of FABRICS; "" where that is not told, and where there is
+        nobody to speak to.
+        """
         return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 
     @property
@@ -100,11 +117,15 @@ class Wanted:
 
 
 def lock_hash(stack: PinnedStack) -> str:
-    """Changes with the locks and with the stack's versions, and not with the day or with what images and machines begin from."""
+    """Changes with the locks and with the stack's versions, and not with the day or with what
+    images and machines begin from.
+    """
     from .tar import LOCKS, content_hash
 
     versions = repr(replace(stack, base="", ami="", ecs="", read=""))
-    return content_hash({name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()})[:12]
+    return content_hash(
+        {name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()}
+    )[:12]
 
 
 def lock_name(stack: PinnedStack) -> str:
@@ -116,7 +137,9 @@ Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Compilers and kernel headers, for drivers that are built on the node; Python, for the environment that is built there."""
+    """Compilers and kernel headers, for drivers that are built on the node; Python, for the
+    environment that is built there.
+    """
     builds = wanted.whole and bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
     needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
@@ -124,14 +147,20 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     if builds and headers not in facts.has:
         missing.append("kernel headers")
     if missing:
-        yield InstallStep("build_tools.sh", ("headers",) if builds else (), f"no {', '.join(missing)}")
+        yield InstallStep(
+            "build_tools.sh", ("headers",) if builds else (), f"no {', '.join(missing)}"
+        )
 
 
 def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Locked memory, which RDMA registers, and open files."""
     registers = wanted.fabric in node_types.RDMA
     short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
-    short += [f"{facts.memlock} KiB of locked memory"] if registers and facts.memlock != "unlimited" else []
+    short += (
+        [f"{facts.memlock} KiB of locked memory"]
+        if registers and facts.memlock != "unlimited"
+        else []
+    )
     if short and LIMITS not in facts.has:
         yield InstallStep("limits.sh", (str(NOFILE),), f"only {' and '.join(short)}")
 
@@ -143,15 +172,22 @@ def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The driver, unless a new enough one is there; the fabric manager where GPUs are joined by NVSwitch."""
+    """The driver, unless a new enough one is there; the fabric manager where GPUs are joined by
+    NVSwitch.
+    """
     stack = wanted.stack
     found = sorted({gpu.driver for gpu in facts.gpus})
-    if not stack.nvidia or (len(found) == 1 and is_within(found[0], stack.nvidia_least, stack.nvidia_below)):
+    if not stack.nvidia or (
+        len(found) == 1 and is_within(found[0], stack.nvidia_least, stack.nvidia_below)
+    ):
         return
     fabric = "fabric" if wanted.type and wanted.type.is_switched else ""
     words = (stack.nvidia_least, stack.nvidia_below, stack.nvidia, stack.kernel_modules, fabric)
     before = f", before {stack.nvidia_below}" if stack.nvidia_below != "-" else ""
-    why = f"driver {', '.join(found) or 'missing'}, the stack needs {stack.nvidia_least} or newer{before}"
+    why = (
+        f"driver {', '.join(found) or 'missing'}, the stack needs {stack.nvidia_least} or "
+        f"newer{before}"
+    )
     yield InstallStep("nvidia.sh", tuple(filter(None, words)), why)
 
 
@@ -163,7 +199,9 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         if not same_version(facts.packages.get(name, ""), version)
     ]
     if wrong:
-        yield neuron_step(wanted.stack, f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}")
+        yield neuron_step(
+            wanted.stack, f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}"
+        )
 
 
 def neuron_step(stack: PinnedStack, why: str) -> InstallStep:
@@ -178,7 +216,9 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         return
     reasons = []
     if not at_least(facts.efa, wanted.stack.efa_least):
-        reasons.append(f"installer {facts.efa or 'missing'}, the stack needs {wanted.stack.efa_least} or newer")
+        reasons.append(
+            f"installer {facts.efa or 'missing'}, the stack needs {wanted.stack.efa_least} or newer"
+        )
     if not facts.uverbs:
         reasons.append("ib_uverbs is not loaded")
     if facts.efa and facts.fi_info < 1:
@@ -193,21 +233,35 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     least = wanted.stack.ofi_nccl
     if wanted.fabric != "efa" or not least:
         return
-    found = next((version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), "")
+    found = next(
+        (version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), ""
+    )
     if not at_least(found, least):
         words = (least, wanted.stack.efa, wanted.stack.key("efa"))
-        yield InstallStep("ofi_nccl.sh", words, f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer")
+        yield InstallStep(
+            "ofi_nccl.sh",
+            words,
+            f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer",
+        )
 
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Docker, only when the config asks for it."""
     if (wanted.fleet.docker or wanted.fleet.image != "none") and "docker" in facts.lacks:
-        words = ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
-        yield InstallStep("docker.sh", words, f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} asks for it")
+        words = (
+            ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
+        )
+        yield InstallStep(
+            "docker.sh",
+            words,
+            f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} asks for it",
+        )
 
 
 def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """FSx's Lustre client. It is the first of all: it may need another kernel, and drivers are built for the one that runs."""
+    """FSx's Lustre client. It is the first of all: it may need another kernel, and drivers are
+    built for the one that runs.
+    """
     if why := _unmounted(facts, wanted):
         yield InstallStep("lustre.sh", (wanted.stack.key("fsx"),), why)
 
@@ -216,7 +270,9 @@ def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Lustre's own way over EFA, before anything is mounted."""
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
-        yield InstallStep("lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre")
+        yield InstallStep(
+            "lnet.sh", (str(count),), f"{facts.lnet} of {count} EFA interfaces serve Lustre"
+        )
 
 
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -224,14 +280,18 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     fsx = wanted.fleet.fsx
     if why := _unmounted(facts, wanted):
         source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
-        yield InstallStep("fsx.sh", (source, fsx.folder, *(["efa"] if wanted.lustre_efa else [])), why)
+        yield InstallStep(
+            "fsx.sh", (source, fsx.folder, *(["efa"] if wanted.lustre_efa else [])), why
+        )
 
 
 def _unmounted(facts: Facts, wanted: Wanted) -> str:
     """What is mounted in place of the config's file system; "" where that is, or there is none."""
     fsx = wanted.fleet.fsx
     mounted = facts.mounts.get(fsx.folder, "nothing")
-    if fsx.dns_name is None or (mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")):
+    if fsx.dns_name is None or (
+        mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")
+    ):
         return ""
     return f"{mounted} at {fsx.folder}"
 
@@ -240,7 +300,9 @@ def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """The NVMe disks of the instance, as one fast local folder."""
     if facts.scratch_disks and SCRATCH not in facts.mounts:
         disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
-        yield InstallStep("scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are not in use")
+        yield InstallStep(
+            "scratch.sh", (SCRATCH, *disks), f"{len(disks)} instance disks are not in use"
+        )
 
 
 def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -248,7 +310,10 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     folder = wanted.fleet.shared_folder
     if folder and facts.shared_folder != "writable":
         yield InstallStep(
-            "shared_folder.sh", (folder, facts.user), f"{folder} is {facts.shared_folder or 'not there'}", phase="head"
+            "shared_folder.sh",
+            (folder, facts.user),
+            f"{folder} is {facts.shared_folder or 'not there'}",
+            phase="head",
         )
 
 
@@ -258,24 +323,36 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     if not folder or f"{folder}/.complete" in facts.has:
         return
     words = environment_words(stack, f"{wanted.fleet.shared_folder}/{folder}")
-    yield InstallStep("python.sh", words, "no environment for this lock yet", phase="head", root=False)
+    yield InstallStep(
+        "python.sh", words, "no environment for this lock yet", phase="head", root=False
+    )
 
 
 def environment_words(stack: PinnedStack, folder: str) -> tuple[str, ...]:
-    """The arguments of python.sh, for hosts and images alike: where, the indexes of torch and of the rest, and what is pinned."""
+    """The arguments of python.sh, for hosts and images alike: where, the indexes of torch and of
+    the rest, and what is pinned.
+    """
     checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
     words = [
-        word for name, version, sums in checked for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for _, each in sums))
+        word
+        for name, version, sums in checked
+        for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for _, each in sums))
     ]
     pins = [f"{name}=={version}" for name, version in stack.python_packages]
     return (folder, stack.torch_index, stack.neuron_index or "-", *words, *pins)
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """A key of the head's own, to reach the nodes without a password. The private half never leaves the head, nor its user."""
+    """A key of the head's own, to reach the nodes without a password. The private half never leaves
+    the head, nor its user.
+    """
     if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
         yield InstallStep(
-            "head_key.sh", (f"{wanted.fleet.shared_folder}/ssh",), "the head has no key for the nodes", phase="head", root=False
+            "head_key.sh",
+            (f"{wanted.fleet.shared_folder}/ssh",),
+            "the head has no key for the nodes",
+            phase="head",
+            root=False,
         )
 
 
@@ -283,17 +360,33 @@ def access(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """The head's key opens every node."""
     if wanted.fleet.shared_folder and not facts.authorized:
         words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)
-        yield InstallStep("access.sh", words, "the head's key is not let in", phase="access", root=False)
+        yield InstallStep(
+            "access.sh", words, "the head's key is not let in", phase="access", root=False
+        )
 
 
 ON_NODES: tuple[Operation, ...] = (
-    lustre, build_tools, limits, sshd, nvidia, neuron, efa, ofi_nccl, docker, lnet, fsx, scratch, access,
-)  # fmt: skip
+    lustre,
+    build_tools,
+    limits,
+    sshd,
+    nvidia,
+    neuron,
+    efa,
+    ofi_nccl,
+    docker,
+    lnet,
+    fsx,
+    scratch,
+    access,
+)
 ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
 
 
 def public_key(facts: Facts) -> str:
-    """The public half of the head's key, one for each of the users that a shared folder may have."""
+    """The public half of the head's key, one for each of the users that a shared folder may
+    have.
+    """
     return f"ssh/{facts.user}.pub"
 
 
@@ -305,7 +398,9 @@ def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Whether a package's version is the wanted one; what a distribution adds behind it (`-1`, `~jammy`) does not count."""
+    """Whether a package's version is the wanted one; what a distribution adds behind it (`-1`,
+    `~jammy`) does not count.
+    """
     return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
 
 
@@ -315,10 +410,14 @@ def at_least(found: str, least: str) -> bool:
 
 
 def is_within(found: str, least: str, below: str) -> bool:
-    """Whether a dotted version is not older than `least`, and older than `below` unless that is `-`."""
+    """Whether a dotted version is not older than `least`, and older than `below` unless that is
+    `-`.
+    """
     return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     plain = version.partition("-")[0].partition("~")[0]
-    return tuple(number for part in plain.split(".") if (number := untrusted_input.whole(part)) is not None)
+    return tuple(
+        number for part in plain.split(".") if (number := untrusted_input.whole(part)) is not None
+    )

@@ -1,6 +1,8 @@
-"""Shell commands that leave, read and remove the intent of a launch in a fleet's shared folder, for one host. Pure.
+"""Shell commands that leave, read and remove the intent of a launch in a fleet's shared folder, for
+one host. Pure.
 
-What `read_found` is given: when the file was touched and whether a stop was asked for, in a line, then the file.
+What `read_found` is given: when the file was touched and whether a stop was asked for, in a line,
+then the file.
 """
 
 from __future__ import annotations
@@ -18,30 +20,51 @@ cat {file}"""
 LEAVE = """mkdir -p {folder} && cd {folder} || exit
 cat > {part} && rm -f stop || exit
 [ -z {stale} ] || ! grep -qsF -- {stale} {file} || rm -f {file}
-ln {part} {file} 2> /dev/null || (set -C && cat {part} > {file}) 2> /dev/null  # where files can't have two names
+# where files can't have two names, the second way
+ln {part} {file} 2> /dev/null || (set -C && cat {part} > {file}) 2> /dev/null
 rm -f {part}
 """
 
 
 def leave(shared: str, run: str, intent: Intent, stale: str) -> str:
-    """Leaves the intent that stdin has, in the place of the one with the token `stale`, and says what is there then."""
-    words = {"folder": shlex.quote(f"runs/{run}"), "file": INTENT.name, "part": f".{INTENT.name}.{intent.token}"}
+    """Leaves the intent that stdin has, in the place of the one with the token `stale`, and says
+    what is there then.
+    """
+    words = {
+        "folder": shlex.quote(f"runs/{run}"),
+        "file": INTENT.name,
+        "part": f".{INTENT.name}.{intent.token}",
+    }
     return (
-        f"cd -- {shlex.quote(shared)} || exit\n" + LEAVE.format(stale=shlex.quote(stale), **words) + READ.format(file=INTENT.name)
+        f"cd -- {shlex.quote(shared)} || exit\n"
+        + LEAVE.format(stale=shlex.quote(stale), **words)
+        + READ.format(file=INTENT.name)
     )
 
 
 def look(shared: str, run: str, touch: bool) -> str:
     """Says what is there; nothing where none is. `touch`: and that it goes on."""
     enter = f"cd -- {shlex.quote(f'{shared}/runs/{run}')} 2> /dev/null || exit 0\n"
-    return enter + (f"[ ! -e {INTENT.name} ] || touch -c {INTENT.name}\n" if touch else "") + READ.format(file=INTENT.name)
+    return (
+        enter
+        + (f"[ ! -e {INTENT.name} ] || touch -c {INTENT.name}\n" if touch else "")
+        + READ.format(file=INTENT.name)
+    )
 
 
 def withdraw(shared: str, run: str, intent: Intent, begun: bool) -> str:
-    """Removes the intent with this token, and an empty folder; unless the run has `begun`, the request to stop too."""
-    mine, files = f"grep -qsF -- {shlex.quote(intent.token)} {INTENT.name}", INTENT.name + ("" if begun else " stop")
+    """Removes the intent with this token, and an empty folder; unless the run has `begun`, the
+    request to stop too.
+    """
+    mine, files = (
+        f"grep -qsF -- {shlex.quote(intent.token)} {INTENT.name}",
+        INTENT.name + ("" if begun else " stop"),
+    )
     folder = shlex.quote(f"{shared}/runs/{run}")
-    return f"cd -- {folder} 2> /dev/null || exit 0\n! {mine} || rm -f {files}\nrmdir -- {folder} 2> /dev/null || true"
+    return (
+        f"cd -- {folder} 2> /dev/null || exit 0\n! {mine} || rm -f {files}\nrmdir -- {folder} "
+        "2> /dev/null || true"
+    )
 
 
 def read_found(text: str) -> DeclaredIntent | None:

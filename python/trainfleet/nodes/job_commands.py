@@ -1,7 +1,8 @@
 """Shell commands that start, query and end a node's part of a job. Pure: the transport runs them.
 
-The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit: a fence finds every process of a
-run on a node, whatever its parent is now. The supervisor's file only records the exit code.
+The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit: a
+fence finds every process of a run on a node, whatever its parent is now. The supervisor's file only
+records the exit code.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ LAUNCHER = "TRAINFLEET_LAUNCHER"  # the same of a run's launcher and of what sta
 
 
 def mark_of(folder: str, run: str) -> str:
-    """The mark of a run's processes, unique on any fleet; BackendError where the names make no line of visible letters."""
+    """The mark of a run's processes, unique on any fleet; BackendError where the names make no line
+    of visible letters.
+    """
     return _require_mark(f"{folder}:{run}")
 
 
 def _require_mark(mark: str) -> str:
-    """The mark, when it can belong to one run alone: grep takes each line for a pattern, and an empty one for every process."""
+    """The mark, when it can belong to one run alone: grep takes each line for a pattern, and an
+    empty one for every process.
+    """
     folder, _, run = mark.rpartition(":")
     if not mark.isprintable() or not folder.strip() or not run.strip():
-        raise BackendError(f"{mark!a} marks no run", next="look at fleet.shared_folder and name in its config")
+        raise BackendError(
+            f"{mark!a} marks no run", next="look at fleet.shared_folder and name in its config"
+        )
     return mark
 
 
@@ -41,16 +48,21 @@ def task(script: str, environment: Mapping[str, str], token: str) -> str:
 
 
 def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
-    """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if it runs."""
+    """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if
+    it runs.
+    """
     settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python", "PYTHONSAFEPATH=1"]
     return (
-        f"{_file(name)}; mkdir -p \"${{f%/*}}\" && cd {shlex.quote(folder)} && "
-        f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor --detach \"$f\""
-    )  # fmt: skip
+        f'{_file(name)}; mkdir -p "${{f%/*}}" && cd {shlex.quote(folder)} && '
+        f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor "
+        '--detach "$f"'
+    )
 
 
 def look(name: str, token: str = "") -> str:
-    """Says `running`, `ended CODE`, `failed WORDS` (it never began), `rebooted` or `absent`, also for another's token."""
+    """Says `running`, `ended CODE`, `failed WORDS` (it never began), `rebooted` or `absent`, also
+    for another's token.
+    """
     return f"""{_file(name)}; mine={shlex.quote(token)}
 [ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
 [ -z "$mine" ] || [ "$mine" = "$token" ] || {{ echo absent; exit; }}
@@ -60,17 +72,21 @@ over && exit
 [ "$boot" = "$(cat /proc/sys/kernel/random/boot_id)" ] || {{ echo rebooted; exit; }}
 [ "$(sed 's/.*) //' "/proc/$pid/stat" 2> /dev/null | cut -d ' ' -f 20)" = "$start" ] && echo running && exit
 over && exit
-[ -s "$f.said" ] && echo "failed $(tail -n 1 "$f.said" | cut -c 1-300)" || echo 'ended 137'"""
+[ -s "$f.said" ] && echo "failed $(tail -n 1 "$f.said" | cut -c 1-300)" || echo 'ended 137'"""  # noqa: E501
 
 
 def look_for(mark: str) -> str:
-    """Says `running` where a process of the run is on the node, whoever started it, and else `absent`."""
+    """Says `running` where a process of the run is on the node, whoever started it, and else
+    `absent`.
+    """
     return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
 
 
 @dataclass(frozen=True)
 class PartState:
-    """The state of a node's part (running, ended, rebooted or absent), its exit code, and what it has said beside its log."""
+    """The state of a node's part (running, ended, rebooted or absent), its exit code, and what it
+    has said beside its log.
+    """
 
     state: str
     code: int = 0
@@ -88,7 +104,9 @@ def read_look(text: str) -> PartState:
     if said == "absent":
         return PartState(said, 137)
     if match := re.fullmatch(r"ended ([0-9]{1,3})(?:: (.+))?", said):
-        return PartState("ended", int(match[1]), _printable(told(match[2] or "")) if match[1] != "0" else "")
+        return PartState(
+            "ended", int(match[1]), _printable(told(match[2] or "")) if match[1] != "0" else ""
+        )
     if match := re.fullmatch(r"failed (.+)", said):
         return PartState("ended", 127, f"its script failed: {_printable(match[1])[:200]}")
     raise Implausible(f"the words {said[:60]!a}")
@@ -104,14 +122,17 @@ def terminate(name: str) -> str:
 
 
 def fence(mark: str, launchers: bool = False) -> str:
-    """Kills every process of a run, and ends well only when none is left: a zombie has no environment and counts as gone.
+    """Kills every process of a run, and ends well only when none is left: a zombie has no
+    environment and counts as gone.
 
     `launchers`: also those that launch it, which would start it anew.
 
     Raises:
         BackendError: the mark could be another's than a run's.
     """
-    words = " ".join(f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,)))
+    words = " ".join(
+        f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,))
+    )
     return f"""for _ in $(seq 100); do
 pids=$(grep -FsxzlZ {words} /proc/[0-9]*/environ | tr '\\0' '\\n' | cut -d / -f 3)
 [ -n "$pids" ] || exit 0
@@ -127,25 +148,34 @@ def _word(kind: str, mark: str) -> str:
 
 
 def marks() -> str:
-    """Prints the runs that have processes on the node: lines `mine MARK`, `user NAME`, and `said WORDS` (supervisor.announce).
+    """Prints the runs that have processes on the node: lines `mine MARK`, `user NAME`, and `said
+    WORDS` (supervisor.announce).
 
-    The environment of another user's processes can't be read, so theirs say on a socket's name what they are.
+    The environment of another user's processes can't be read, so theirs say on a socket's name what
+    they are.
     """
     return (
-        f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | sort -u; "
+        f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | "
+        "sort -u; "
         f"echo \"user $(id -un)\"; sed -n 's/.* @{ANNOUNCED}/said /p' /proc/net/unix"
     )
 
 
 def read_marks(text: str, mark: str) -> set[str]:
-    """What other runs than that of `mark` are on a node, of what `marks` printed: their marks, with their users' names."""
+    """What other runs than that of `mark` are on a node, of what `marks` printed: their marks, with
+    their users' names.
+    """
     kinds = [line.partition(" ") for line in text.split("\n")]
     user = next((rest for kind, _, rest in kinds if kind == "user"), "")
     found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
     for kind, _, rest in kinds:
         _, _, words = rest.partition(":")
-        whose, _, what = words.partition(":")  # the socket's name may have been too short for all of it
-        if kind == "said" and not (whose == user and any(known.startswith(what) for known in (mark, *found))):
+        whose, _, what = words.partition(
+            ":"
+        )  # the socket's name may have been too short for all of it
+        if kind == "said" and not (
+            whose == user and any(known.startswith(what) for known in (mark, *found))
+        ):
             found.add(f"{what} (of {whose})")
     return found
 

@@ -1,4 +1,6 @@
-"""The host keys of a fleet: checked strictly, and never trusted on first use without the user's word."""
+"""The host keys of a fleet: checked strictly, and never trusted on first use without the user's
+word.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ from .state_dir import STATE
 if TYPE_CHECKING:
     from paramiko import PKey, SSHClient
 
-TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")  # of keys that paramiko can check
+TYPES = re.compile(
+    "ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)"
+)  # of keys that paramiko can check
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
-LINE = re.compile(r"(?:(@revoked|@cert-authority)\s+)?([^#@\s]\S*)\s+(\S+)\s+([A-Za-z0-9+/]+={0,2})(?:\s.*)?")
+LINE = re.compile(
+    r"(?:(@revoked|@cert-authority)\s+)?([^#@\s]\S*)\s+(\S+)\s+([A-Za-z0-9+/]+={0,2})(?:\s.*)?"
+)
 
 
 class UnknownKey(Exception):
@@ -42,7 +48,9 @@ class RevokedKey(UnknownKey):
 
 
 class KnownKey(NamedTuple):
-    """A line of a known_hosts file (sshd(8)): its mark, its hosts, and the key by type and as it is sent."""
+    """A line of a known_hosts file (sshd(8)): its mark, its hosts, and the key by type and as it is
+    sent.
+    """
 
     mark: str
     hosts: str
@@ -50,7 +58,9 @@ class KnownKey(NamedTuple):
     key: bytes
 
     def names(self, host: str) -> bool:
-        """Whether it is about this host: by patterns, of which one with `!` decides, or by the hash of its name."""
+        """Whether it is about this host: by patterns, of which one with `!` decides, or by the hash
+        of its name.
+        """
         with suppress(ValueError):  # a malformed hash is nobody's
             if self.hosts.startswith("|"):
                 salt, digest = map(base64.b64decode, self.hosts.split("|")[2:])
@@ -60,10 +70,16 @@ class KnownKey(NamedTuple):
 
 
 def fits(pattern: str, host: str) -> bool:
-    """Whether a pattern of ssh's is about a host: `*` and `?` alone are special in it (ssh_config(5), PATTERNS)."""
+    """Whether a pattern of ssh's is about a host: `*` and `?` alone are special in it
+    (ssh_config(5), PATTERNS).
+    """
     if not {*"*?"} & {*pattern}:
         return pattern.lower() == host.lower()
-    return bool(re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), host, re.IGNORECASE))
+    return bool(
+        re.fullmatch(
+            re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), host, re.IGNORECASE
+        )
+    )
 
 
 def read_lines(path: Path) -> Iterator[KnownKey]:
@@ -99,9 +115,13 @@ def fingerprint(key: PKey) -> str:
 
 
 class KnownHosts:
-    """Which key each host must show: the fleet's own file, your ~/.ssh/known_hosts, and the fingerprints in the config."""
+    """Which key each host must show: the fleet's own file, your ~/.ssh/known_hosts, and the
+    fingerprints in the config.
+    """
 
-    def __init__(self, own: Path, read_only: tuple[Path, ...], fingerprints: tuple[str, ...]) -> None:
+    def __init__(
+        self, own: Path, read_only: tuple[Path, ...], fingerprints: tuple[str, ...]
+    ) -> None:
         self.own, self.read_only, self.fingerprints = own, read_only, fingerprints
         self.seen: dict[str, PKey] = {}  # name → key, of hosts that showed one nobody vouches for
         self._lock = threading.Lock()
@@ -112,7 +132,9 @@ class KnownHosts:
         """As the config says: a file of its own alone, or else the fleet's and yours."""
         if ssh.known_hosts:
             return cls(expanded(ssh.known_hosts, "fleet.ssh.known_hosts"), (), ssh.fingerprints)
-        return cls(STATE / "known_hosts", (Path("~/.ssh/known_hosts").expanduser(),), ssh.fingerprints)
+        return cls(
+            STATE / "known_hosts", (Path("~/.ssh/known_hosts").expanduser(),), ssh.fingerprints
+        )
 
     def guard(self, client: SSHClient) -> None:
         """From now on the client connects only to a host with the right key."""
@@ -120,14 +142,20 @@ class KnownHosts:
         client.set_missing_host_key_policy(self)
 
     def get(self, name: str) -> Expected | None:
-        """Returns the keys that a host may show, None where no list has any: paramiko then asks `meet`."""
+        """Returns the keys that a host may show, None where no list has any: paramiko then asks
+        `meet`.
+        """
         revoked = self._revoked(name)
-        lines = [line for line in self._load() if line.mark != AUTHORITY and line.key not in revoked]
+        lines = [
+            line for line in self._load() if line.mark != AUTHORITY and line.key not in revoked
+        ]
         found = [line for line in lines if TYPES.fullmatch(line.kind) and line.names(name)]
         return Expected(found) if found else None
 
     def has_authority(self, name: str) -> bool:
-        """Whether ssh would take a key that comes with a certificate, which paramiko does not know."""
+        """Whether ssh would take a key that comes with a certificate, which paramiko does not
+        know.
+        """
         return any(line.mark == AUTHORITY and line.names(name) for line in self._load())
 
     def _revoked(self, name: str) -> list[bytes]:
@@ -138,7 +166,9 @@ class KnownHosts:
         self.meet(name, key)
 
     def meet(self, name: str, key: PKey) -> None:
-        """Takes a key that the config names by its fingerprint; RevokedKey or UnknownKey for any other."""
+        """Takes a key that the config names by its fingerprint; RevokedKey or UnknownKey for any
+        other.
+        """
         if key.asbytes() in self._revoked(name):
             raise RevokedKey(name, key)
         if fingerprint(key) in self.fingerprints:
@@ -150,14 +180,20 @@ class KnownHosts:
     def files_with(self, name: str) -> list[Path]:
         """The lists in which a host has a key."""
         paths = [path for path in (self.own, *self.read_only) if path.is_file()]
-        return [path for path in paths if any(line.mark != AUTHORITY and line.names(name) for line in read_lines(path))]
+        return [
+            path
+            for path in paths
+            if any(line.mark != AUTHORITY and line.names(name) for line in read_lines(path))
+        ]
 
     def trust(self, keys: dict[str, PKey]) -> None:
         """Keeps these keys in the fleet's own file."""
         with self._lock:
             self.own.parent.mkdir(parents=True, exist_ok=True)
             with open(self.own, "a", encoding="utf-8") as file:
-                file.writelines(f"{name} {key.get_name()} {key.get_base64()}\n" for name, key in keys.items())
+                file.writelines(
+                    f"{name} {key.get_name()} {key.get_base64()}\n" for name, key in keys.items()
+                )
             for name, key in keys.items():
                 self._load().append(KnownKey("", name, key.get_name(), key.asbytes()))
                 self.seen.pop(name, None)

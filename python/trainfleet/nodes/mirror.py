@@ -1,8 +1,9 @@
 """Mirrors the small files of a run folder on the fleet over SSH, as they change.
 
-A node is not trusted: an answer is checked completely before any of it is applied. It may name only the files of travel.KINDS, no
-larger than those may be, and may only append to what is here; no link below the run folder is followed, not even one made
-meanwhile. So whatever a node says, nothing outside the run folder changes, and nothing in it that is not the node's.
+A node is not trusted: an answer is checked completely before any of it is applied. It may name only
+the files of travel.KINDS, no larger than those may be, and may only append to what is here; no link
+below the run folder is followed, not even one made meanwhile. So whatever a node says, nothing
+outside the run folder changes, and nothing in it that is not the node's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from ..run.run_folder import unwritable
 from ..storage import sync_rules
 from ..storage.sync_rules import FILES, limit
 from .changed_files import MOST, Known
-from .host_results import Host, HostFailure, Implausible, implausible, is_whole_number, number, parse_json, settled
+from .host_results import (
+    Host,
+    HostFailure,
+    Implausible,
+    implausible,
+    is_whole_number,
+    number,
+    parse_json,
+    settled,
+)
 from .transport import Transport
 
 TIMEOUT = 30.0
@@ -46,7 +56,9 @@ class FilePiece:
 
 @dataclass(frozen=True)
 class News:
-    """One validated answer: pieces by name, the names of all files, whether it is complete, the clock there."""
+    """One validated answer: pieces by name, the names of all files, whether it is complete, the
+    clock there.
+    """
 
     pieces: Mapping[str, FilePiece]
     names: frozenset[str]
@@ -66,7 +78,8 @@ class Mirror:
     known: Known = field(default_factory=dict)  # what this mirror has brought
 
     def refresh(self, host: Host) -> float | HostFailure:
-        """Brings what is new, asking `host`; the clock there. What it brought and is gone there goes here too.
+        """Brings what is new, asking `host`; the clock there. What it brought and is gone there
+        goes here too.
 
         Raises:
             RunError: the run folder here can't be written, or has a link in it where a file comes.
@@ -86,7 +99,9 @@ class Mirror:
         command = f"cd {shlex.quote(self.shared)} && {words}"
         for _ in range(ROUNDS):
             self._forget_lost()
-            answer = settled(self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT))
+            answer = settled(
+                self.transport.ask(host, command, stdin=json.dumps(self.known), timeout=TIMEOUT)
+            )
             if isinstance(answer, HostFailure):
                 return answer
             try:
@@ -111,14 +126,23 @@ class Mirror:
                 del self.known[name]
 
     def _require_room(self, news: News) -> None:
-        """Implausible when the folder would be larger than any is, RunError when this disk has no room for what comes."""
+        """Implausible when the folder would be larger than any is, RunError when this disk has no
+        room for what comes.
+        """
         coming = sum(len(piece.data) for piece in news.pieces.values())
-        sizes = {name: size for name, (size, _, _) in self.known.items()} | {n: p.size for n, p in news.pieces.items()}
+        sizes = {name: size for name, (size, _, _) in self.known.items()} | {
+            n: p.size for n, p in news.pieces.items()
+        }
         if sum(sizes.values()) > TOTAL:
             raise Implausible(f"more than {TOTAL >> 30} GiB of small files")
-        disk = next(folder for folder in (self.here, *self.here.absolute().parents) if folder.is_dir())
+        disk = next(
+            folder for folder in (self.here, *self.here.absolute().parents) if folder.is_dir()
+        )
         if coming and shutil.disk_usage(disk).free - coming < SPARE:
-            raise unwritable(self.here, OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"))
+            raise unwritable(
+                self.here,
+                OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"),
+            )
 
     def _take(self, news: News) -> None:
         for name, piece in news.pieces.items():
@@ -134,7 +158,9 @@ class Mirror:
 
 
 def read_news(text: str, known: Known) -> News:
-    """What a node's answer says of a run folder of which `known` was brought; Implausible where that can't be true."""
+    """What a node's answer says of a run folder of which `known` was brought; Implausible where
+    that can't be true.
+    """
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
         raise Implausible("not the four keys of an answer")
@@ -158,12 +184,19 @@ def read_news(text: str, known: Known) -> News:
 
 
 def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
-    """One file's part of an answer: it adds to what is here, or starts anew, and is at most as large as such a file may be."""
+    """One file's part of an answer: it adds to what is here, or starts anew, and is at most as
+    large as such a file may be.
+    """
     if not isinstance(values, list) or len(values) != 5:
         raise Implausible(f"no five values of {name}")
     offset, size, stamp, inode, packed = values
     most, here = limit(name) or 0, known.get(name, (0, 0.0, 0))[0]
-    if not (is_whole_number(offset) and is_whole_number(size) and is_whole_number(inode) and isinstance(packed, str)):
+    if not (
+        is_whole_number(offset)
+        and is_whole_number(size)
+        and is_whole_number(inode)
+        and isinstance(packed, str)
+    ):
         raise Implausible(f"values of another type for {name}")
     if offset not in (0, here) or not 0 <= inode < 1 << 64:
         raise Implausible(f"bytes of {name} that do not follow on what was brought")

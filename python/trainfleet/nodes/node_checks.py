@@ -1,6 +1,8 @@
-"""Finds what is wrong with the nodes of a fleet, from their facts alone. Pure: tests pass facts as data.
+"""Finds what is wrong with the nodes of a fleet, from their facts alone. Pure: tests pass facts as
+data.
 
-`unfit` is what keeps `make setup` from touching a host at all; `flaws` are what keeps a launch from starting.
+`unfit` is what keeps `make setup` from touching a host at all; `flaws` are what keeps a launch from
+starting.
 """
 
 from __future__ import annotations
@@ -30,14 +32,23 @@ CLOCK_TOLERANCE = 2.0  # seconds; certificates, make and the order of logs go wr
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
 MEMORY_SHARE = 0.9  # of an instance type's memory; the kernel keeps a few per cent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
-OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")  # who may use NeuronCores while others are looked for
-PORTABLE = ("limits.sh", "sshd.sh", "access.sh")  # these only write files: any Linux with sshd and PAM
+OURS = re.compile(
+    r"trainfleet|neuron-(ls|monitor|top)"
+)  # who may use NeuronCores while others are looked for
+PORTABLE = (
+    "limits.sh",
+    "sshd.sh",
+    "access.sh",
+)  # these only write files: any Linux with sshd and PAM
 
 
 def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts], list[Finding]]:
     """The facts of the hosts that have answered, and a finding for each other one."""
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, HostFailure)}
-    found = [Finding(host, failure.kind, failure.message, failure.next) for host, failure in failed.items()]
+    found = [
+        Finding(host, failure.kind, failure.message, failure.next)
+        for host, failure in failed.items()
+    ]
     return {host: answer for host, answer in answers.items() if isinstance(answer, Facts)}, found
 
 
@@ -56,49 +67,101 @@ def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """All that would make a job fail, crawl or lie."""
     checks: tuple[Check, ...] = (
-        one_name_each, one_address_each, disk, quick, set_up, interpreter, loggers, versions, gpus, alike, neuron_devices, memory,
-        room, cards, rails, mtu, names, clock, mounted, shared, disk_for_checkpoints, broken,
-    )  # fmt: skip
+        one_name_each,
+        one_address_each,
+        disk,
+        quick,
+        set_up,
+        interpreter,
+        loggers,
+        versions,
+        gpus,
+        alike,
+        neuron_devices,
+        memory,
+        room,
+        cards,
+        rails,
+        mtu,
+        names,
+        clock,
+        mounted,
+        shared,
+        disk_for_checkpoints,
+        broken,
+    )
     for check in checks:
         yield from check(facts, wanted)
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """The same for nodes that an engine has chosen and others administer."""
-    for check in (disk, versions, gpus, alike, neuron_devices, memory, cards, rails, mtu, shared, broken):
+    for check in (
+        disk,
+        versions,
+        gpus,
+        alike,
+        neuron_devices,
+        memory,
+        cards,
+        rails,
+        mtu,
+        shared,
+        broken,
+    ):
         yield from check(facts, wanted)
 
 
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Two nodes of one name are one machine listed twice, or clones whose logs get mixed up."""
     for host, fact in facts.items():
-        twins = {other: theirs for other, theirs in facts.items() if theirs.hostname == fact.hostname and other != host}
+        twins = {
+            other: theirs
+            for other, theirs in facts.items()
+            if theirs.hostname == fact.hostname and other != host
+        }
         if not twins:
             continue
         names = ", ".join(twin.name for twin in twins)
         if fact.boot_id in [theirs.boot_id for theirs in twins.values()]:
-            yield Finding(host, "name", f"is the same machine as {names}", "take one of them out of fleet.hosts")
+            yield Finding(
+                host,
+                "name",
+                f"is the same machine as {names}",
+                "take one of them out of fleet.hosts",
+            )
         else:
             message = f"has the host name {fact.hostname}, as {names} has"
             yield Finding(host, "name", message, "on it: sudo hostnamectl set-hostname ANOTHER")
 
 
 def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Two nodes of one address: the head would take either for the other, and know both by either's key."""
+    """Two nodes of one address: the head would take either for the other, and know both by either's
+    key.
+    """
     addresses = {host: fact.address(host) for host, fact in facts.items()}
     for host, address in addresses.items():
-        if twins := [other.name for other, theirs in addresses.items() if theirs == address and other != host]:
-            message = f"says that its address among the nodes is {address}, as {', '.join(twins)} does"
-            yield Finding(host, "address", message, f"on it: ip -o addr; which of them has {address}?")
+        if twins := [
+            other.name for other, theirs in addresses.items() if theirs == address and other != host
+        ]:
+            message = (
+                f"says that its address among the nodes is {address}, as {', '.join(twins)} does"
+            )
+            yield Finding(
+                host, "address", message, f"on it: ip -o addr; which of them has {address}?"
+            )
 
 
 def exposed(facts: FleetFacts) -> Iterator[str]:
-    """Warns where the ranks of several nodes meet at a public address: torch's store has no password."""
+    """Warns where the ranks of several nodes meet at a public address: torch's store has no
+    password.
+    """
     head = next(iter(facts), None)
     with suppress(ValueError):  # a name
         if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
             yield (
-                f"warning: the ranks meet at {address}, a public address: whoever reaches its ports can end the run; "
+                f"warning: the ranks meet at {address}, a public address: whoever reaches its "
+                "ports can end the run; "
                 "admit only the nodes there (a firewall), or name private addresses in fleet.hosts"
             )
 
@@ -107,7 +170,9 @@ def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Steps as root need sudo without a password."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
-        needed = ", ".join(step.name for step in steps(fact, wanted, head=host == head) if step.root)
+        needed = ", ".join(
+            step.name for step in steps(fact, wanted, head=host == head) if step.root
+        )
         if needed and not fact.root:
             message = f"{fact.user} may not sudo without a password, which these need: {needed}"
             yield Finding(host, "sudo", message, "on it: sudo visudo, or another fleet.ssh.user")
@@ -117,32 +182,54 @@ def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Room on the root disk."""
     for host, fact in facts.items():
         if fact.space_gb < LEAST_DISK_GB:
-            message = f"its root disk has {fact.space_gb:.1f} GB free, {LEAST_DISK_GB:.0f} are needed"
+            message = (
+                f"its root disk has {fact.space_gb:.1f} GB free, {LEAST_DISK_GB:.0f} are needed"
+            )
             yield Finding(host, "disk", message, "on it: sudo du -xh / | sort -h | tail")
 
 
 def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Packages are installed only on systems that the scripts know."""
     for host, fact in facts.items():
-        needs = [step.name for operation in ON_NODES for step in operation(fact, wanted) if step.script not in PORTABLE]
+        needs = [
+            step.name
+            for operation in ON_NODES
+            for step in operation(fact, wanted)
+            if step.script not in PORTABLE
+        ]
         if needs and fact.os not in SUPPORTED:
-            message = f"runs {fact.os or 'an unknown system'}, where these can't be installed: {', '.join(needs)}"
+            message = (
+                f"runs {fact.os or 'an unknown system'}, where these can't be installed: "
+                f"{', '.join(needs)}"
+            )
             yield Finding(host, "system", message, f"use one of: {', '.join(SUPPORTED)}")
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The shared folder lies on the same file system everywhere, where setup itself does not mount it."""
+    """The shared folder lies on the same file system everywhere, where setup itself does not mount
+    it.
+    """
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
         return
-    mounts = {host: (fact.shared.kind, fact.shared.mounted) for host, fact in facts.items() if fact.shared}
+    mounts = {
+        host: (fact.shared.kind, fact.shared.mounted) for host, fact in facts.items() if fact.shared
+    }
     if not mounts:
         return
     usual = Counter(mounts.values()).most_common(1)[0][0]
     for host in facts:
         kind, where = mounts.get(host, ("nothing", "/"))
         if (kind, where) != usual:
-            message = f"{wanted.fleet.shared_folder} is on {kind} at {where}, on most nodes on {usual[0]} at {usual[1]}"
-            yield Finding(host, "mount", message, "on it: mount the file system; or set fleet.fsx and make setup does")
+            message = (
+                f"{wanted.fleet.shared_folder} is on {kind} at {where}, on most nodes on "
+                f"{usual[0]} at {usual[1]}"
+            )
+            yield Finding(
+                host,
+                "mount",
+                message,
+                "on it: mount the file system; or set fleet.fsx and make setup does",
+            )
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -158,32 +245,57 @@ def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Nothing that setup does is left to do; so what the stack pins is there in its version."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
-        left = "; ".join(f"{step.name}: {step.why}" for step in steps(fact, wanted, head=host == head))
+        left = "; ".join(
+            f"{step.name}: {step.why}" for step in steps(fact, wanted, head=host == head)
+        )
         if left:
             yield Finding(host, "setup", left, "make setup")
 
 
 def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The Python that the config names is there; the one that setup builds, `set_up` has looked for."""
+    """The Python that the config names is there; the one that setup builds, `set_up` has looked
+    for.
+    """
     for host, fact in facts.items():
         if wanted.fleet.python and not fact.python:
             message = f"{wanted.fleet.python} (fleet.python) is not there, or may not be run"
-            yield Finding(host, "python", message, "name another; without fleet.python make setup builds an environment")
+            yield Finding(
+                host,
+                "python",
+                message,
+                "name another; without fleet.python make setup builds an environment",
+            )
 
 
 def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The services of train.loggers are installed for the Python of the ranks, where that is there; an image has its own."""
-    python, names = wanted.interpreter, wanted.config.train.loggers if wanted.fleet.image == "none" else ()
+    """The services of train.loggers are installed for the Python of the ranks, where that is there;
+    an image has its own.
+    """
+    python, names = (
+        wanted.interpreter,
+        wanted.config.train.loggers if wanted.fleet.image == "none" else (),
+    )
     for host, fact in facts.items():
-        there = fact.python if wanted.fleet.python else f"{wanted.environment}/.complete" in fact.has
-        if there and (missing := [name for name in names if f"{name} {python}" not in fact.loggers]):
+        there = (
+            fact.python if wanted.fleet.python else f"{wanted.environment}/.complete" in fact.has
+        )
+        if there and (
+            missing := [name for name in names if f"{name} {python}" not in fact.loggers]
+        ):
             message = f"{', '.join(missing)} (train.loggers) is not installed for {python}"
-            yield Finding(host, "logger", message, f"on it: {python} -m pip install {' '.join(missing)}")
+            yield Finding(
+                host, "logger", message, f"on it: {python} -m pip install {' '.join(missing)}"
+            )
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """One version of everything on all nodes. What the stack pins exactly, `set_up` has compared with the lock already."""
-    kinds: dict[str, Callable[[Facts], str]] = {"operating system": lambda fact: fact.os, "kernel": lambda fact: fact.kernel}
+    """One version of everything on all nodes. What the stack pins exactly, `set_up` has compared
+    with the lock already.
+    """
+    kinds: dict[str, Callable[[Facts], str]] = {
+        "operating system": lambda fact: fact.os,
+        "kernel": lambda fact: fact.kernel,
+    }
     kinds["NVIDIA driver"] = lambda fact: ", ".join(sorted({gpu.driver for gpu in fact.gpus}))
     kinds["EFA installer"] = lambda fact: fact.efa
     if wanted.fleet.python:
@@ -193,12 +305,17 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         usual = found.most_common(1)[0][0] if found else ""
         for host, fact in facts.items():
             if read(fact) != usual:
-                message = f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} have {usual or 'none'}"
+                message = (
+                    f"{kind} {read(fact) or 'missing'}; {found[usual]} of {len(facts)} "
+                    f"have {usual or 'none'}"
+                )
                 yield Finding(host, "version", message, "make them alike")
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many GPUs as such a node has, or as Slurm gives: one that fell off the bus is the usual broken node."""
+    """As many GPUs as such a node has, or as Slurm gives: one that fell off the bus is the usual
+    broken node.
+    """
     row = wanted.type
     if row is None or row.kind != "cuda":
         return
@@ -206,9 +323,16 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     expected = min(row.accelerators, given.count) if given else row.accelerators
     for host, fact in facts.items():
         if len(fact.gpus) < expected or (len(fact.gpus) != expected and not given):
-            message = f"{len(fact.gpus)} of {expected} GPUs answer, {fact.bus.count('nvidia')} are on the bus"
+            message = (
+                f"{len(fact.gpus)} of {expected} GPUs answer, {fact.bus.count('nvidia')} "
+                "are on the bus"
+            )
             more = len(fact.gpus) > expected  # it is sound, and the config is wrong
-            remedy = "fleet.accelerator.per_node" if more else "on it: nvidia-smi; dmesg. Then replace it"
+            remedy = (
+                "fleet.accelerator.per_node"
+                if more
+                else "on it: nvidia-smi; dmesg. Then replace it"
+            )
             yield Finding(host, "gpus", message, remedy, blames_host=not more)
 
 
@@ -216,11 +340,15 @@ def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """The kind of accelerator and the network that the config names."""
     for host, fact in facts.items():
         for message in probe.differing(fact, wanted.fleet):
-            yield Finding(host, "accelerator", message, "make doctor prints what to write; or mend that node")
+            yield Finding(
+                host, "accelerator", message, "make doctor prints what to write; or mend that node"
+            )
 
 
 def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many ports of the fabric as most nodes have: all ranks wait for a node with one of eight down, and nothing says so."""
+    """As many ports of the fabric as most nodes have: all ranks wait for a node with one of eight
+    down, and nothing says so.
+    """
     if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
         return
     active = {host: len(fastest(fact.ports, wanted.fabric)) for host, fact in facts.items()}
@@ -229,12 +357,23 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         if 0 < count < usual:
             down = ", ".join(port.adapter for port in facts[host].ports if not port.active)
             other = f"; down: {down}" if down else ""
-            message = f"{count} {probe.WORDS[wanted.fabric]} ports are active, on most nodes {usual}{other}"
-            yield Finding(host, "rails", message, "on it: ibstat; ip -s link; then the cable", blames_host=True)
+            message = (
+                f"{count} {probe.WORDS[wanted.fabric]} ports are active, on most nodes "
+                f"{usual}{other}"
+            )
+            yield Finding(
+                host,
+                "rails",
+                message,
+                "on it: ibstat; ip -s link; then the cable",
+                blames_host=True,
+            )
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many Neuron devices as on the other nodes, and some at all on an instance type that has them."""
+    """As many Neuron devices as on the other nodes, and some at all on an instance type that has
+    them.
+    """
     row = wanted.type
     if row is None or row.kind != "neuron":
         return
@@ -244,12 +383,25 @@ def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             message = f"{len(fact.neuron)} Neuron devices, where {usual} are expected"
             yield Finding(host, "neuron", message, "on it: neuron-ls; dmesg", blames_host=True)
         if fact.neuron_trouble:
-            yield Finding(host, "neuron", f"neuron-ls says: {fact.neuron_trouble}", "on it: neuron-ls; dmesg", blames_host=True)
+            yield Finding(
+                host,
+                "neuron",
+                f"neuron-ls says: {fact.neuron_trouble}",
+                "on it: neuron-ls; dmesg",
+                blames_host=True,
+            )
         cores = sum(device.cores for device in fact.neuron_devices)
         if cores and cores != row.accelerators:
             message = f"{cores} logical NeuronCores, where a {row.name} has {row.accelerators}"
             yield Finding(host, "neuron", message, "on it: neuron-ls", blames_host=True)
-        users = sorted({user for device in fact.neuron_devices for user in device.users if not OURS.search(user)})
+        users = sorted(
+            {
+                user
+                for device in fact.neuron_devices
+                for user in device.users
+                if not OURS.search(user)
+            }
+        )
         if users:
             message = f"its NeuronCores are used by another program: {', '.join(users[:3])}"
             yield Finding(host, "neuron", message, "on it: neuron-ls; end that program")
@@ -262,11 +414,15 @@ def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         gib = fact.memory_kib / 2**20
         if row and gib < MEMORY_SHARE * row.memory_gib:
             message = f"{gib:.0f} GiB of memory, a {row.name} has {row.memory_gib}"
-            yield Finding(host, "memory", message, "is it of this type? fleet.instance_type", blames_host=True)
+            yield Finding(
+                host, "memory", message, "is it of this type? fleet.instance_type", blames_host=True
+            )
 
 
 def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """What a node's ranks need has room: in each GPU as its driver tells it, or, on CPUs, in the node's memory."""
+    """What a node's ranks need has room: in each GPU as its driver tells it, or, on CPUs, in the
+    node's memory.
+    """
     for host, fact in facts.items():
         least = min((gpu.memory_mib for gpu in fact.gpus), default=0)
         if wanted.fleet.device == "cpu" and fact.memory_kib:
@@ -280,12 +436,20 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many EFA interfaces as the type takes: with one of four, training runs at a quarter of the speed and says nothing."""
+    """As many EFA interfaces as the type takes: with one of four, training runs at a quarter of the
+    speed and says nothing.
+    """
     for host, fact in facts.items():
         attached, driven = fact.bus.count("efa"), len(fact.infiniband)
         if wanted.efa and attached != wanted.efa:
             message = f"{attached} of {wanted.efa} EFA interfaces are attached"
-            yield Finding(host, "efa", message, "launch it with all its interfaces of type efa", blames_host=True)
+            yield Finding(
+                host,
+                "efa",
+                message,
+                "launch it with all its interfaces of type efa",
+                blames_host=True,
+            )
         elif wanted.efa and driven < attached:
             message = f"{driven} of {attached} EFA interfaces have a driver"
             yield Finding(host, "efa", message, "on it: dmesg | grep efa", blames_host=True)
@@ -298,11 +462,18 @@ def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, size in sizes.items():
         if size != usual:
             message = f"its link takes packets of {size} bytes, the others' {usual}"
-            yield Finding(host, "mtu", message, f"on it: sudo ip link set {facts[host].card(host)} mtu {usual}")
+            yield Finding(
+                host,
+                "mtu",
+                message,
+                f"on it: sudo ip link set {facts[host].card(host)} mtu {usual}",
+            )
 
 
 def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Every node finds every other by the address of fleet.hosts, and itself by its own name (gloo and NCCL look it up)."""
+    """Every node finds every other by the address of fleet.hosts, and itself by its own name (gloo
+    and NCCL look it up).
+    """
     by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
     for host, fact in facts.items():
         lost = [name for name in (*by_name, fact.hostname) if name not in fact.resolves]
@@ -314,15 +485,22 @@ def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """Clocks agree with most others, as far as the time of the answer allows to say.
 
-    The clock of the machine that asks has a vote, so that of two hosts only the wrong one is blamed.
+    The clock of the machine that asks has a vote, so that of two hosts only the wrong one is
+    blamed.
     """
     if len(facts) < 2:
         return
     remedy = "sudo systemctl restart chrony (Amazon Linux: chronyd)"
-    offsets, slowest = [fact.clock_offset for fact in facts.values()], max(fact.seconds for fact in facts.values())
+    offsets, slowest = (
+        [fact.clock_offset for fact in facts.values()],
+        max(fact.seconds for fact in facts.values()),
+    )
     usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
     if usual is None:
-        message = f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it can't be told which of them is right"
+        message = (
+            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it can't be "
+            "told which of them is right"
+        )
         yield Finding(None, "clock", message, f"on each of its hosts: {remedy}")
         return
     for host, fact in facts.items():
@@ -333,16 +511,24 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
-    """The median of the largest group of clocks that agree to `tolerance` seconds; None where two groups are as large."""
+    """The median of the largest group of clocks that agree to `tolerance` seconds; None where two
+    groups are as large.
+    """
     groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
     largest = max(groups, key=len)
     usual = statistics.median(largest)
-    rivals = [group for group in groups if len(group) == len(largest) and abs(statistics.median(group) - usual) > tolerance]
+    rivals = [
+        group
+        for group in groups
+        if len(group) == len(largest) and abs(statistics.median(group) - usual) > tolerance
+    ]
     return None if rivals else usual
 
 
 def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
-    """The finding where the shared folder is another user's, which no host and no spare is to blame for."""
+    """The finding where the shared folder is another user's, which no host and no spare is to blame
+    for.
+    """
     folder = wanted.fleet.shared_folder
     shut = [fact for fact in facts.values() if folder and fact.shared_folder == "read-only"]
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
@@ -360,20 +546,39 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         return
     for host, fact in facts.items():
         if folder and fact.shared_folder != "writable":
-            on = f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}" if fact.shared else ""
+            on = (
+                f"; {fact.shared.mounted} is {fact.shared.kind} on {fact.shared.device}"
+                if fact.shared
+                else ""
+            )
             message = f"{folder} is {fact.shared_folder or 'not there'}{on}"
-            yield Finding(host, "shared", message, f"on it: findmnt -T {folder}; touch {folder}/x says why not")
+            yield Finding(
+                host,
+                "shared",
+                message,
+                f"on it: findmnt -T {folder}; touch {folder}/x says why not",
+            )
 
 
 def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The shared folder has room for one checkpoint at least; how many it has already, facts do not tell."""
+    """The shared folder has room for one checkpoint at least; how many it has already, facts do not
+    tell.
+    """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
     if checkpoint.is_off or checkpoint.destination or not wanted.fleet.shared_folder:
         return
     for host, fact in facts.items():
         if fact.shared and (free := fact.shared.free_kib * 1024) < one:
-            message = f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, and a checkpoint takes {one / 1e9:,.1f} GB"
-            yield Finding(host, "space", message, "free some, or set checkpoint.destination to s3://bucket/prefix")
+            message = (
+                f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, and a "
+                f"checkpoint takes {one / 1e9:,.1f} GB"
+            )
+            yield Finding(
+                host,
+                "space",
+                message,
+                "free some, or set checkpoint.destination to s3://bucket/prefix",
+            )
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
@@ -381,16 +586,38 @@ def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         if fact.gpu_trouble and "nvidia" in fact.bus:
             message = f"nvidia-smi says: {'; '.join(fact.gpu_trouble)}"
-            yield Finding(host, "gpu", message, "on it: nvidia-smi; dmesg. Then reboot or replace it", blames_host=True)
+            yield Finding(
+                host,
+                "gpu",
+                message,
+                "on it: nvidia-smi; dmesg. Then reboot or replace it",
+                blames_host=True,
+            )
         for index, gpu in enumerate(fact.gpus):
             if gpu.ecc_errors:
-                message = f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"
-                yield Finding(host, "ecc", message, "on it: sudo nvidia-smi -r; or replace it", blames_host=True)
+                message = (
+                    f"GPU {index} counts {gpu.ecc_errors} uncorrected memory errors since boot"
+                )
+                yield Finding(
+                    host,
+                    "ecc",
+                    message,
+                    "on it: sudo nvidia-smi -r; or replace it",
+                    blames_host=True,
+                )
         for counter, errors in fact.neuron_ecc.items():
             if errors:
                 message = f"{counter.partition('/')[0]} counts {errors} uncorrected memory errors"
-                yield Finding(host, "ecc", message, "on it: neuron-monitor; then replace it", blames_host=True)
+                yield Finding(
+                    host, "ecc", message, "on it: neuron-monitor; then replace it", blames_host=True
+                )
         for line in fact.kernel_says:
             if "Xid" in line or "neuron" in line:
                 message = f"its kernel says: {line.strip()[:160]}"
-                yield Finding(host, "kernel", message, "https://docs.nvidia.com/deploy/xid-errors", blames_host=True)
+                yield Finding(
+                    host,
+                    "kernel",
+                    message,
+                    "https://docs.nvidia.com/deploy/xid-errors",
+                    blames_host=True,
+                )

@@ -1,7 +1,9 @@
-"""Whether the pinned versions can be had, as the indexes say from which setup and builds take them. It needs no account.
+"""Whether the pinned versions can be had, as the indexes say from which setup and builds take them.
+It needs no account.
 
-pip's usual index is not asked: requirements*.lock have the hash of each of its files. Of an index that gives no answer nothing is
-concluded, and that is said. Pins that were all there are not asked for again for a day. OFFLINE=1 asks for none.
+pip's usual index is not asked: requirements*.lock have the hash of each of its files. Of an index
+that gives no answer nothing is concluded, and that is said. Pins that were all there are not asked
+for again for a day. OFFLINE=1 asks for none.
 """
 
 from __future__ import annotations
@@ -30,18 +32,28 @@ APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Package
 DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
 IMAGE = "ubuntu2404"  # the system of the images that stacks begin from, which are Docker's
 DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
-# Whoever only reads asks for leave first: https://distribution.github.io/distribution/spec/auth/token/
+# Whoever only reads asks for leave first:
+# https://distribution.github.io/distribution/spec/auth/token/
 LEAVE = "https://auth.docker.io/token?service=registry.docker.io&scope=repository:{}:pull"
-MANIFEST = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
-INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)  # that is on a page of one
+MANIFEST = (
+    "application/vnd.oci.image.index.v1+json, "
+    "application/vnd.docker.distribution.manifest.list.v2+json"
+)
+INDEX = re.compile(
+    r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE
+)  # that is on a page of one
 ABSENT = "is not there"
 STRANGE = "can't be asked for: what answers is no index; does a proxy want you to log in?"
-Answer = str | Exception | None  # a page's text; why there is none; None where the index says that it has no such page
+Answer = (
+    str | Exception | None
+)  # a page's text; why there is none; None where the index says that it has no such page
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A pinned version or a file, the page of the index that has it, and a pattern of what is then on that page."""
+    """A pinned version or a file, the page of the index that has it, and a pattern of what is then
+    on that page.
+    """
 
     what: str
     page: str
@@ -57,7 +69,9 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """What setup takes from indexes for nodes of a system, "" where it makes none, and a build for an image."""
+    """What setup takes from indexes for nodes of a system, "" where it makes none, and a build for
+    an image.
+    """
     fleet, found = config.fleet, list[Pin]()
     if nodes:
         stack, system = load_stack(fleet.stack), load_system(nodes)
@@ -65,7 +79,11 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
         found += wheels(stack, system.python) if fleet.image == "none" and not fleet.python else ()
     if builds and not fleet.base_image:  # else its system is not known
         stack, system = load_stack(fleet.stack), load_system(IMAGE)
-        found += [base(stack.base), *packages(stack, system, in_image=True), *wheels(stack, system.python)]
+        found += [
+            base(stack.base),
+            *packages(stack, system, in_image=True),
+            *wheels(stack, system.python),
+        ]
     return tuple(dict.fromkeys(found))
 
 
@@ -87,17 +105,26 @@ def require(wanted: Sequence[Pin]) -> None:
 
 
 def wheels(stack: PinnedStack, python: str) -> Iterator[Pin]:
-    """The wheels of an environment that come from indexes of their own, torch's with its SHA-256."""
+    """The wheels of an environment that come from indexes of their own, torch's with its
+    SHA-256.
+    """
     tag = f"cp{python.replace('.', '')}"
     rows = [(stack.neuron_index, name, version, "") for name, version in stack.python_packages]
     if stack.torch_index != "-":
         rows.append(
-            (stack.torch_index, "torch", stack.torch, f"#sha256={dict(stack.torch_wheels or stack.torch_cpu_wheels)[tag]}")
+            (
+                stack.torch_index,
+                "torch",
+                stack.torch,
+                f"#sha256={dict(stack.torch_wheels or stack.torch_cpu_wheels)[tag]}",
+            )
         )
     for index, name, version, sum_ in rows:
         stem = f"{name.replace('-', '_')}-{re.escape(version)}"
         file = rf"\b{stem}((%2B|\+)[\w.]+)?-({tag}|py3)-\w+-(any|\w*linux\w*x86_64)\.whl{sum_}"
-        yield Pin(f"{name} {version} for Python {python}{sum_ and ' as locked'}", f"{index}/{name}/", file)
+        yield Pin(
+            f"{name} {version} for Python {python}{sum_ and ' as locked'}", f"{index}/{name}/", file
+        )
 
 
 def packages(stack: PinnedStack, system: System, in_image: bool) -> Iterator[Pin]:
@@ -124,9 +151,17 @@ def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
     if mark.exists() and time.time() - mark.stat().st_mtime < DAY:
         return [], []
     answers = look({pin.page for pin in wanted})
-    lacks = {pin: pin.lack(found) for pin in wanted if not isinstance(found := answers[pin.page], Exception)}
+    lacks = {
+        pin: pin.lack(found)
+        for pin in wanted
+        if not isinstance(found := answers[pin.page], Exception)
+    }
     wrong = [f"{pin.what} of {pin.page} {lack}" for pin, lack in lacks.items() if lack]
-    failed = {urlsplit(page).netloc: getattr(why, "reason", why) for page, why in answers.items() if isinstance(why, Exception)}
+    failed = {
+        urlsplit(page).netloc: getattr(why, "reason", why)
+        for page, why in answers.items()
+        if isinstance(why, Exception)
+    }
     if not wrong and not failed:
         with suppress(OSError):  # then they are asked for again
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +179,9 @@ def mark_of(wanted: Sequence[Pin]) -> Path:
 def look(pages: Iterable[str]) -> dict[str, Answer]:
     """The answers of all pages, at once and in SECONDS altogether."""
     answers: dict[str, Answer] = dict.fromkeys(pages, TimeoutError(f"no answer in {SECONDS:.0f} s"))
-    threads = [threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers]
+    threads = [
+        threading.Thread(target=_look, args=(page, answers), daemon=True) for page in answers
+    ]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + SECONDS
@@ -160,7 +197,9 @@ def _look(page: str, answers: dict[str, Answer]) -> None:
         answers[page] = read(page)
     except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
         code = getattr(error, "code", 0)
-        is_of_s3 = code == 403 and "x-amz-request-id" in getattr(error, "headers", ())  # its word for 404
+        is_of_s3 = code == 403 and "x-amz-request-id" in getattr(
+            error, "headers", ()
+        )  # its word for 404
         answers[page] = None if is_of_s3 or code in (404, 410) else error
 
 
@@ -170,7 +209,9 @@ def read(page: str) -> str:
         return _open(page)[0].decode(errors="replace")
     headers = {}
     if "/manifests/" in page:
-        token = json.loads(_open(LEAVE.format(page.split("/v2/")[1].partition("/manifests/")[0]))[0])["token"]
+        token = json.loads(
+            _open(LEAVE.format(page.split("/v2/")[1].partition("/manifests/")[0]))[0]
+        )["token"]
         headers = {"Accept": MANIFEST, "Authorization": f"Bearer {token}"}
     return _open(page, headers=headers, method="HEAD")[1]
 

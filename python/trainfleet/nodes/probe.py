@@ -1,6 +1,8 @@
-"""What a node says of its accelerators and of what joins it to others, as fleet.accelerator has it; and where the config differs.
+"""What a node says of its accelerators and of what joins it to others, as fleet.accelerator has it;
+and where the config differs.
 
-Pure: from facts.sh's words alone (facts.py). `make doctor` prints it, for whoever does not know what machines these are.
+Pure: from facts.sh's words alone (facts.py). `make doctor` prints it, for whoever does not know
+what machines these are.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ LESS = 0.95  # of the Gbit/s that are expected, below which something is missing
 
 
 def row_of(facts: Facts) -> Accelerator | None:
-    """The row of a node's GPUs; None where it has none, several kinds, or one that the table lacks."""
+    """The row of a node's GPUs; None where it has none, several kinds, or one that the table
+    lacks.
+    """
     kinds = {(gpu.name, gpu.memory_mib) for gpu in facts.gpus}
     name, mib = next(iter(kinds)) if len({name for name, _ in kinds}) == 1 else ("", 0)
     return find_accelerator(name, mib * 2.0**20) if name else None
@@ -37,7 +41,9 @@ def devices_of(facts: Facts) -> Devices | None:
 
 
 def network_of(facts: Facts) -> tuple[str, float]:
-    """The fabric by which a node reaches others, and the Gbit/s of all the cards that carry it; 0 where these are not told."""
+    """The fabric by which a node reaches others, and the Gbit/s of all the cards that carry it; 0
+    where these are not told.
+    """
     for fabric in RDMA:
         if ports := used(facts, fabric):
             return fabric, sum(port.gbps for port in ports)
@@ -46,7 +52,9 @@ def network_of(facts: Facts) -> tuple[str, float]:
 
 
 def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
-    """The ports that training would use: the fastest, and of these, where that is known, those next to a GPU."""
+    """The ports that training would use: the fastest, and of these, where that is known, those next
+    to a GPU.
+    """
     ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
     return tuple(port for port in ports if port.adapter in near) or ports
 
@@ -54,7 +62,10 @@ def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
 def block(devices: Devices) -> str:
     """The lines to write into the config."""
     values = {name: value for name, value in asdict(devices).items() if value is not None}
-    words = [f"{name}: {f'{value:g}' if isinstance(value, float) else value}" for name, value in values.items()]
+    words = [
+        f"{name}: {f'{value:g}' if isinstance(value, float) else value}"
+        for name, value in values.items()
+    ]
     return f"fleet:\n  accelerator: {{{', '.join(words)}}}"
 
 
@@ -68,13 +79,20 @@ def describe(facts: Facts) -> Iterator[str]:
         if find_accelerator(name) is None:
             why = (
                 unsupported(name)
-                or "not in the table of accelerators (hardware/accelerators.json), so nothing can be foretold of it"
+                or "not in the table of accelerators (hardware/accelerators.json), so nothing "
+                "can be foretold of it"
             )
             yield f"{name}: {why}"
     if len(names) > 1:
-        yield "GPUs of several kinds: a job's ranks wait for the slowest; CUDA_VISIBLE_DEVICES or a gres of one kind parts them"
+        yield (
+            "GPUs of several kinds: a job's ranks wait for the slowest; CUDA_VISIBLE_DEVICES "
+            "or a gres of one kind parts them"
+        )
     if facts.slices:
-        yield f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one; on it: sudo nvidia-smi -mig 0"
+        yield (
+            f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one; on "
+            "it: sudo nvidia-smi -mig 0"
+        )
     yield from (f"nvidia-smi says: {line}" for line in facts.gpu_trouble)
     if not facts.gpus and "nvidia" in facts.bus:
         yield f"{facts.bus.count('nvidia')} GPUs of NVIDIA's are on its bus, and no driver answers"
@@ -92,8 +110,14 @@ def _joined(facts: Facts) -> str:
     if found is None or len(facts.gpus) < 2:
         return ""
     if found.fewest:
-        return f"; any two are joined by {found.fewest} NVLinks" + (" or more" if found.most > found.fewest else "")
-    return "; some are joined by NVLink, others over PCIe alone" if found.most else "; joined over PCIe, without NVLink"
+        return f"; any two are joined by {found.fewest} NVLinks" + (
+            " or more" if found.most > found.fewest else ""
+        )
+    return (
+        "; some are joined by NVLink, others over PCIe alone"
+        if found.most
+        else "; joined over PCIe, without NVLink"
+    )
 
 
 def _ports(facts: Facts) -> Iterator[str]:
@@ -103,12 +127,20 @@ def _ports(facts: Facts) -> Iterator[str]:
         chosen = used(facts, fabric)
         if chosen:
             names = ", ".join(port.adapter for port in chosen)
-            yield f"{len(chosen)} {words} port{'s' * (len(chosen) > 1)} of {chosen[0].gbps:g} Gbit/s: {names}"
+            yield (
+                f"{len(chosen)} {words} port{'s' * (len(chosen) > 1)} of {chosen[0].gbps:g} "
+                f"Gbit/s: {names}"
+            )
         if rest := [port for port in ports if port not in chosen]:
-            state = ", ".join(f"{port.adapter} ({port.gbps:g} Gbit/s{'' if port.active else ', down'})" for port in rest)
+            state = ", ".join(
+                f"{port.adapter} ({port.gbps:g} Gbit/s{'' if port.active else ', down'})"
+                for port in rest
+            )
             yield f"{words} that training leaves alone: {state}"
     if not facts.ports:
-        told = ", ".join(f"{card} {rate / 1000:g} Gbit/s" for card, rate in facts.speeds.items() if card != "lo")
+        told = ", ".join(
+            f"{card} {rate / 1000:g} Gbit/s" for card, rate in facts.speeds.items() if card != "lo"
+        )
         yield f"no RDMA adapter; network: {told or 'its cards tell no speed'}"
 
 
@@ -120,7 +152,9 @@ def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
     row, names = row_of(facts), ", ".join(sorted({gpu.name for gpu in facts.gpus}))
     if (row is None and kind.owned) or (row is not None and row.words != kind.accelerator.words):
         yield f"its GPUs are {names}, and the config says {kind.accelerator.label}"
-    elif (least := min(gpu.memory_mib for gpu in facts.gpus) / 2**10) < LESS * kind.accelerator.memory_gib:
+    elif (
+        least := min(gpu.memory_mib for gpu in facts.gpus) / 2**10
+    ) < LESS * kind.accelerator.memory_gib:
         yield f"its GPUs have {least:.1f} GiB, and the config says {kind.accelerator.name}"
     if facts.slices:
         yield f"MIG cuts its GPUs into {facts.slices} slices, and a rank needs a whole one"
@@ -129,6 +163,12 @@ def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
         carried = sum(port.gbps for port in ports)
         if not ports:
             down = ", ".join(port.adapter for port in facts.ports if port.fabric == kind.fabric)
-            yield f"it has no active {words} port{f' ({down}: down)' if down else ''}, and the config says {kind.fabric}"
+            yield (
+                f"it has no active {words} port{f' ({down}: down)' if down else ''}, and the "
+                f"config says {kind.fabric}"
+            )
         elif not kind.assumed and carried < LESS * kind.network_gbps:
-            yield f"its {len(ports)} {words} ports carry {carried:g} Gbit/s, and the config says {kind.network_gbps:g}"
+            yield (
+                f"its {len(ports)} {words} ports carry {carried:g} Gbit/s, and the config says "
+                f"{kind.network_gbps:g}"
+            )

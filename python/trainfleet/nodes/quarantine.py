@@ -1,4 +1,6 @@
-"""Hosts that no launch may use: each with the evidence and the time, until `make doctor LIFT=host`."""
+"""Hosts that no launch may use: each with the evidence and the time, until `make doctor
+LIFT=host`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .state_dir import STATE
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """One host in quarantine: where it is, what was found, when (seconds since 1970), and by whom (doctor, watchdog)."""
+    """One host in quarantine: where it is, what was found, when (seconds since 1970), and by whom
+    (doctor, watchdog).
+    """
 
     host: str
     address: str
@@ -26,11 +30,16 @@ class QuarantineEntry:
     by: str
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.evidence} ({self.by}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.time))})"
+        return (
+            f"{self.host}: {self.evidence} ({self.by}, "
+            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(self.time))})"
+        )
 
 
 class Quarantine:
-    """The list of a checkout, in one file that is replaced whole. A host is known by its identity, whatever it is called."""
+    """The list of a checkout, in one file that is replaced whole. A host is known by its identity,
+    whatever it is called.
+    """
 
     def __init__(self, path: Path = STATE / "quarantine.json") -> None:
         self.path = path
@@ -42,7 +51,9 @@ class Quarantine:
             return fit(dict[str, QuarantineEntry], record)
         except InputError as error:
             why = f"{error.key}: {error.what}"
-            raise BackendError("is not a quarantine list", where=str(self.path), why=why, next=f"cat {self.path}") from error
+            raise BackendError(
+                "is not a quarantine list", where=str(self.path), why=why, next=f"cat {self.path}"
+            ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
         """Those of the hosts that are in quarantine."""
@@ -55,22 +66,44 @@ class Quarantine:
         before = entries.get(host.identity)
         known = before.evidence if before else ""
         against = known if evidence in known else "; ".join(filter(None, (known, evidence)))
-        self._write(entries | {host.identity: QuarantineEntry(host.name, host.address, against, time.time(), by)})
+        self._write(
+            entries
+            | {host.identity: QuarantineEntry(host.name, host.address, against, time.time(), by)}
+        )
 
     def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
-        """Keeps what the newest launch of a run found against hosts. `known`: the host of a name, if it is one of the fleet."""
-        launch = max((index for index, event in enumerate(events) if event["event"] == "launched"), default=0)
-        for event in events[launch:]:  # what earlier launches found was learnt then, and may have been lifted since
+        """Keeps what the newest launch of a run found against hosts. `known`: the host of a name,
+        if it is one of the fleet.
+        """
+        launch = max(
+            (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
+        )
+        for event in events[
+            launch:
+        ]:  # what earlier launches found was learnt then, and may have been lifted since
             if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
                 self.add(host, event.get("evidence", ""), "watchdog")
 
     def lift(self, name: str) -> QuarantineEntry:
-        """Lets a host out, named as in fleet.hosts or by its address; BackendError where it is not in."""
+        """Lets a host out, named as in fleet.hosts or by its address; BackendError where it is not
+        in.
+        """
         entries = self.entries()
-        found = next(((key, entry) for key, entry in entries.items() if name in (key, entry.host, entry.address)), None)
+        found = next(
+            (
+                (key, entry)
+                for key, entry in entries.items()
+                if name in (key, entry.host, entry.address)
+            ),
+            None,
+        )
         if found is None:
             inside = ", ".join(entry.host for entry in entries.values()) or "no host"
-            raise BackendError(f"{name} is not in quarantine; in it: {inside}", where=str(self.path), next="make doctor")
+            raise BackendError(
+                f"{name} is not in quarantine; in it: {inside}",
+                where=str(self.path),
+                next="make doctor",
+            )
         self._write({key: other for key, other in entries.items() if key != found[0]})
         return found[1]
 
@@ -81,4 +114,6 @@ class Quarantine:
             self._write({key: entry for key, entry in entries.items() if key not in gone})
 
     def _write(self, entries: dict[str, QuarantineEntry]) -> None:
-        run_folder.write_json(self.path, {address: asdict(entry) for address, entry in entries.items()})
+        run_folder.write_json(
+            self.path, {address: asdict(entry) for address, entry in entries.items()}
+        )

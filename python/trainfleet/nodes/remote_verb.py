@@ -1,7 +1,8 @@
-"""A verb that is sent as one JSON line to a machine with the run's disk, and executed there by `python -m trainfleet -`.
+"""A verb that is sent as one JSON line to a machine with the run's disk, and executed there by
+`python -m trainfleet -`.
 
-What no command line may show (a prompt, a config) goes through stdin. stdin stays open as long as a user waits for the answer:
-when it closes, this process exits, and so do its children.
+What no command line may show (a prompt, a config) goes through stdin. stdin stays open as long as a
+user waits for the answer: when it closes, this process exits, and so do its children.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ OURS = ("CONFIG", "RUN", "SET", "NODES")  # the config that is sent has them in 
 def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
     """The line that `received` parses."""
     kept = {name: value for name, value in variables.items() if name not in OURS}
-    return json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode() + b"\n"
+    return (
+        json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode()
+        + b"\n"
+    )
 
 
 def command(python: str, code: str, folder: str) -> str:
@@ -49,7 +53,8 @@ def command(python: str, code: str, folder: str) -> str:
 
 
 def received(descriptor: int) -> list[str]:
-    """The command line of the verb in the first line. From now on this process exits when stdin closes.
+    """The command line of the verb in the first line. From now on this process exits when stdin
+    closes.
 
     Raises:
         InputError: the line is no such order.
@@ -69,8 +74,14 @@ def received(descriptor: int) -> list[str]:
     temporary_folders.hold(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
-    threading.Thread(target=_leave_with, args=(descriptor, folder), name="asker", daemon=True).start()
-    return [verb, f"CONFIG={folder / 'config.yaml'}", *(f"{name}={value}" for name, value in variables.items())]
+    threading.Thread(
+        target=_leave_with, args=(descriptor, folder), name="asker", daemon=True
+    ).start()
+    return [
+        verb,
+        f"CONFIG={folder / 'config.yaml'}",
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
 
 
 def _leave_with(descriptor: int, folder: Path) -> None:

@@ -1,9 +1,12 @@
-"""fleet.ssh.config: an ssh_config file, as far as it may decide how hosts are reached. What it means `ssh -G` says.
+"""fleet.ssh.config: an ssh_config file, as far as it may decide how hosts are reached. What it
+means `ssh -G` says.
 
-Two of its words run programs on this machine. `Match exec` is refused, always, also in a file that it includes: it would run at a
-mere look, so the files are searched for it before ssh reads them. `ProxyCommand` runs when hosts are connected to, if the file
-lies in your ~/.ssh, where only you write; `make plan` then asks no host. A file elsewhere may have come with somebody's config,
-and is refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any other host.
+Two of its words run programs on this machine. `Match exec` is refused, always, also in a file that
+it includes: it would run at a mere look, so the files are searched for it before ssh reads them.
+`ProxyCommand` runs when hosts are connected to, if the file lies in your ~/.ssh, where only you
+write; `make plan` then asks no host. A file elsewhere may have come with somebody's config, and is
+refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any other
+host.
 """
 
 from __future__ import annotations
@@ -28,7 +31,15 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 20  # bytes
 PATIENCE = 10.0  # seconds for ssh to read the file: it may look up names (CanonicalizeHostname)
-HONOURED = ("hostname", "user", "port", "proxyjump", "proxycommand", "identityfile", "identitiesonly")
+HONOURED = (
+    "hostname",
+    "user",
+    "port",
+    "proxyjump",
+    "proxycommand",
+    "identityfile",
+    "identitiesonly",
+)
 # What else changes how a host is reached: ssh goes by it, and paramiko does not.
 UNHEARD = re.compile(
     "addressfamily|bind.*|casignature.*|certificatefile|ciphers|gssapi.*|host(based|key).*|identityagent|kbdinteractive.*|"
@@ -64,12 +75,22 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
     try:
         command = ["ssh", "-G", "-F", path, *words]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=True
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE,
+            check=True,
         )
     except FileNotFoundError as error:
-        raise _unreadable(path, "ssh is not installed, and says what it means", "install OpenSSH's client") from error
+        raise _unreadable(
+            path, "ssh is not installed, and says what it means", "install OpenSSH's client"
+        ) from error
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-        raise _unreadable(path, untrusted_input.printable(str(error.stderr or "ssh does not end").strip()), then) from error
+        raise _unreadable(
+            path, untrusted_input.printable(str(error.stderr or "ssh does not end").strip()), then
+        ) from error
     found: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         word, _, value = line.partition(" ")
@@ -78,7 +99,9 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
 
 
 def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
-    """What paramiko can do of what the file says of a host; ConfigError where it can't be read, or would run what it may not."""
+    """What paramiko can do of what the file says of a host; ConfigError where it can't be read, or
+    would run what it may not.
+    """
     from paramiko.config import SSHConfig
 
     if ssh.config is None:
@@ -86,21 +109,42 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
     home = Path("~/.ssh").expanduser().resolve()
     for line in _lines_of(ssh):
         if line.is_command and not line.path.resolve().is_relative_to(home):
-            what = "has a ProxyCommand, which runs on this machine, and only from a file in your ~/.ssh"
-            raise _refusal(line, what, "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh")
+            what = (
+                "has a ProxyCommand, which runs on this machine, and only from a file in your "
+                "~/.ssh"
+            )
+            raise _refusal(
+                line,
+                what,
+                "fleet.ssh.jump reaches hosts through another one; or move the file to ~/.ssh",
+            )
     said = _said(ssh, host) if host else {}
-    said["identityfile"] = [path for path in said.get("identityfile", []) if "%" in path or Path(path).expanduser().is_file()]
+    said["identityfile"] = [
+        path
+        for path in said.get("identityfile", [])
+        if "%" in path or Path(path).expanduser().is_file()
+    ]
     lines = [f"{word} {value}" for word in HONOURED for value in said.get(word, ())]
     return SSHConfig.from_text("\n".join(["Host *", *lines]))
 
 
 def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
     """The words of the file that change how ssh reaches these hosts, and are not honoured here."""
-    return sorted({word for host in hosts if ssh.config for word in _said(ssh, host) if UNHEARD.fullmatch(word)})
+    return sorted(
+        {
+            word
+            for host in hosts
+            if ssh.config
+            for word in _said(ssh, host)
+            if UNHEARD.fullmatch(word)
+        }
+    )
 
 
 def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
-    """What the file changes for a host that is connected to with a user and a port of the config, by word."""
+    """What the file changes for a host that is connected to with a user and a port of the config,
+    by word.
+    """
     lines, words = _lines_of(ssh), [f"-p{host.port}"] if host.port != 22 else []
     if user := host.user or ssh.user:
         words.append(f"-l{user}")
@@ -114,17 +158,23 @@ def expanded(path: str, key: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        what = f"{untrusted_input.show(path)} is in the home of a user whom this machine does not know"
+        what = (
+            f"{untrusted_input.show(path)} is in the home of a user whom this machine does not know"
+        )
         raise ConfigError.of(key, what, next=f"make plan SET='{key}=/path/to/the/file'") from error
 
 
 def runs_programs(ssh: SshConfig) -> bool:
-    """Whether connecting would run a program of the file's on this machine. Nothing is run to find out."""
+    """Whether connecting would run a program of the file's on this machine. Nothing is run to find
+    out.
+    """
     return ssh.config is not None and any(line.is_command for line in _lines_of(ssh))
 
 
 def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
-    """All lines that ssh would read; ConfigError where one would run a program at that, or can't be read."""
+    """All lines that ssh would read; ConfigError where one would run a program at that, or can't be
+    read.
+    """
     path = expanded(ssh.config or "", "fleet.ssh.config")
     try:
         lines = list(_lines(path, set()))
@@ -132,25 +182,35 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
         raise _unreadable(str(path), str(error), f"ls -l {path}") from error
     for line in lines:
         word, rest = line.words
-        if re.match(r"\s*(\w*[\"'\\]|=)", line.text) or (word == "include" and re.search(r"[$%\\]", rest)):
+        if re.match(r"\s*(\w*[\"'\\]|=)", line.text) or (
+            word == "include" and re.search(r"[$%\\]", rest)
+        ):
             what = "has a quoted word or a variable, so it can't be searched before ssh reads it"
             raise _refusal(line, what, "write plain words, and the plain path of a file to include")
-        if word == "match" and any(EXEC.search(re.sub("[\"'\\\\]", instead, rest)) for instead in ("", " ")):
+        if word == "match" and any(
+            EXEC.search(re.sub("[\"'\\\\]", instead, rest)) for instead in ("", " ")
+        ):
             what = "has a `Match exec`, which would run a program on this machine"
             raise _refusal(line, what, "match by host instead: Host, Match host, Match user")
     return lines
 
 
 def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
-    """The lines of a file, and of those that it includes: relative to ~/.ssh, as ssh_config(5) has it."""
+    """The lines of a file, and of those that it includes: relative to ~/.ssh, as ssh_config(5) has
+    it.
+    """
     seen.add(path)
     home = f"~{host_marker.user()}"  # ssh does not ask HOME
-    for number, text in enumerate(untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1):
+    for number, text in enumerate(
+        untrusted_input.read_bytes(path, LARGEST).decode().split("\n"), 1
+    ):
         line = ConfigLine(path, number, text)
         yield line
         word, rest = line.words
         for name in shlex.split(rest, comments=True) if word == "include" else ():
-            whole = Path(home, ".ssh", re.sub("^~(?=/)", home, name) if name[:1] == "~" else name).expanduser()
+            whole = Path(
+                home, ".ssh", re.sub("^~(?=/)", home, name) if name[:1] == "~" else name
+            ).expanduser()
             for found in map(Path, sorted(glob.glob(str(whole)))):  # noqa: PTH207 - `**` is no more than `*`, as for glob(3)
                 yield from _lines(found, seen) if found not in seen else ()
 
@@ -160,4 +220,6 @@ def _unreadable(path: str, why: str, then: str) -> ConfigError:
 
 
 def _refusal(line: ConfigLine, what: str, then: str) -> ConfigError:
-    return ConfigError([Problem(line.number, f"{line.path}:{line.number}", "fleet.ssh.config", what)], next=then)
+    return ConfigError(
+        [Problem(line.number, f"{line.path}:{line.number}", "fleet.ssh.config", what)], next=then
+    )

@@ -1,4 +1,6 @@
-"""Explains why a host can't be reached, and what to type: one message for each way in which a connection fails."""
+"""Explains why a host can't be reached, and what to type: one message for each way in which a
+connection fails.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ class JumpFailed(Exception):
         self.host, self.cause = host, cause
 
 
-def explain(host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = "") -> HostFailure:
-    """The failure that an error means to a user; an unforeseen one is raised again, with its traceback."""
+def explain(
+    host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = ""
+) -> HostFailure:
+    """The failure that an error means to a user; an unforeseen one is raised again, with its
+    traceback.
+    """
     import paramiko
 
     login = f"{host.user or ssh.user}@{host.address}" if host.user or ssh.user else host.address
@@ -41,27 +47,43 @@ def explain(host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, sec
     match error:
         case JumpFailed(jump, Exception() as cause):
             failure = explain(jump, ssh, known, cause, seconds)
-            return replace(failure, message=f"the jump host {jump}, on the way to it: {failure.message}")
+            return replace(
+                failure, message=f"the jump host {jump}, on the way to it: {failure.message}"
+            )
         case RevokedKey():
-            return HostFailure("host-key", f"{_key(host, error)} is marked @revoked", forget(host, known))
+            return HostFailure(
+                "host-key", f"{_key(host, error)} is marked @revoked", forget(host, known)
+            )
         case UnknownKey():
             then = "make setup asks once, or put it in fleet.ssh.fingerprints"
-            signed = ", and certificates (@cert-authority) are not checked" if known.has_authority(error.name) else ""
+            signed = (
+                ", and certificates (@cert-authority) are not checked"
+                if known.has_authority(error.name)
+                else ""
+            )
             return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
         case paramiko.BadHostKeyException():
-            why = "it shows another host key than the known one: reinstalled, or not the host it was"
+            why = (
+                "it shows another host key than the known one: reinstalled, or not the host it was"
+            )
             return HostFailure("host-key", why, forget(host, known))
         case paramiko.PasswordRequiredException():
             return locked(ssh)
         case paramiko.AuthenticationException() if not is_late(error):
-            return HostFailure("auth", f"it refuses {login} with this key", f"{try_it}; then fleet.ssh.user and fleet.ssh.key")
+            return HostFailure(
+                "auth",
+                f"it refuses {login} with this key",
+                f"{try_it}; then fleet.ssh.user and fleet.ssh.key",
+            )
         case socket.gaierror():
             then = f"getent hosts {host.address}; then fleet.hosts"
             return HostFailure("name", f"its address {host.address} does not resolve", then)
         case _ if is_late(error):
             return HostFailure("timeout", f"no answer within {seconds:.0f} s", try_it)
         case TooMuch():
-            return HostFailure("untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it)
+            return HostFailure(
+                "untrue", f"its answer does not end: more than {MOST_SAID >> 20} MiB", try_it
+            )
         case LinkLost() | EOFError() | ConnectionResetError():
             return HostFailure("lost", f"the link was lost after {seconds:.1f} s", try_it)
         case paramiko.SSHException() | OSError():
@@ -70,16 +92,24 @@ def explain(host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, sec
 
 
 def _key(host: Host, error: UnknownKey) -> str:
-    """The key that is shown: by the host, or, as the ssh config has it, by another on the way or under another name."""
+    """The key that is shown: by the host, or, as the ssh config has it, by another on the way or
+    under another name.
+    """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
-    return f"its host key {error.fingerprint}" if is_own else f"the host key {error.fingerprint} of {error.name}"
+    return (
+        f"its host key {error.fingerprint}"
+        if is_own
+        else f"the host key {error.fingerprint} of {error.name}"
+    )
 
 
 def is_late(error: Exception) -> bool:
     """Whether a connection failed as the other side took too long: it may be busy."""
     import paramiko
 
-    timed = isinstance(error, paramiko.SSHException) and ("banner" in str(error).lower() or "timeout" in str(error).lower())
+    timed = isinstance(error, paramiko.SSHException) and (
+        "banner" in str(error).lower() or "timeout" in str(error).lower()
+    )
     return isinstance(error, TimeoutError) or timed
 
 
@@ -94,14 +124,24 @@ def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
 def forget(host: Host, known: KnownHosts) -> str:
     """What takes the known key of a host away, out of every list that has it."""
     name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
-    commands = [f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}" for path in known.files_with(name)]
-    return f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; then make setup shows its new key"
+    commands = [
+        f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"
+        for path in known.files_with(name)
+    ]
+    return (
+        f"{'; '.join(commands) or f'ssh-keygen -R {shlex.quote(name)}'}, once you know why; "
+        "then make setup shows its new key"
+    )
 
 
 def locked(ssh: SshConfig) -> HostFailure:
     """The failure for a key with a passphrase: an agent must have it."""
     if ssh.key is not None:
-        return HostFailure("auth", f"the key {ssh.key} has a passphrase", f"ssh-add {ssh.key}, and leave out fleet.ssh.key")
+        return HostFailure(
+            "auth",
+            f"the key {ssh.key} has a passphrase",
+            f"ssh-add {ssh.key}, and leave out fleet.ssh.key",
+        )
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
     names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
     message = f"no agent has a key for it, and yours ({names}) has a passphrase"

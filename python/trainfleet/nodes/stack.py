@@ -10,12 +10,16 @@ from ..host.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "stack.lock.yaml"
-Sums = tuple[tuple[str, str], ...]  # SHA-256 of a package's wheels, each by the Python that it is for: cp312
+Sums = tuple[
+    tuple[str, str], ...
+]  # SHA-256 of a package's wheels, each by the Python that it is for: cp312
 
 
 @dataclass(frozen=True)
 class System:
-    """What nodes or an image run: the Python that setup leaves there, and apt's name for the release ("" where it has RPMs)."""
+    """What nodes or an image run: the Python that setup leaves there, and apt's name for the
+    release ("" where it has RPMs).
+    """
 
     python: str
     apt: str
@@ -23,7 +27,9 @@ class System:
 
 @dataclass(frozen=True)
 class PinnedStack:
-    """The versions that every node of a fleet must have; empty means that the stack has no such part."""
+    """The versions that every node of a fleet must have; empty means that the stack has no such
+    part.
+    """
 
     name: str
     torch: str
@@ -46,11 +52,15 @@ class PinnedStack:
     neuron_index: str = ""
     python: str = ""  # the first that its packages are for, where that is not the program's own
     neuron_packages: tuple[tuple[str, str], ...] = ()  # system packages, name and version
-    python_packages: tuple[tuple[str, str], ...] = ()  # what torch needs beside itself, of neuron_index
+    python_packages: tuple[
+        tuple[str, str], ...
+    ] = ()  # what torch needs beside itself, of neuron_index
     checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # of the usual index
     torch_wheels: Sums = ()  # those of torch_index, where requirements.lock has others
     torch_cpu_wheels: Sums = ()  # torch's builds for CPUs only, of PyTorch's own index
-    keys: tuple[tuple[str, str], ...] = ()  # fingerprints of the keys that sign repositories and installers
+    keys: tuple[
+        tuple[str, str], ...
+    ] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
         """The fingerprint of one key."""
@@ -58,11 +68,16 @@ class PinnedStack:
 
 
 def load_stack(name: str) -> PinnedStack:
-    """The stack called `name`; TrainfleetError where the lock file is not there, or has no such stack."""
+    """The stack called `name`; TrainfleetError where the lock file is not there, or has no such
+    stack.
+    """
     lock = _read()
     stacks = lock["stacks"]
     if name not in stacks:
-        what, then = f"no stack {name}; there are: {', '.join(stacks)}", f"see fleet.stack in {page('schema/README.md')}"
+        what, then = (
+            f"no stack {name}; there are: {', '.join(stacks)}",
+            f"see fleet.stack in {page('schema/README.md')}",
+        )
         raise TrainfleetError(what, where=str(LOCK), next=then)
     keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
     return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
@@ -87,13 +102,20 @@ def _read() -> dict[str, Any]:
 
 
 def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
-    versions = {key: str(value["version"]) if isinstance(value, dict) else str(value) for key, value in entry.items()}
+    versions = {
+        key: str(value["version"]) if isinstance(value, dict) else str(value)
+        for key, value in entry.items()
+    }
     known = {field.name for field in fields(PinnedStack)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}  # such as nvidia_least
+    parts = {
+        f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()
+    }  # such as nvidia_least
     sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
     given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums
-    others = [(key, versions[key], sums.get(f"{key}_wheels", ())) for key in rows if key not in known]
+    others = [
+        (key, versions[key], sums.get(f"{key}_wheels", ())) for key in rows if key not in known
+    ]
     system = [row[:2] for row in others if row[0].startswith("aws-neuronx-")]
     return PinnedStack(
         name,

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Sink = Callable[[bytes], object]
-OUTPUT_BEGINS = b"== trainfleet\n"  # what comes before it is not the command's: a login shell may greet whoever enters
+# what comes before it is not the command's: a login shell may greet whoever enters
+OUTPUT_BEGINS = b"== trainfleet\n"
 GREETING = 1 << 20  # bytes in which it must come
 
 
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
-    """The command's exit code, once it has ended; -1 when the link was lost. Its stdin stays open until then."""
+    """The command's exit code, once it has ended; -1 when the link was lost. Its stdin stays open
+    until then.
+    """
     channel.exec_command(command)
     channel.sendall(stdin)
     out, err, poll = _after_mark(out), _after_mark(err), select.poll()

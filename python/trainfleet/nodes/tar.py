@@ -32,7 +32,11 @@ def code_files(backend: str) -> dict[str, bytes]:
     Relative path → content, without what Python and editors leave behind.
     """
     packages, metadata = plugins.sources(plugins.OF_BACKENDS, backend)
-    beside = {path.relative_to(ROOT): path for name in PARTS for path in (ROOT / name, *(ROOT / name).rglob("*"))}
+    beside = {
+        path.relative_to(ROOT): path
+        for name in PARTS
+        for path in (ROOT / name, *(ROOT / name).rglob("*"))
+    }
     own = {
         Path("python") / path.relative_to(package.parent): path
         for package in (*PACKAGES, *packages)
@@ -41,7 +45,9 @@ def code_files(backend: str) -> dict[str, bytes]:
     return metadata | {
         str(name): path.read_bytes()
         for name, path in sorted((beside | own).items())
-        if path.is_file() and not {"__pycache__", "checkout"} & set(name.parts) and not path.name.startswith(".")
+        if path.is_file()
+        and not {"__pycache__", "checkout"} & set(name.parts)
+        and not path.name.startswith(".")
     }
 
 

@@ -1,12 +1,15 @@
-"""Runs commands on many hosts at once over SSH: one kept connection a host, an answer from each, and dead links noticed.
+"""Runs commands on many hosts at once over SSH: one kept connection a host, an answer from each,
+and dead links noticed.
 
 What is guaranteed
-    Host keys are strict: a key that is neither known nor named by its fingerprint in the config is refused, always.
-    A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive makes the kernel end the
-    connection (TCP_USER_TIMEOUT); paramiko alone would wait for minutes. Behind a jump host, where TCP ends at the jump, a
-    request that must be answered does the same.
-    A command does not outlive its time on the node either: `timeout` there ends it, also when the link is gone.
-    Secrets go by stdin. A command's own words can be read by anyone in the node's process list.
+    Host keys are strict: a key that is neither known nor named by its fingerprint in the config is
+        refused, always.
+    A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive
+    makes the kernel end the connection (TCP_USER_TIMEOUT); paramiko alone would wait for minutes.
+    Behind a jump host, where TCP ends at the jump, a request that must be answered does the same. A
+    command does not outlive its time on the node either: `timeout` there ends it, also when the
+    link is gone. Secrets go by stdin. A command's own words can be read by anyone in the node's
+    process list.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # it raises what matters; its threads log tracebacks beside that
+logging.getLogger("paramiko").addHandler(
+    logging.NullHandler()
+)  # it raises what matters; its threads log tracebacks beside that
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
 PATIENCE = 10.0  # seconds for each of these at a second time, at least
@@ -46,7 +51,11 @@ JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried
 KEEPALIVE = 2  # seconds between two keepalive packets
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
 GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
-MOST = 3 / 4  # of the hosts: when these are done, the others get SLOWER times as long in all, and at least SLOW_AFTER seconds
+MOST = (
+    3 / 4
+    # of the hosts: when these are done, the others get SLOWER times as long in all, and at least
+    # SLOW_AFTER seconds
+)
 SLOWER = 3
 SLOW_AFTER = 6.0
 PUT_TIMEOUT = 120.0  # seconds for a checkout's code
@@ -59,7 +68,9 @@ class Transport:
     """The hosts of a fleet, reached. Use it in a `with`, which closes what was opened."""
 
     def __init__(self, hosts: Sequence[Host], ssh: SshConfig, proxy: str = "") -> None:
-        """`proxy`: the command whose input and output are the way to a host, %h and %p (ssh_config's ProxyCommand)."""
+        """`proxy`: the command whose input and output are the way to a host, %h and %p
+        (ssh_config's ProxyCommand).
+        """
         self.hosts, self.proxy = tuple(hosts), proxy
         self.ssh = ssh
         self.known = KnownHosts.of(ssh)
@@ -84,15 +95,24 @@ class Transport:
             connection.close()
         if self._jump:
             for link in links:
-                link.join(DEAD_AFTER)  # until its thread has said through the jump host that it ends
+                link.join(
+                    DEAD_AFTER
+                )  # until its thread has said through the jump host that it ends
             self._jump.close()
         self._kept.clear()
         self._jump = None
 
     def run(
-        self, command: Command, *, timeout: float, stdin: str | bytes | None = None, hosts: Iterable[Host] | None = None
+        self,
+        command: Command,
+        *,
+        timeout: float,
+        stdin: str | bytes | None = None,
+        hosts: Iterable[Host] | None = None,
     ) -> Answers:
-        """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout` seconds each."""
+        """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout`
+        seconds each.
+        """
 
         def ask(host: Host) -> Result | HostFailure:
             words = command if isinstance(command, str) else command(host)
@@ -100,7 +120,9 @@ class Transport:
 
         return Answers(self.each(ask, hosts))
 
-    def ask(self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None) -> Result | HostFailure:
+    def ask(
+        self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None
+    ) -> Result | HostFailure:
         """What `command` came to on one host; see `run`."""
         began = time.monotonic()
         try:
@@ -112,8 +134,11 @@ class Transport:
                 return HostFailure("slow", why, f"ping {host.address}")
             return self._explained(host, error, began)
 
-    def stream(self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink) -> int | HostFailure:
-        """The exit code of a command that may take as long as LONGEST; what it prints is passed on as it comes.
+    def stream(
+        self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink
+    ) -> int | HostFailure:
+        """The exit code of a command that may take as long as LONGEST; what it prints is passed on
+        as it comes.
 
         Its stdin stays open, and ends when nobody here waits for it any more.
         """
@@ -131,35 +156,56 @@ class Transport:
     def _explained(self, host: Host, error: Exception, began: float) -> HostFailure:
         return explain(host, self.ssh, self.known, error, time.monotonic() - began, self.proxy)
 
-    def put(self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None) -> Answers:
-        """Leaves `files` (relative path → content) in `folder` of every host; a mode of 0700 for those that start with `#!`."""
-        return self.run(f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} --no-same-owner",
-                        stdin=pack(files), timeout=60, hosts=hosts)  # fmt: skip
+    def put(
+        self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Leaves `files` (relative path → content) in `folder` of every host; a mode of 0700 for
+        those that start with `#!`.
+        """
+        return self.run(
+            f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} "
+            "--no-same-owner",
+            stdin=pack(files),
+            timeout=60,
+            hosts=hosts,
+        )
 
-    def put_once(self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None) -> Answers:
-        """Leaves `files` in the new folder `folder` of every host, whole or not at all; nothing is sent where it is there.
+    def put_once(
+        self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
+    ) -> Answers:
+        """Leaves `files` in the new folder `folder` of every host, whole or not at all; nothing is
+        sent where it is there.
 
         On a folder that all hosts share one of them receives it for all.
         """
         target = shlex.quote(folder)
-        answers = self.run(f"test -d {target} && echo there || echo missing", timeout=PUT_TIMEOUT, hosts=hosts)
-        missing = [host for host, answer in answers.ok.items() if answer.stdout.strip().endswith("missing")]
+        answers = self.run(
+            f"test -d {target} && echo there || echo missing", timeout=PUT_TIMEOUT, hosts=hosts
+        )
+        missing = [
+            host for host, answer in answers.ok.items() if answer.stdout.strip().endswith("missing")
+        ]
         if not missing:
             return answers
         part = f"{target}.$$"
         receive = (
             f"mkdir -p {part} && tar -xzf - -C {part} --no-same-owner && "
-            f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"  # another may have been faster
+            # another may have been faster
+            f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"
         )
         data = pack(files)
         answers |= self.run(receive, stdin=data, timeout=PUT_TIMEOUT, hosts=missing[:1])
         rest = self.run(f"test -d {target}", timeout=PUT_TIMEOUT, hosts=missing[1:])
         answers |= rest
-        if alone := [host for host, answer in rest.items() if isinstance(answer, Result) and answer.exit_code]:
+        if alone := [
+            host for host, answer in rest.items() if isinstance(answer, Result) and answer.exit_code
+        ]:
             answers |= self.run(receive, stdin=data, timeout=PUT_TIMEOUT, hosts=alone)
         return answers
 
-    def read(self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None) -> Answers:
+    def read(
+        self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None
+    ) -> Answers:
         """The content of a file on every host, as the stdout of its answer."""
         return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
 
@@ -168,10 +214,13 @@ class Transport:
         key: PKey = self._connection(host).transport.get_remote_server_key()
         return key
 
-    def each(self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False) -> dict[Host, T]:
+    def each(
+        self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False
+    ) -> dict[Host, T]:
         """What `ask` returns for every host (or for `hosts`), many at once.
 
-        With `leave_behind`, hosts that are much slower than most are not waited for: what they were asked fails as `slow`.
+        With `leave_behind`, hosts that are much slower than most are not waited for: what they were
+        asked fails as `slow`.
         """
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
@@ -185,7 +234,9 @@ class Transport:
         return found
 
     def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
-        """Ends the connections of the hosts that are still not done when the others have been for long."""
+        """Ends the connections of the hosts that are still not done when the others have been for
+        long.
+        """
         began, done = time.monotonic(), as_completed(answers.values())
         most = round(MOST * len(answers))
         for _ in range(most):
@@ -196,7 +247,8 @@ class Transport:
         for host, answer in answers.items():
             if not answer.done() and (connection := self._kept.get(host)):
                 self._left_behind[host] = (
-                    f"too slow: not done in {limit:.0f} s, while {most} of {len(answers)} hosts were in {usual:.1f} s"
+                    f"too slow: not done in {limit:.0f} s, while {most} of {len(answers)} hosts "
+                    f"were in {usual:.1f} s"
                 )
                 connection.client.close()
 
@@ -212,7 +264,9 @@ class Transport:
         return connection
 
     def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
-        """An open connection. A host that is late is asked again with more patience, where others are slow as well."""
+        """An open connection. A host that is late is asked again with more patience, where others
+        are slow as well.
+        """
         connection, began = self._made(host, gateway), time.monotonic()
         try:
             self._enter(connection)
@@ -227,7 +281,9 @@ class Transport:
         return connection
 
     def _patience(self) -> float:
-        """Seconds that a late host gets at its second time; 0 for none, as others are quick: then that host is dead or frozen."""
+        """Seconds that a late host gets at its second time; 0 for none, as others are quick: then
+        that host is dead or frozen.
+        """
         if not self._took:
             return PATIENCE
         usual = median(self._took)
@@ -250,9 +306,14 @@ class Transport:
                     raise self._jump_failed from error
             return self._jump
 
-    def _made(self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT) -> Connection:
+    def _made(
+        self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
+    ) -> Connection:
         """A connection that is not open yet; each step of its opening has `patience` seconds."""
-        from fabric import Config, Connection  # a fifth of a second; only verbs that reach hosts pay for it
+        from fabric import (
+            Config,
+            Connection,
+        )  # a fifth of a second; only verbs that reach hosts pay for it
 
         config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
         said = config.base_ssh_config.lookup(host.address)
@@ -260,9 +321,14 @@ class Transport:
             for hop in said["proxyjump"].split(","):
                 gateway = self._made(parse_host(hop.removeprefix("ssh://")), gateway, patience)
         connection = Connection(
-            host.address, user=host.user or self.ssh.user, port=host.port if host.port != 22 else None, config=config,
-            gateway=gateway, connect_timeout=patience, connect_kwargs=self._login(patience),
-        )  # fmt: skip
+            host.address,
+            user=host.user or self.ssh.user,
+            port=host.port if host.port != 22 else None,
+            config=config,
+            gateway=gateway,
+            connect_timeout=patience,
+            connect_kwargs=self._login(patience),
+        )
         if said.get("identitiesonly") == "yes":
             connection.connect_kwargs["look_for_keys"] = False
         self.known.guard(connection.client)
@@ -275,7 +341,9 @@ class Transport:
             end_when_dead(connection.transport.sock)
 
     def _login(self, patience: float) -> dict[str, Any]:
-        login: dict[str, Any] = dict.fromkeys(("banner_timeout", "auth_timeout", "channel_timeout"), patience)
+        login: dict[str, Any] = dict.fromkeys(
+            ("banner_timeout", "auth_timeout", "channel_timeout"), patience
+        )
         if self.ssh.key is None:
             return login
         return login | {
@@ -286,24 +354,30 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """Returns the command as it is sent: run by sh whatever the login shell is, and ended on the node when its time is over.
+    """Returns the command as it is sent: run by sh whatever the login shell is, and ended on the
+    node when its time is over.
 
-    A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads backslashes there. So it is
-    given one quoted line of plain words, and sh decodes what they are.
+    A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads
+    backslashes there. So it is given one quoted line of plain words, and sh decodes what they are.
     """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
     marked = f"{mark}\n{mark} >&2\n{command}"  # behind what a login shell says to whoever enters
     encoded = base64.b64encode(marked.encode()).decode()
-    decoded = f"echo {encoded} | base64 -d || echo exit 127"  # a node without base64 must not seem to have run it
+    # a node without base64 must not seem to have run it
+    decoded = f"echo {encoded} | base64 -d || echo exit 127"
     return f"exec timeout -k {GRACE} {max(1, round(timeout))} sh -c 'eval \"$({decoded})\"'"
 
 
 def end_when_dead(link: socket.socket) -> None:
-    """From now on the kernel ends this connection when DEAD_AFTER seconds went by without an acknowledgement (RFC 5482)."""
+    """From now on the kernel ends this connection when DEAD_AFTER seconds went by without an
+    acknowledgement (RFC 5482).
+    """
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
     else:
-        link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))  # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
+        link.setsockopt(
+            socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER)
+        )  # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
 
 
 def _pulse(transport: Any) -> None:
@@ -321,17 +395,22 @@ def _pulse(transport: Any) -> None:
 
 
 def _end(transport: Any) -> None:
-    """Closes a connection. Where the way to it, through the jump host, ends in the same moment, there is nobody left to tell."""
+    """Closes a connection. Where the way to it, through the jump host, ends in the same moment,
+    there is nobody left to tell.
+    """
     with suppress(Exception):
         transport.close()
 
 
-def _converse(connection: Connection, command: str, stdin: str | bytes | None, timeout: float) -> Result:
+def _converse(
+    connection: Connection, command: str, stdin: str | bytes | None, timeout: float
+) -> Result:
     """Runs one command in a session of its own.
 
     Raises:
         TimeoutError: it had not ended GRACE seconds past its time.
-        LinkLost: the connection died; whether the command ran on is not known, but `timeout` ends it.
+        LinkLost: the connection died; whether the command ran on is not known, but `timeout` ends
+            it.
         TooMuch: its answer does not end.
     """
     began = time.monotonic()
@@ -348,7 +427,12 @@ def _converse(connection: Connection, command: str, stdin: str | bytes | None, t
             raise LinkLost
         if code == 124 and time.monotonic() - began >= timeout:
             raise TimeoutError
-        return Result(code, said(out).decode(errors="replace"), said(err).decode(errors="replace"), time.monotonic() - began)
+        return Result(
+            code,
+            said(out).decode(errors="replace"),
+            said(err).decode(errors="replace"),
+            time.monotonic() - began,
+        )
     finally:
         channel.close()
 

@@ -1,6 +1,8 @@
-"""What a run costs from set-up to teardown: its machines by the hour, and the hours in which nobody trains. Pure.
+"""What a run costs from set-up to teardown: its machines by the hour, and the hours in which nobody
+trains. Pure.
 
-One Bill is what a plan shows, what budget.max_usd is judged against, and what is counted while the run goes on (watch/budget.py).
+One Bill is what a plan shows, what budget.max_usd is judged against, and what is counted while the
+run goes on (watch/budget.py).
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ class BillStage:
 
 @dataclass(frozen=True)
 class Bill:
-    """US dollars for an hour of a node with its volume, and for an hour of all that is paid for beside the nodes.
+    """US dollars for an hour of a node with its volume, and for an hour of all that is paid for
+    beside the nodes.
 
     before, after   the stages of set-up, and those until the nodes are gone
     lingers         hours for which nodes are paid after a launch has ended
-    paid, paid_for  US dollars for each node that are paid once and ahead, however long it is used, and what for
+    paid, paid_for  US dollars for each node that are paid once and ahead, however long it is used,
+                    and what for
     """
 
     node: float
@@ -61,8 +65,12 @@ class Bill:
         return self.paid * nodes + self.of(self.before, nodes)
 
     def uncounted(self, nodes: int) -> float:
-        """US dollars for what is paid ahead, and for the part of set-up that no event of the run covers."""
-        return self.paid * nodes + self.of((stage for stage in self.before if not stage.counted), nodes)
+        """US dollars for what is paid ahead, and for the part of set-up that no event of the run
+        covers.
+        """
+        return self.paid * nodes + self.of(
+            (stage for stage in self.before if not stage.counted), nodes
+        )
 
     def idle(self, nodes: int) -> float:
         """US dollars from the end of training until the nodes are gone."""

@@ -15,17 +15,21 @@ from ..hardware import cpu_speed, node_types
 from ..hardware.accelerators import Accelerator
 from .bill import Bill
 
-LIKELY = (
-    0.20  # four of five published rows, also of sources never fitted to, lie within this of what is foretold (tests/bench/LOG.md)
-)
-LIKELY_MEMORY = 0.16  # the same of the memory that 167 runs told, by each engine's own accounts; this one's is nearer to torch's
+# four of five published rows, also of sources never fitted to, lie within this of what is foretold
+# (tests/bench/LOG.md)
+LIKELY = 0.20
+# the same of the memory that 167 runs told, by each engine's own accounts; this one's is nearer to
+# torch's
+LIKELY_MEMORY = 0.16
 
 
 @dataclass(frozen=True)
 class Experience:
-    """How many runs of which kind ended on this hardware, and their speed over what was predicted of them, the median.
+    """How many runs of which kind ended on this hardware, and their speed over what was predicted
+    of them, the median.
 
-    `parts`: the seconds of each group of a step's parts over what was predicted, where the runs had another layout.
+    `parts`: the seconds of each group of a step's parts over what was predicted, where the runs had
+    another layout.
     """
 
     runs: int
@@ -40,10 +44,12 @@ class Experience:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Parameters; a rank's bytes, and those it has (None: not known); FLOPs per step; FLOP/s of all ranks; seconds; US dollars.
+    """Parameters; a rank's bytes, and those it has (None: not known); FLOPs per step; FLOP/s of all
+    ranks; seconds; US dollars.
 
-    `usd`: from set-up to teardown (bill.py). `nodes`: how many are paid for.
-    `step`: the seconds of a step by part; None on devices that nobody has figures of. `experience`: what corrected the seconds.
+    `usd`: from set-up to teardown (bill.py). `nodes`: how many are paid for. `step`: the seconds of
+    a step by part; None on devices that nobody has figures of. `experience`: what corrected the
+    seconds.
     """
 
     parameters: int
@@ -65,16 +71,26 @@ class Estimate:
         return self.bill.whole(self.nodes, 0.0) if self.bill else 0.0
 
     def predicted(self, tokens: int) -> dict[str, float | None]:
-        """What results.json keeps, to be compared with what is measured; `tokens`: of the whole run."""
+        """What results.json keeps, to be compared with what is measured; `tokens`: of the whole
+        run.
+        """
         speed = round(tokens / self.seconds, 1) if self.seconds else None
-        usd = self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd  # as much as is spent at its end
+        usd = (
+            self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd
+        )  # as much as is spent at its end
         return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": usd}
 
 
 def estimate(config: Config, bill: Bill | None, experience: Experience | None = None) -> Estimate:
-    """The estimate that `make plan` prints and the budget is checked against; `bill`: what the fleet costs, None if unknown."""
+    """The estimate that `make plan` prints and the budget is checked against; `bill`: what the
+    fleet costs, None if unknown.
+    """
     device, format_ = config.fleet.rank_device, format_of(config)
-    flops = flops_per_token(config.model, config.train.sequence_length) * config.train.global_batch * config.train.sequence_length
+    flops = (
+        flops_per_token(config.model, config.train.sequence_length)
+        * config.train.global_batch
+        * config.train.sequence_length
+    )
     step = predict(config)
     step = experience.correct(step) if step and experience else step
     seconds = config.train.steps * step.total if step else None
@@ -82,13 +98,25 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
     if bill and (bill.is_free or seconds is not None):
         usd = bill.whole(nodes, (seconds or 0.0) / 3600)
     return Estimate(
-        count_parameters(config.model), memory_of(config, is_half(config)), usable_bytes(device) if device else None, flops,
-        _peak(config, device, format_), format_, seconds, usd, step, bill, experience, nodes,
-    )  # fmt: skip
+        count_parameters(config.model),
+        memory_of(config, is_half(config)),
+        usable_bytes(device) if device else None,
+        flops,
+        _peak(config, device, format_),
+        format_,
+        seconds,
+        usd,
+        step,
+        bill,
+        experience,
+        nodes,
+    )
 
 
 def list_price(config: Config) -> float | None:
-    """US dollars for an hour of a node: as the config says, of an EC2 type the list price; None where nobody knows it."""
+    """US dollars for an hour of a node: as the config says, of an EC2 type the list price; None
+    where nobody knows it.
+    """
     own, row = config.fleet.accelerator, config.fleet.node_type
     if own and own.usd_per_hour is not None:
         return own.usd_per_hour

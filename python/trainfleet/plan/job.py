@@ -1,4 +1,6 @@
-"""A job: what every backend carries. Tokenizing and training are both jobs, so both run wherever a backend runs."""
+"""A job: what every backend carries. Tokenizing and training are both jobs, so both run wherever a
+backend runs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from . import neuron_environment
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 
-LATER = {"image": "", "after": "", "ahead": False}  # what jobs did not have in earlier versions, whose run folders are read too
+LATER = {
+    "image": "",
+    "after": "",
+    "ahead": False,
+}  # what jobs did not have in earlier versions, whose run folders are read too
 
 
 class JobRecord(TypedDict):
@@ -42,15 +48,18 @@ class JobRecord(TypedDict):
 
 @dataclass(frozen=True)
 class Job:
-    """`module arguments` on every rank of every node. What they print goes to logs/ in `folder`, the run's or the dataset's.
+    """`module arguments` on every rank of every node. What they print goes to logs/ in `folder`,
+    the run's or the dataset's.
 
     torchrun   whether ranks meet through torchrun, or one plain process a node does its share
-    secrets    names of variables whose values the nodes get; the values stand in no job, request, log or process list
+    secrets    names of variables whose values the nodes get; the values stand in no job, request,
+               log or process list
     launch     what tells this launch of the run from every other; "" in a plan that is only shown
     attempt    counts the attempts of a launch, from 1
     image      what it runs in, as registry/name:tag; "" for the nodes' own environment
     after      the id of the job's handle that must have ended well before this begins; "" for none
-    ahead      whether its ranks only record what they would compute, which is compiled once they have left (node/precompile.py)
+    ahead      whether its ranks only record what they would compute, which is compiled once they
+               have left (node/precompile.py)
     """
 
     kind: str  # tokenize or train
@@ -72,26 +81,51 @@ class Job:
 
     @property
     def beats(self) -> bool:
-        """Whether ranks give signs of life for as long as it lasts, and heed the request to stop."""
+        """Whether ranks give signs of life for as long as it lasts, and heed the request to
+        stop.
+        """
         return self.torchrun and not self.ahead
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it; `of` makes the same job of it."""
-        return asdict(self) | {"folder": str(self.folder), "arguments": list(self.arguments), "secrets": list(self.secrets)}
+        return asdict(self) | {
+            "folder": str(self.folder),
+            "arguments": list(self.arguments),
+            "secrets": list(self.secrets),
+        }
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Job:
         """The job of a record. InputError when it is none."""
         fields: dict[str, Any] = dict(fit(JobRecord, {**LATER, **record}))
-        fields |= {"folder": Path(fields["folder"]), "arguments": tuple(fields["arguments"]), "secrets": tuple(fields["secrets"])}
+        fields |= {
+            "folder": Path(fields["folder"]),
+            "arguments": tuple(fields["arguments"]),
+            "secrets": tuple(fields["secrets"]),
+        }
         return cls(**{name: fields[name] for name in JobRecord.__annotations__})
 
 
 def tokenize_job(config: Config) -> Job:
-    """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a core."""
-    folder, arguments = run_folder.DATA / config.data.name, (str(run_folder.run_of(config.name).config),)
-    return Job("tokenize", config.data.name, folder, tokenizing(config).fleet.nodes, 1, "trainfleet.data", arguments, False,
-               secrets=config.fleet.secrets, image=_image(config))  # fmt: skip
+    """Turns the sources into data/<name>: unit i is the work of node i mod N, one process a
+    core.
+    """
+    folder, arguments = (
+        run_folder.DATA / config.data.name,
+        (str(run_folder.run_of(config.name).config),),
+    )
+    return Job(
+        "tokenize",
+        config.data.name,
+        folder,
+        tokenizing(config).fleet.nodes,
+        1,
+        "trainfleet.data",
+        arguments,
+        False,
+        secrets=config.fleet.secrets,
+        image=_image(config),
+    )
 
 
 def on_its_machines(config: Config, job: Job) -> Config:
@@ -102,9 +136,21 @@ def on_its_machines(config: Config, job: Job) -> Config:
 def train_job(config: Config) -> Job:
     """Trains in runs/<name>, from its newest checkpoint if there is one."""
     run, fleet = run_folder.run_of(config.name), config.fleet
-    return Job("train", config.name, run.folder, fleet.nodes, fleet.ranks_per_node, "trainfleet.engine", (str(run.folder),), True,
-               fleet.port, neuron_environment.environment(config), fleet.secrets, image=_image(config),
-               ahead=neuron_environment.is_recorded(config))  # fmt: skip
+    return Job(
+        "train",
+        config.name,
+        run.folder,
+        fleet.nodes,
+        fleet.ranks_per_node,
+        "trainfleet.engine",
+        (str(run.folder),),
+        True,
+        fleet.port,
+        neuron_environment.environment(config),
+        fleet.secrets,
+        image=_image(config),
+        ahead=neuron_environment.is_recorded(config),
+    )
 
 
 def _image(config: Config) -> str:

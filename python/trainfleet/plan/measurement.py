@@ -1,4 +1,6 @@
-"""Runs that only measure: a config's run, cut short, under a name of its own and with nothing saved."""
+"""Runs that only measure: a config's run, cut short, under a name of its own and with nothing
+saved.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ from ..trust.errors import ConfigError
 
 WARM_UP = 3  # steps that are not timed: the first one compiles, and allocators grow
 PROFILED = "4-6"  # steps, when nobody says which
-TIMED = 10  # steps after the profiled ones, which the profiler does not slow down: the next plan is corrected by them
+# steps after the profiled ones, which the profiler does not slow down: the next plan is corrected
+# by them
+TIMED = 10
 
 
 def measured(config: Config, name: str, steps: int, profile_steps: str | None = None) -> Config:
-    """The same job for so many steps. It saves nothing, so that no other run can ever go on from it."""
+    """The same job for so many steps. It saves nothing, so that no other run can ever go on from
+    it.
+    """
     train = replace(
         config.train,
         steps=steps,
@@ -26,22 +32,28 @@ def measured(config: Config, name: str, steps: int, profile_steps: str | None = 
         profile_steps=profile_steps,
         init_from=None,
     )
-    return replace(config, name=name, train=train, checkpoint=replace(config.checkpoint, every="never"))
+    return replace(
+        config, name=name, train=train, checkpoint=replace(config.checkpoint, every="never")
+    )
 
 
 def compile_only(config: Config, name: str) -> Config:
-    """The run that compiles what this one will compute, and does no more: it has validation's programs too.
+    """The run that compiles what this one will compute, and does no more: it has validation's
+    programs too.
 
     Those are of a first pass, of one that adds to it, and of a last one that may be smaller.
     """
     short, count = measured(config, name, WARM_UP), config.train.validation_sequences
     full = config.train.micro_batch * config.data_parallel
     sequences = min(count, 2 * full + count % full)
-    return replace(short, train=replace(short.train, compile_only=True, validation_sequences=sequences))
+    return replace(
+        short, train=replace(short.train, compile_only=True, validation_sequences=sequences)
+    )
 
 
 def counts_of(text: str, nodes: int) -> list[int]:
-    """The numbers of nodes in `NODES='1 2 4'`; without it the powers of two up to the fleet's, and that itself.
+    """The numbers of nodes in `NODES='1 2 4'`; without it the powers of two up to the fleet's, and
+    that itself.
 
     Raises:
         ConfigError: a word is no number of nodes, or there is but one.
@@ -50,7 +62,10 @@ def counts_of(text: str, nodes: int) -> list[int]:
         powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
         return [*powers, nodes]
     words = text.replace(",", " ").split()
-    if not all(re.fullmatch("[0-9]{1,6}", word) and int(word) > 0 for word in words) or len(set(words)) < 2:
+    if (
+        not all(re.fullmatch("[0-9]{1,6}", word) and int(word) > 0 for word in words)
+        or len(set(words)) < 2
+    ):
         message = f"{text!r} is not a list of two or more numbers of nodes, as in NODES='1 2 4'"
         raise ConfigError.of("NODES", message, next="make scaling NODES='1 2 4'")
     return sorted({int(word) for word in words})
@@ -58,7 +73,9 @@ def counts_of(text: str, nodes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Measure:
-    """What one size of the job came to; `efficiency` is its speed over that of the smallest times how many more ranks it has."""
+    """What one size of the job came to; `efficiency` is its speed over that of the smallest times
+    how many more ranks it has.
+    """
 
     nodes: int
     ranks: int
@@ -75,7 +92,9 @@ class Measure:
 
 
 def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[Measure]:
-    """The measures of finished runs: config, layout in words, and results.json; the smallest first."""
+    """The measures of finished runs: config, layout in words, and results.json; the smallest
+    first.
+    """
     found: list[Measure] = []
     for config, layout, results in runs:
         speed, mfu = results["tokens_per_second"], results.get("mfu")
@@ -83,7 +102,17 @@ def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[M
         first = found[0].ranks_speed if found else speed / config.world_size
         share = speed / config.world_size / first
         known = mfu if isinstance(mfu, float) else None
-        found.append(Measure(config.fleet.nodes, config.world_size, layout, config.train.global_batch, speed, known, share))
+        found.append(
+            Measure(
+                config.fleet.nodes,
+                config.world_size,
+                layout,
+                config.train.global_batch,
+                speed,
+                known,
+                share,
+            )
+        )
     return found
 
 

@@ -1,7 +1,8 @@
-"""The environment variables for Neuron's software on a job's nodes: each value, and the page that documents it. Pure.
+"""The environment variables for Neuron's software on a job's nodes: each value, and the page that
+documents it. Pure.
 
-AWS's pages are those of awsdocs-neuron.readthedocs-hosted.com for SDK 2.31, the last that trains on Trn1 (2026-07-07), and 2.33,
-the newest of TorchNeuron (2026-10-19), by their names there.
+AWS's pages are those of awsdocs-neuron.readthedocs-hosted.com for SDK 2.31, the last that trains on
+Trn1 (2026-07-07), and 2.33, the newest of TorchNeuron (2026-10-19), by their names there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ RUNTIME = "nrt-configurable-parameters, 2.31"
 
 
 def settings(config: Config) -> tuple[Setting, ...]:
-    """What ranks on this stack need beside the fabric's (fabric_environment.py); nothing on stacks that are not Neuron's."""
+    """What ranks on this stack need beside the fabric's (fabric_environment.py); nothing on stacks
+    that are not Neuron's.
+    """
     if is_xla(config):
         return (*_compiler(config), *_runtime(config), *_left_out())
     return tuple(_native(config)) if config.fleet.stack == NATIVE else ()
@@ -29,21 +32,31 @@ def settings(config: Config) -> tuple[Setting, ...]:
 
 def environment(config: Config) -> dict[str, str]:
     """The variables that are set."""
-    return {setting.name: setting.value for setting in settings(config) if setting.value is not None}
+    return {
+        setting.name: setting.value for setting in settings(config) if setting.value is not None
+    }
 
 
 def is_recorded(config: Config) -> bool:
-    """Whether ranks only record what they would compute, which neuron_parallel_compile then compiles."""
+    """Whether ranks only record what they would compute, which neuron_parallel_compile then
+    compiles.
+    """
     return is_xla(config) and config.train.compile_only
 
 
 def compiles_ahead(config: Config) -> bool:
-    """Whether compiling takes so long that it is a job of its own before training, and a cache keeps it for all nodes."""
-    return is_xla(config) or (config.fleet.stack == NATIVE and not cache(config).startswith(s3.SCHEME))
+    """Whether compiling takes so long that it is a job of its own before training, and a cache
+    keeps it for all nodes.
+    """
+    return is_xla(config) or (
+        config.fleet.stack == NATIVE and not cache(config).startswith(s3.SCHEME)
+    )
 
 
 def cache(config: Config) -> str:
-    """Where compiled programs are kept, for all nodes: a folder, or s3://bucket/prefix where they share no disk."""
+    """Where compiled programs are kept, for all nodes: a folder, or s3://bucket/prefix where they
+    share no disk.
+    """
     shared, stack = config.fleet.shared_folder, config.fleet.stack
     if shared and shared.startswith(s3.SCHEME):
         return f"{shared.rstrip('/')}/compiled/{stack}"
@@ -51,40 +64,85 @@ def cache(config: Config) -> str:
 
 
 def _compiler(config: Config) -> Iterator[Setting]:
-    yield Setting("PJRT_DEVICE", "NEURON", "PyTorch/XLA computes on NeuronCores, or fails (torch_xla 2.9)")
-    yield Setting("NEURON_COMPILE_CACHE_URL", cache(config), f"compiled programs, for all nodes ({ENVVARS})")
+    yield Setting(
+        "PJRT_DEVICE", "NEURON", "PyTorch/XLA computes on NeuronCores, or fails (torch_xla 2.9)"
+    )
+    yield Setting(
+        "NEURON_COMPILE_CACHE_URL", cache(config), f"compiled programs, for all nodes ({ENVVARS})"
+    )
     flags = "--model-type=transformer --retry_failed_compilation"
-    yield Setting("NEURON_CC_FLAGS", flags, "what failed once is tried again (neuron-caching, 2.31)")
+    yield Setting(
+        "NEURON_CC_FLAGS", flags, "what failed once is tried again (neuron-caching, 2.31)"
+    )
     yield Setting("NEURON_FUSE_SOFTMAX", "1", f"a softmax of the compiler's own ({ENVVARS})")
     if config.train.compile_only:
-        yield Setting("NEURON_PARALLEL_COMPILE_DUMP_RESULTS", "1", f"how long each program took ({ENVVARS})")
+        yield Setting(
+            "NEURON_PARALLEL_COMPILE_DUMP_RESULTS", "1", f"how long each program took ({ENVVARS})"
+        )
 
 
 def _runtime(config: Config) -> Iterator[Setting]:
     half = is_half(config)
     why = (
-        "weights in bf16 are rounded up or down by chance, their fp32 copies are exact" if half else "nothing is rounded to bf16"
+        "weights in bf16 are rounded up or down by chance, their fp32 copies are exact"
+        if half
+        else "nothing is rounded to bf16"
     )
-    yield Setting("NEURON_RT_STOCHASTIC_ROUNDING_EN", str(int(half)), f"{why} (neuron-rounding-modes, 2.31)")
+    yield Setting(
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN", str(int(half)), f"{why} (neuron-rounding-modes, 2.31)"
+    )
     if half:
-        yield Setting("NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0", f"the same chances in every run ({ENVVARS})")
-    yield Setting("NEURON_RT_EXEC_TIMEOUT", "600", f"seconds until a program that hangs is an error ({RUNTIME})")
-    yield Setting("MALLOC_ARENA_MAX", "64", "the host's memory stays in few pieces (AWS's Llama 2 samples, 2026-05-07)")
+        yield Setting(
+            "NEURON_RT_STOCHASTIC_ROUNDING_SEED", "0", f"the same chances in every run ({ENVVARS})"
+        )
+    yield Setting(
+        "NEURON_RT_EXEC_TIMEOUT",
+        "600",
+        f"seconds until a program that hangs is an error ({RUNTIME})",
+    )
+    yield Setting(
+        "MALLOC_ARENA_MAX",
+        "64",
+        "the host's memory stays in few pieces (AWS's Llama 2 samples, 2026-05-07)",
+    )
 
 
 def _left_out() -> Iterator[Setting]:
-    yield Setting("NEURON_RT_ROOT_COMM_ID", None, "torch_xla sets it to torchrun's master, port 62182 (torch_xla 2.9)")
-    yield Setting("NEURON_RT_VISIBLE_CORES", None, "torch_xla gives each rank the core of its LOCAL_RANK (torch_xla 2.9)")
+    yield Setting(
+        "NEURON_RT_ROOT_COMM_ID",
+        None,
+        "torch_xla sets it to torchrun's master, port 62182 (torch_xla 2.9)",
+    )
+    yield Setting(
+        "NEURON_RT_VISIBLE_CORES",
+        None,
+        "torch_xla gives each rank the core of its LOCAL_RANK (torch_xla 2.9)",
+    )
     why = "in recipes; without effect from SDK 2.31 on (runtime release notes, 2026-07-07)"
     yield Setting("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", None, why)
-    yield Setting("XLA_DOWNCAST_BF16", None, "in recipes before torch 2.5, as XLA_USE_BF16; formats are the model's own here")
+    yield Setting(
+        "XLA_DOWNCAST_BF16",
+        None,
+        "in recipes before torch 2.5, as XLA_USE_BF16; formats are the model's own here",
+    )
 
 
 def _native(config: Config) -> Iterator[Setting]:
     if compiles_ahead(config):
         why = "compiled programs, for all nodes (TorchNeuron's tests; no page names it)"
         yield Setting("TORCH_NEURONX_NEFF_CACHE_DIR", cache(config), why)
-    yield Setting("NEURON_RT_VISIBLE_CORES", None, "each rank takes the core of its LOCAL_RANK (torch-distributed guide, 2.33)")
-    yield Setting("NEURON_RT_ROOT_COMM_ID", None, "the process group finds a port of its own (torch-distributed guide, 2.33)")
-    why = "a program that can't be compiled is an error by default (environment variables of TorchNeuron, 2.33)"
+    yield Setting(
+        "NEURON_RT_VISIBLE_CORES",
+        None,
+        "each rank takes the core of its LOCAL_RANK (torch-distributed guide, 2.33)",
+    )
+    yield Setting(
+        "NEURON_RT_ROOT_COMM_ID",
+        None,
+        "the process group finds a port of its own (torch-distributed guide, 2.33)",
+    )
+    why = (
+        "a program that can't be compiled is an error by default (environment variables of "
+        "TorchNeuron, 2.33)"
+    )
     yield Setting("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", None, why)

@@ -1,4 +1,6 @@
-"""The plan: what was derived, what it will take, and the exact commands. Pure: making it changes nothing."""
+"""The plan: what was derived, what it will take, and the exact commands. Pure: making it changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,23 @@ def make_plan(
     """
     needs = estimate(config, bill, experience)
     if problem := _over_budget(config, needs):
-        raise ConfigError.of("budget.max_usd", problem, next="raise it, or null for none; make plan shows why")
+        raise ConfigError.of(
+            "budget.max_usd", problem, next="raise it, or null for none; make plan shows why"
+        )
     return Plan(config, tuple(derived), needs, tuple(requests), tuple(notes), asked)
 
 
 def degrees(config: Config) -> str:
-    """The degrees that are not 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4 tensor`."""
+    """The degrees that are not 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4
+    tensor`.
+    """
     layout = config.train.layout
     state = f" (state over {layout.shard}, ZeRO {layout.zero})" if layout.shard > 1 else ""
-    others = [f"{degree} {name}" for name in ("tensor", "pipeline", "context") if (degree := getattr(layout, name)) > 1]
+    others = [
+        f"{degree} {name}"
+        for name in ("tensor", "pipeline", "context")
+        if (degree := getattr(layout, name)) > 1
+    ]
     return " x ".join([f"{config.data_parallel} data-parallel{state}", *others])
 
 
@@ -56,15 +66,22 @@ def _over_budget(config: Config, needs: Estimate) -> str:
     if limit is None:
         return ""
     if needs.bill is None:
-        return f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set fleet.accelerator.usd_per_hour"
+        return (
+            f"${limit:,.2f}: can't be enforced, as the price of a host is unknown; set "
+            "fleet.accelerator.usd_per_hour"
+        )
     if needs.bill.is_free and config.fleet.node_type and config.fleet.node_type.owned:
         free = "machines of yours cost nothing until fleet.accelerator.usd_per_hour says what"
         return f"${limit:,.2f}: can't be enforced, as {free}"
     if needs.around > limit:
         ahead = f"{needs.bill.paid_for}, " if needs.bill.paid else ""
-        return f"{ahead}set-up and idle time alone are estimated at ${needs.around:,.2f}, over the limit of ${limit:,.2f}"
+        return (
+            f"{ahead}set-up and idle time alone are estimated at ${needs.around:,.2f}, over "
+            f"the limit of ${limit:,.2f}"
+        )
     if needs.usd is None or needs.usd <= limit:
-        return ""  # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
+        # what has a price and no estimate is stopped when it has cost so much (watch/budget.py)
+        return ""
     fit = int(config.train.steps * (limit - needs.around) / (needs.usd - needs.around))
     with_them = f", ${needs.around:,.2f} of it for set-up and idle time" if needs.around else ""
     what = f"the run is estimated at ${needs.usd:,.2f}{with_them}, over the limit of ${limit:,.2f}"

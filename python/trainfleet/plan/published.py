@@ -1,6 +1,7 @@
 """AWS's published training speeds on Trainium, for comparison with predicted ones. Pure.
 
-github.com/aws-neuron/aws-neuron-sdk, about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv, page of 2026-02-19 and its
+github.com/aws-neuron/aws-neuron-sdk,
+about-neuron/benchmarks/trn1/training_data_{decoder,encoder}.csv, page of 2026-02-19 and its
 history: the newest row of each model. None has ever been published of Trn2 or Trn3.
 """
 
@@ -18,7 +19,9 @@ MEASURED = "trn1.32xlarge"
 
 @dataclass(frozen=True)
 class PublishedSpeed:
-    """Sequences a second of a model on so many MEASURED nodes. `sdk`: the Neuron that reached it."""
+    """Sequences a second of a model on so many MEASURED nodes. `sdk`: the Neuron that reached
+    it.
+    """
 
     preset: str
     nodes: int
@@ -28,21 +31,35 @@ class PublishedSpeed:
     sdk: str
 
 
-ROWS = tuple(PublishedSpeed(**row) for row in read_table(Path(__file__).with_name("published.yaml")))
+ROWS = tuple(
+    PublishedSpeed(**row) for row in read_table(Path(__file__).with_name("published.yaml"))
+)
 
 
 def beside(config: Config) -> str:
-    """AWS's figure for this model on this type of node, a node; "" where the nodes are not Trainium's."""
+    """AWS's figure for this model on this type of node, a node; "" where the nodes are not
+    Trainium's.
+    """
     row = config.fleet.node_type
     if row is None or row.accelerator is None or row.accelerator.kind != "neuron":
         return ""
     family = row.family
     if row.accelerator != node_types.INSTANCE_TYPES[MEASURED].accelerator:
         return f"AWS has published no training speed of {family}"
-    same = [one for one in ROWS if one.preset == config.model.preset and one.length == config.train.sequence_length]
+    same = [
+        one
+        for one in ROWS
+        if one.preset == config.model.preset and one.length == config.train.sequence_length
+    ]
     if not same:
-        return f"AWS has published none of this model on {family} with {config.train.sequence_length:,} tokens a sequence"
+        return (
+            f"AWS has published none of this model on {family} with "
+            f"{config.train.sequence_length:,} tokens a sequence"
+        )
     near = min(same, key=lambda one: abs(one.nodes - config.fleet.nodes))
     speed = near.sequences * near.length / near.nodes
     nodes = f"{near.nodes} nodes" if near.nodes > 1 else "one node"
-    return f"AWS: {speed:,.0f} tokens/s a node, on {nodes} of {MEASURED} ({near.layout}; Neuron {near.sdk})"
+    return (
+        f"AWS: {speed:,.0f} tokens/s a node, on {nodes} of {MEASURED} ({near.layout}; Neuron "
+        f"{near.sdk})"
+    )

@@ -1,4 +1,6 @@
-"""A request: exactly what will run. A backend makes it from a job, `make plan` prints it, the launcher executes it."""
+"""A request: exactly what will run. A backend makes it from a job, `make plan` prints it, the
+launcher executes it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ INDENT = "  "
 
 @dataclass(frozen=True)
 class Artifact:
-    """A named text that a backend hands to its engine as it is: a node's script, a template, the body of a request."""
+    """A named text that a backend hands to its engine as it is: a node's script, a template, the
+    body of a request.
+    """
 
     name: str
     text: str
@@ -40,7 +44,8 @@ class RequestRecord(TypedDict):
 class Request:
     """All that a backend will do for a job. `hosts`: the machines by node, where it chooses them.
 
-    `environment` is of this attempt alone and in no artifact. Secrets are in neither: the job has their names.
+    `environment` is of this attempt alone and in no artifact. Secrets are in neither: the job has
+    their names.
     """
 
     job: Job
@@ -51,7 +56,9 @@ class Request:
     @property
     def token(self) -> str:
         """16 hex digits: the same for the same attempt of the same launch, and for nothing else."""
-        text = json.dumps([self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts])
+        text = json.dumps(
+            [self.job.record(), [asdict(artifact) for artifact in self.artifacts], self.hosts]
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -74,7 +81,9 @@ class Request:
         return self.hosts[node] if node is not None and node < len(self.hosts) else ""
 
     def placed(self, hosts: Sequence[str]) -> Request:
-        """The request with the machines that its engine chose, where the plan has left that to it."""
+        """The request with the machines that its engine chose, where the plan has left that to
+        it.
+        """
         return self if self.hosts else replace(self, hosts=tuple(hosts))
 
     def with_environment(self, environment: Mapping[str, str]) -> Request:
@@ -83,8 +92,12 @@ class Request:
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it; `of` makes the same request of it."""
-        return {"job": self.job.record(), "artifacts": [asdict(artifact) for artifact in self.artifacts],
-                "hosts": list(self.hosts), "environment": dict(self.environment)}  # fmt: skip
+        return {
+            "job": self.job.record(),
+            "artifacts": [asdict(artifact) for artifact in self.artifacts],
+            "hosts": list(self.hosts),
+            "environment": dict(self.environment),
+        }
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str) -> Request:
@@ -95,18 +108,31 @@ class Request:
         """
         try:
             fields = fit(RequestRecord, record)
-            return cls(Job.of(fields["job"]), tuple(fields["artifacts"]), tuple(fields["hosts"]), fields["environment"])
+            return cls(
+                Job.of(fields["job"]),
+                tuple(fields["artifacts"]),
+                tuple(fields["hosts"]),
+                fields["environment"],
+            )
         except InputError as error:
             why, then = f"{error.key}: {error.what}", f"rm {where}; make train"
             raise RunError("is not a request for a job", where=where, why=why, next=then) from error
 
 
-def script(heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]) -> str:
-    """A shell script that becomes the command `words` in `folder`; it can be read, and run by hand."""
+def script(
+    heading: Iterable[str], folder: Path | str, environment: Mapping[str, str], words: Sequence[str]
+) -> str:
+    """A shell script that becomes the command `words` in `folder`; it can be read, and run by
+    hand.
+    """
     comments = [f"# {' '.join(line.split())}" for line in heading]
-    settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    settings = [
+        f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
+    ]
     command = fold(["exec", *map(shlex.quote, words)], WIDTH)
-    return "\n".join(["#!/bin/sh", *comments, f"cd {shlex.quote(str(folder))} || exit", *settings, *command, ""])
+    return "\n".join(
+        ["#!/bin/sh", *comments, f"cd {shlex.quote(str(folder))} || exit", *settings, *command, ""]
+    )
 
 
 def fold(words: Sequence[str], width: int) -> Iterator[str]:

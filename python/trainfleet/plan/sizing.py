@@ -1,4 +1,6 @@
-"""How many nodes, how long, how much: what a model's training takes over numbers of nodes, and the one that meets a wish."""
+"""How many nodes, how long, how much: what a model's training takes over numbers of nodes, and the
+one that meets a wish.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from .estimate import LIKELY
 DAY = 86400.0
 LARGEST = 10_000  # nodes
 KNEE = 1.1  # times the least cost of a token, which the knee of the table may cost
-CHINCHILLA = 20  # tokens per parameter with which a given compute is spent best (Hoffmann et al. 2022, arXiv:2203.15556)
+# tokens per parameter with which a given compute is spent best (Hoffmann et al. 2022,
+# arXiv:2203.15556)
+CHINCHILLA = 20
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,9 @@ class Wish:
 
 @dataclass(frozen=True)
 class Size:
-    """A fleet's size: its best layout, what it trains per second, the useful share of time, and what a training takes on it."""
+    """A fleet's size: its best layout, what it trains per second, the useful share of time, and
+    what a training takes on it.
+    """
 
     nodes: int
     choice: Choice
@@ -57,7 +63,8 @@ class Size:
 def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
     """What the training takes at each number of nodes that holds the model, the fewest first.
 
-    Without TOKENS it is as long as USD and DAYS allow, and without USD too as long as train.steps says.
+    Without TOKENS it is as long as USD and DAYS allow, and without USD too as long as train.steps
+    says.
 
     Raises:
         ConfigError: nobody knows the device, or its price where USD is asked.
@@ -65,30 +72,52 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
     device = config.fleet.rank_device
     if device is None:
         kind = config.fleet.node_type
-        what = f"{kind.name} has no accelerator" if kind else "without a type there is nothing to count nodes of"
-        asks = "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes (fleet.accelerator, of machines of yours)"
-        typed = "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
+        what = (
+            f"{kind.name} has no accelerator"
+            if kind
+            else "without a type there is nothing to count nodes of"
+        )
+        asks = (
+            "DAYS, USD and TOKENS size a fleet of GPU or Trainium nodes (fleet.accelerator, "
+            "of machines of yours)"
+        )
+        typed = (
+            "make plan DAYS=7 TOKENS=1e10 SET='fleet.backend=slurm fleet.instance_type=p5.48xlarge'"
+        )
         then = f"{typed}; of this machine: make plan"
         raise ConfigError.of("fleet.instance_type", f"{what}: {asks}", next=then)
     if wish.usd is not None and (bill is None or bill.is_free):
         name = config.fleet.node_type.name if config.fleet.node_type else "this machine"
-        what = f"no list price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't be turned into nodes"
+        what = (
+            f"no list price of {name} (fleet.accelerator.usd_per_hour says one), so USD can't "
+            "be turned into nodes"
+        )
         raise ConfigError.of("USD", what, next="make plan DAYS=... TOKENS=...")
-    found = [size for nodes in _counts(config) if (size := _size(config, nodes, wish, bill, device))]
+    found = [
+        size for nodes in _counts(config) if (size := _size(config, nodes, wish, bill, device))
+    ]
     if not found and wish.usd is not None and bill and bill.whole(1, 0.0) >= wish.usd:
-        what = f"${wish.usd:,.0f}: set-up and idle time of one node alone cost ${bill.whole(1, 0.0):,.0f}"
+        what = (
+            f"${wish.usd:,.0f}: set-up and idle time of one node alone cost "
+            f"${bill.whole(1, 0.0):,.0f}"
+        )
         raise ConfigError.of("USD", what, next="more USD, or a smaller fleet.idle_minutes")
     if not found:
-        what = f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
-        raise ConfigError.of("train.layout", what, next="a larger train.global_batch, or a smaller model")
+        what = (
+            f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
+        )
+        raise ConfigError.of(
+            "train.layout", what, next="a larger train.global_batch, or a smaller model"
+        )
     return found
 
 
 def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     """The size that meets the wish.
 
-    TOKENS alone asks about the `fleet` of that many nodes, or about the knee where it does not hold the model. DAYS takes the
-    cheapest in time, USD with TOKENS the fastest, USD without TOKENS the most tokens.
+    TOKENS alone asks about the `fleet` of that many nodes, or about the knee where it does not hold
+    the model. DAYS takes the cheapest in time, USD with TOKENS the fastest, USD without TOKENS the
+    most tokens.
 
     Raises:
         ConfigError: none does; by how much, and what would.
@@ -101,20 +130,29 @@ def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     if wish.tokens is None and wish.usd is not None:
         return max(meets, key=lambda size: size.tokens)
     if wish.days is not None:
-        return min(meets, key=lambda size: (size.usd or size.nodes * size.days, size.days))  # of what is free, the least use
+        return min(
+            meets, key=lambda size: (size.usd or size.nodes * size.days, size.days)
+        )  # of what is free, the least use
     return min(meets, key=lambda size: size.days)
 
 
 def knee(found: Sequence[Size]) -> Size:
-    """The fastest size whose token costs at most 10 % more than the cheapest's (of machines without a price, in node-days)."""
+    """The fastest size whose token costs at most 10 % more than the cheapest's (of machines without
+    a price, in node-days).
+    """
     least = min(size.each for size in found)
-    return max((size for size in found if size.each <= KNEE * least), key=lambda size: size.tokens_per_second * size.goodput)
+    return max(
+        (size for size in found if size.each <= KNEE * least),
+        key=lambda size: size.tokens_per_second * size.goodput,
+    )
 
 
 def surely(found: Sequence[Size], wish: Wish) -> Size | None:
-    """The answer that is in time with 90 % confidence; None where DAYS and TOKENS are not both asked, or no size is.
+    """The answer that is in time with 90 % confidence; None where DAYS and TOKENS are not both
+    asked, or no size is.
 
-    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times what is foretold, so that one of ten takes longer.
+    Four of five runs take `1 - LIKELY` to `1 + LIKELY` times what is foretold, so that one of ten
+    takes longer.
     """
     if wish.days is None or wish.tokens is None:
         return None
@@ -132,17 +170,24 @@ def shown(found: Sequence[Size], *chosen: Size) -> list[Size]:
 def remark(config: Config, tokens: float) -> str:
     """How many tokens a parameter gets, beside what spends a given compute best."""
     ratio = tokens / count_parameters(config.model)
-    return f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} make the best model of a given compute, more a better small one"
+    return (
+        f"{ratio:,.3g} tokens per parameter; {CHINCHILLA} make the best model of a given "
+        "compute, more a better small one"
+    )
 
 
 def _counts(config: Config) -> Iterator[int]:
     """1, 2, 3, 4, 6, 8, 12 ...: powers of two and what lies between, and the fleet's own number."""
     powers = [2**power for power in range(LARGEST.bit_length())]
-    counts = {count for power in powers for count in (power, power + power // 2)} | {config.fleet.nodes}
+    counts = {count for power in powers for count in (power, power + power // 2)} | {
+        config.fleet.nodes
+    }
     yield from sorted(count for count in counts if count <= LARGEST)
 
 
-def _size(config: Config, nodes: int, wish: Wish, bill: Bill | None, device: Accelerator) -> Size | None:
+def _size(
+    config: Config, nodes: int, wish: Wish, bill: Bill | None, device: Accelerator
+) -> Size | None:
     around = bill.whole(nodes, 0.0) if bill else 0.0
     if wish.tokens is None and wish.usd is not None and around >= wish.usd:
         return None
@@ -153,11 +198,22 @@ def _size(config: Config, nodes: int, wish: Wish, bill: Bill | None, device: Acc
     useful = foresee(choice.config, choice.seconds).share
     rate = train.global_batch * train.sequence_length / choice.seconds
     dollars = bill.hour(nodes) * 24 if bill else None  # a day
-    tokens = _tokens(config, replace(wish, usd=wish.usd and wish.usd - around), rate * useful, dollars)
+    tokens = _tokens(
+        config, replace(wish, usd=wish.usd and wish.usd - around), rate * useful, dollars
+    )
     days = tokens / (rate * useful) / DAY
     peak = device.peak(format_of(choice.config)) * choice.config.world_size
     mfu = rate * flops_per_token(config.model, train.sequence_length) / peak
-    return Size(nodes, choice, rate, mfu, useful, tokens, days, None if dollars is None else around + days * dollars)
+    return Size(
+        nodes,
+        choice,
+        rate,
+        mfu,
+        useful,
+        tokens,
+        days,
+        None if dollars is None else around + days * dollars,
+    )
 
 
 def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> float:
@@ -178,14 +234,27 @@ def _within(size: Size, wish: Wish) -> bool:
 
 def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
     fastest, cheapest = min(found, key=lambda size: size.days), min(found, key=_dollars)
-    in_time, within = [size for size in found if _in_time(size, wish)], [size for size in found if _within(size, wish)]
+    in_time, within = (
+        [size for size in found if _in_time(size, wish)],
+        [size for size in found if _within(size, wish)],
+    )
     problems = []
     if not in_time:
-        limit = "" if fastest.nodes >= LARGEST else "; more need a larger train.global_batch, which they divide"
-        what = f"{_days(wish.days)}: {_nodes(fastest)}, the fastest fleet, would need {fastest.days:,.3g}{limit}"
+        limit = (
+            ""
+            if fastest.nodes >= LARGEST
+            else "; more need a larger train.global_batch, which they divide"
+        )
+        what = (
+            f"{_days(wish.days)}: {_nodes(fastest)}, the fastest fleet, would need "
+            f"{fastest.days:,.3g}{limit}"
+        )
         problems.append(Problem(0, "DAYS", "", f"{what}; DAYS={_up(fastest.days)} can be met"))
     if not within:
-        what = f"${wish.usd:,.0f}: {_nodes(cheapest)}, the cheapest fleet, would cost ${_dollars(cheapest):,.0f}"
+        what = (
+            f"${wish.usd:,.0f}: {_nodes(cheapest)}, the cheapest fleet, would cost "
+            f"${_dollars(cheapest):,.0f}"
+        )
         problems.append(Problem(0, "USD", "", f"{what}; USD={_up(_dollars(cheapest))} can be met"))
     if not problems:
         one, other = min(in_time, key=_dollars), min(within, key=lambda size: size.days)

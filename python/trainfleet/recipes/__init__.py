@@ -1,4 +1,6 @@
-"""Complete configs, one a file: the first comment line says what it is, and a line `# Next: ...` what to type with it."""
+"""Complete configs, one a file: the first comment line says what it is, and a line `# Next: ...`
+what to type with it.
+"""
 
 from __future__ import annotations
 
@@ -44,5 +46,7 @@ def _read(path: Path) -> Recipe:
     text = path.read_text(encoding="utf-8")
     comments = [line[2:] for line in text.splitlines() if line.startswith("# ")]
     said = next(line for line in comments if not line.startswith("yaml-language-server"))
-    following = next((line.removeprefix("Next: ") for line in comments if line.startswith("Next: ")), "make plan")
+    following = next(
+        (line.removeprefix("Next: ") for line in comments if line.startswith("Next: ")), "make plan"
+    )
     return Recipe(path.stem, said, following, text)

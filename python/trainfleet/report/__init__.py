@@ -1,5 +1,9 @@
-"""Seeing a run: the live line, the plots, the one-page report and the closing summary; all read the run folder only."""
+"""Seeing a run: the live line, the plots, the one-page report and the closing summary; all read the
+run folder only.
+"""
 
 import logging
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that can't be written, and needs none
+logging.getLogger("matplotlib").setLevel(
+    logging.ERROR
+)  # it warns of a home that can't be written, and needs none

@@ -1,8 +1,10 @@
-"""The result of compiling ahead, from the nodes' logs: how many programs, and which failed at which operator.
+"""The result of compiling ahead, from the nodes' logs: how many programs, and which failed at which
+operator.
 
-The words are those of neuron_parallel_compile and neuronx-cc (awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0:
-pytorch-neuron-parallel-compile, compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled side by side, so an error
-is taken for that of the program which was named last before it.
+The words are those of neuron_parallel_compile and neuronx-cc
+(awsdocs-neuron.readthedocs-hosted.com/en/v2.31.0: pytorch-neuron-parallel-compile,
+compiler/error-codes; aws-neuron-sdk issue 1081). Programs are compiled side by side, so an error is
+taken for that of the program which was named last before it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ LETTERS = 200  # of an error that are shown
 
 @dataclass
 class Compilation:
-    """The programs by name: whether each was compiled (a node that found it compiled counts), its seconds, its errors."""
+    """The programs by name: whether each was compiled (a node that found it compiled counts), its
+    seconds, its errors.
+    """
 
     compiled: dict[str, bool] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -41,7 +45,10 @@ class Compilation:
     def explained(self) -> Iterator[str]:
         """A line a failed program: its name, and the operator or the compiler's words."""
         for name in self.failed:
-            yield f"{name}: {'; '.join(self.errors.get(name, ())) or 'the compiler said nothing of it'}"
+            yield (
+                f"{name}: "
+                f"{'; '.join(self.errors.get(name, ())) or 'the compiler said nothing of it'}"
+            )
         for words in self.errors.get("", ()):
             yield f"some program: {words}"
 
@@ -71,7 +78,9 @@ def error_in(line: str) -> str:
     words = visible(line[code.start() :].strip())[:LETTERS] if code else ""
     if not operator:
         return words
-    return f"operator {operator[1] or operator[2]} is not supported{f' ({code[0]})' if code else ''}"
+    return (
+        f"operator {operator[1] or operator[2]} is not supported{f' ({code[0]})' if code else ''}"
+    )
 
 
 def read_run(run: Run) -> Compilation:
@@ -88,7 +97,16 @@ def _lines(path: Path) -> Iterator[str]:
 def describe(run: Run) -> Iterator[str]:
     """A finished compilation for people, and what to type now."""
     found, seconds = read_run(run), number((run.read_results().get("seconds") or {}).get("compile"))
-    programs = f"{len(found.compiled)} programs" if found.compiled else "the programs of a step and of a validation"
-    longest = f"; the longest took {duration(int(max(found.seconds.values())))}" if found.seconds else ""
-    yield f"compiled {programs}{f' in {duration(int(seconds))}' if seconds is not None else ''}{longest}"
+    programs = (
+        f"{len(found.compiled)} programs"
+        if found.compiled
+        else "the programs of a step and of a validation"
+    )
+    longest = (
+        f"; the longest took {duration(int(max(found.seconds.values())))}" if found.seconds else ""
+    )
+    yield (
+        "compiled "
+        f"{programs}{f' in {duration(int(seconds))}' if seconds is not None else ''}{longest}"
+    )
     yield "next: make train"

@@ -18,8 +18,19 @@ from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
 from ..watch.time_accounting import ledger
 
-BREAKS = ("fault", "stopped", "restarted", "resumed")  # the events at which a curve may break, as they follow each other
-STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")  # of results.json's seconds, in the order of a report
+BREAKS = (
+    "fault",
+    "stopped",
+    "restarted",
+    "resumed",
+)  # the events at which a curve may break, as they follow each other
+STAGES = (
+    "tokenize",
+    "startup",
+    "train",
+    "validate",
+    "checkpoint",
+)  # of results.json's seconds, in the order of a report
 TELLING = ("message", "who", "cause", "words")  # fields of an event that need no name in front
 UNKNOWN = "—"
 OPENING, LONGEST_OPENING = 3, 40  # words and letters of a beginning that is proposed
@@ -31,28 +42,46 @@ class History:
 
     run: Run
     results: Record
-    metrics: list[Record]  # one a step, in the order of the steps: a step done twice counts as it was done last
+    metrics: list[
+        Record
+    ]  # one a step, in the order of the steps: a step done twice counts as it was done last
     events: list[Record]
     status: str  # running, finished, failed, stopped, interrupted, or "not started"
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """The steps and values at which `key` was measured and finite."""
-        pairs = [(int(line["step"]), value) for line in self.metrics if (value := number(line.get(key))) is not None]
+        pairs = [
+            (int(line["step"]), value)
+            for line in self.metrics
+            if (value := number(line.get(key))) is not None
+        ]
         return [step for step, _ in pairs], [value for _, value in pairs]
 
     def measured(self, key: str) -> float | None:
-        """What results.json has for `key`, or else the newest metric; the other way round while the run still goes."""
+        """What results.json has for `key`, or else the newest metric; the other way round while the
+        run still goes.
+        """
         values = [*self.series(key)[1][-1:], None]
         summed = number(self.results.get(key))
-        return values[0] if summed is None or (self.status == "running" and values[0] is not None) else summed
+        return (
+            values[0]
+            if summed is None or (self.status == "running" and values[0] is not None)
+            else summed
+        )
 
     def steps_of(self, *kinds: str) -> list[int]:
         """The steps at which events of these kinds were recorded."""
-        return [int(event["step"]) for event in self.events if event.get("event") in kinds and event.get("step") is not None]
+        return [
+            int(event["step"])
+            for event in self.events
+            if event.get("event") in kinds and event.get("step") is not None
+        ]
 
     @cached_property
     def steps_total(self) -> int:
-        """The steps that the run's config asks for; what has been done already, where that is more."""
+        """The steps that the run's config asks for; what has been done already, where that is
+        more.
+        """
         from ..config import load_steps  # loads YAML
 
         return max(load_steps(self.run.config) or self.results.get("steps") or 0, self.step)
@@ -62,15 +91,25 @@ class History:
         """When the run's first command began, by unix time: later ones went on with it."""
         launched = [event for event in self.events if event["event"] == "launched"]
         first = launched[0] if launched else {}
-        return number(first.get("started")) or number(first.get("time")) or number(self.results.get("started"))
+        return (
+            number(first.get("started"))
+            or number(first.get("time"))
+            or number(self.results.get("started"))
+        )
 
     @property
     def waits_for(self) -> str:
-        """Why the job does not run yet, in its engine's words, and when that was noted; "" when it does, or it is unknown.
+        """Why the job does not run yet, in its engine's words, and when that was noted; "" when it
+        does, or it is unknown.
 
-        A launcher notes a reason once, when it hears it; where no launcher is there, nobody notes that it has changed.
+        A launcher notes a reason once, when it hears it; where no launcher is there, nobody notes
+        that it has changed.
         """
-        turns = [event for event in self.events if event.get("event") in ("launched", "queued", "running", "began")]
+        turns = [
+            event
+            for event in self.events
+            if event.get("event") in ("launched", "queued", "running", "began")
+        ]
         if not turns or turns[-1]["event"] != "queued":
             return ""
         noted = f"noted {duration(max(0, round(time.time() - turns[-1]['time'])))} ago"
@@ -78,15 +117,24 @@ class History:
 
     @property
     def step(self) -> int:
-        """The last step that was logged; of a run that was stopped, the one that it was stopped and saved at."""
+        """The last step that was logged; of a run that was stopped, the one that it was stopped and
+        saved at.
+        """
         logged = int(self.metrics[-1]["step"]) if self.metrics else 0
         return max(logged, self.results.get("steps") or 0) if self.status == "stopped" else logged
 
     @property
     def tokens_per_step(self) -> float:
         """Tokens in one global batch; 0 while unknown."""
-        batch, length = self.results.get("global_batch_sequences"), self.results.get("sequence_length")
-        return float(batch * length) if batch and length else (self.measured("tokens") or 0.0) / max(self.step, 1)
+        batch, length = (
+            self.results.get("global_batch_sequences"),
+            self.results.get("sequence_length"),
+        )
+        return (
+            float(batch * length)
+            if batch and length
+            else (self.measured("tokens") or 0.0) / max(self.step, 1)
+        )
 
     @property
     def epochs(self) -> str:
@@ -106,25 +154,43 @@ class History:
     @property
     def broke_at(self) -> int | None:
         """The first step whose loss was not a finite number."""
-        return next((int(line["step"]) for line in self.metrics if "loss" in line and number(line["loss"]) is None), None)
+        return next(
+            (
+                int(line["step"])
+                for line in self.metrics
+                if "loss" in line and number(line["loss"]) is None
+            ),
+            None,
+        )
 
     @property
     def is_lost(self) -> bool:
         """Whether the newest loss is no finite number: a run may find its way back."""
-        return bool(self.metrics) and "loss" in self.metrics[-1] and number(self.metrics[-1]["loss"]) is None
+        return (
+            bool(self.metrics)
+            and "loss" in self.metrics[-1]
+            and number(self.metrics[-1]["loss"]) is None
+        )
 
     @property
     def rose(self) -> str:
-        """A remark on a loss that ends above where it began; "" for one that does not, or that is too young to tell."""
+        """A remark on a loss that ends above where it began; "" for one that does not, or that is
+        too young to tell.
+        """
         values = self.series("loss")[1]
         newest = median(values[-5:]) if len(values) >= 10 else None
         if newest is None or newest <= values[0]:
             return ""
-        return f"the loss rose from {decimal(values[0])} to {decimal(newest)}: try a lower train.learning_rate"
+        return (
+            f"the loss rose from {decimal(values[0])} to {decimal(newest)}: try a lower "
+            "train.learning_rate"
+        )
 
     @property
     def unvalidated(self) -> str:
-        """A remark on a run that ended without a validation loss, which its last step has wherever there is text for it."""
+        """A remark on a run that ended without a validation loss, which its last step has wherever
+        there is text for it.
+        """
         if self.status != "finished" or not self.metrics or self.measured("valid_loss") is not None:
             return ""
         remedy = "raise data.validation_fraction or add text, under another data.name"
@@ -133,18 +199,31 @@ class History:
     @property
     def silent(self) -> list[str]:
         """A remark on each service of train.loggers that gets nothing of the newest launch."""
-        launch = max((index for index, event in enumerate(self.events) if event["event"] in ("launched", "restarted")), default=0)
+        launch = max(
+            (
+                index
+                for index, event in enumerate(self.events)
+                if event["event"] in ("launched", "restarted")
+            ),
+            default=0,
+        )
         failed = [event for event in self.events[launch:] if event["event"] == "logger-failed"]
         return [f"{event.get('service')} has failed: {event.get('message')}" for event in failed]
 
     @property
     def seconds_left(self) -> float | None:
         speed, left = self.measured("tokens_per_second"), self.steps_total - self.step
-        return left * self.tokens_per_step / speed if speed and self.tokens_per_step and left > 0 else None
+        return (
+            left * self.tokens_per_step / speed
+            if speed and self.tokens_per_step and left > 0
+            else None
+        )
 
     @cached_property
     def ledger(self) -> dict[str, float]:
-        """What all seconds of the run were spent on so far; {} for a run that began before that was written down."""
+        """What all seconds of the run were spent on so far; {} for a run that began before that was
+        written down.
+        """
         return ledger(self.events, self.metrics, time.time() if self.status == "running" else None)
 
     @property
@@ -152,40 +231,67 @@ class History:
         """Seconds of each use, or, of an older run, of each stage; no second is counted twice."""
         if self.ledger:
             return self.ledger
-        seconds = {name: value for name, raw in (self.results.get("seconds") or {}).items() if (value := number(raw)) is not None}
-        if self.results.get("started"):  # then startup begins at the command, and what it did before the ranks is within
-            seconds["startup"] = max(0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0))
+        seconds = {
+            name: value
+            for name, raw in (self.results.get("seconds") or {}).items()
+            if (value := number(raw)) is not None
+        }
+        if self.results.get(
+            "started"
+        ):  # then startup begins at the command, and what it did before the ranks is within
+            seconds["startup"] = max(
+                0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0)
+            )
         stages = {name: seconds[name] for name in STAGES if seconds.get(name, 0) > 0}
         rest = seconds.get("total", 0.0) - sum(stages.values())
         return stages | ({"the rest": rest} if rest > 0.05 else {})
 
     @property
     def verdict(self) -> tuple[str, str] | None:
-        """Why the last attempt failed: who and the cause in one line, then the reasons and the last words of that rank."""
+        """Why the last attempt failed: who and the cause in one line, then the reasons and the last
+        words of that rank.
+        """
         if self.status not in ("failed", "interrupted"):
             return None
-        launch = max((index for index, event in enumerate(self.events) if event["event"] == "launched"), default=0)
-        first = {event["event"]: event for event in reversed(self.events[launch:])}  # the first of each kind
+        launch = max(
+            (index for index, event in enumerate(self.events) if event["event"] == "launched"),
+            default=0,
+        )
+        first = {
+            event["event"]: event for event in reversed(self.events[launch:])
+        }  # the first of each kind
         fault, verdict = first.get("fault", {}), first.get("verdict", {})
         if not fault and not verdict:
             return None
-        who = verdict.get("who") or f"rank {fault.get('rank', '?')} on node {fault.get('node', '?')}"
+        who = (
+            verdict.get("who") or f"rank {fault.get('rank', '?')} on node {fault.get('node', '?')}"
+        )
         reasons = [f"{name}: {fault[name]}" for name in ("why", "next") if fault.get(name)]
-        return f"{who}: {verdict.get('words') or verdict.get('cause') or fault.get('message')}", "\n".join(
-            [*reasons, *(fault.get("traceback") or ())]
+        return (
+            f"{who}: {verdict.get('words') or verdict.get('cause') or fault.get('message')}",
+            "\n".join([*reasons, *(fault.get("traceback") or ())]),
         )
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
         """What to type now, each with what it does."""
         if self.run.rehearsal.exists():
-            return [("make rehearse", "breaks a run on purpose once more"), ("make train", "trains yours")]
+            return [
+                ("make rehearse", "breaks a run on purpose once more"),
+                ("make train", "trains yours"),
+            ]
         which, more = _which_config(self.run), 2 * max(self.steps_total, 1)
         logs, train = f"make logs{which}", f"make train{which or _as_given(self.run)}"
         if self.status == "running":
-            return [(f"{logs} FOLLOW=1", "reads along"), (f"make stop{which}", "stops at a step, with a checkpoint")]
+            return [
+                (f"{logs} FOLLOW=1", "reads along"),
+                (f"make stop{which}", "stops at a step, with a checkpoint"),
+            ]
         if self.status == "finished":
-            write = (f"make sample{which} PROMPT={shlex.quote(opening(self.results))}", "has the model continue a text")
+            write = (
+                f"make sample{which} PROMPT={shlex.quote(opening(self.results))}",
+                "has the model continue a text",
+            )
             why = f"continues to step {more:,}; the learning rate may rise again: see make plan"
             return [(f"{train} SET='train.steps={more}'", why), write]
         saved = self.steps_of("checkpointed")
@@ -195,8 +301,14 @@ class History:
 
 
 def opening(results: Record) -> str:
-    """A beginning for the model to continue: some words of the validation text, by which the run's own sample began."""
-    words = [word for word in str((results.get("sample") or {}).get("prompt", "")).split() if word.isprintable()]
+    """A beginning for the model to continue: some words of the validation text, by which the run's
+    own sample began.
+    """
+    words = [
+        word
+        for word in str((results.get("sample") or {}).get("prompt", "")).split()
+        if word.isprintable()
+    ]
     chosen = " ".join(words[1 : 1 + OPENING])  # of the first, a part may be missing
     return f"{chosen} " if chosen and len(chosen) < LONGEST_OPENING else "The "
 
@@ -205,24 +317,34 @@ def read(run: Run) -> History:
     """The run folder as it is now."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    goes_on = results.get("unattended") or read_holder(run.folder)  # also while no launcher of this machine is at work
+    goes_on = results.get("unattended") or read_holder(
+        run.folder
+    )  # also while no launcher of this machine is at work
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended
     by_step = {line["step"]: line for line in run.read_metrics()}
-    return History(run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status)
+    return History(
+        run, results, [by_step[step] for step in sorted(by_step)], run.read_events(), status
+    )
 
 
 def _which_config(run: Run) -> str:
-    """The ` CONFIG=…` that a next command needs: nothing when this run's config is the one here, or there is none yet."""
+    """The ` CONFIG=…` that a next command needs: nothing when this run's config is the one here, or
+    there is none yet.
+    """
     lines: list[str] = []
     with suppress(FileNotFoundError, InputError):  # what is no config names no run
-        lines = untrusted_input.read_text(Path("config.yaml"), untrusted_input.MEBIBYTE).splitlines()
+        lines = untrusted_input.read_text(
+            Path("config.yaml"), untrusted_input.MEBIBYTE
+        ).splitlines()
     own = any(line.partition("#")[0].split() == ["name:", run.name] for line in lines)
     return "" if own or not run.document.exists() else f" CONFIG={run.document}"
 
 
 def _as_given(run: Run) -> str:
-    """The ` CONFIG=…` that training needs to go on, where SET or NODES made this run another one than config.yaml asks for."""
+    """The ` CONFIG=…` that training needs to go on, where SET or NODES made this run another one
+    than config.yaml asks for.
+    """
     from ..config import Settings, load, load_resolved  # loads YAML
 
     with suppress(ConfigError):
@@ -232,11 +354,19 @@ def _as_given(run: Run) -> str:
 
 
 def describe(event: Record) -> str:
-    """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without times and the kind."""
+    """What an event carries, as `step 200 · 0.4 s`: every plain field in its order, without times
+    and the kind.
+    """
     if event["event"] == "verdict":
         event = {key: value for key, value in event.items() if key in ("who", "cause", "words")}
-    plain = [(key, value) for key, value in event.items() if isinstance(value, (str, int, float)) and value != ""]
-    return " · ".join(_field(key, value) for key, value in plain if key not in ("time", "event", "started"))
+    plain = [
+        (key, value)
+        for key, value in event.items()
+        if isinstance(value, (str, int, float)) and value != ""
+    ]
+    return " · ".join(
+        _field(key, value) for key, value in plain if key not in ("time", "event", "started")
+    )
 
 
 def _field(key: str, value: str | int | float) -> str:
@@ -261,7 +391,12 @@ def quantity(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     size, prefix = next(
-        (pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(value) >= 0.9995 * pair[0]), (1, "")
+        (
+            pair
+            for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+            if abs(value) >= 0.9995 * pair[0]
+        ),
+        (1, ""),
     )
     return f"{value / size:.3g}{prefix}"
 
@@ -282,7 +417,11 @@ def duration(seconds: float | None) -> str:
     if seconds < 9.95:
         return f"{seconds:.2g} s"
     whole = round(seconds)
-    for size, unit, rest, of in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    for size, unit, rest, of in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // rest:02d} {of}"
     return f"{whole} s"
@@ -293,7 +432,11 @@ def clock(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    return (
+        f"{minutes}:{rest:02d}"
+        if minutes < 60
+        else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+    )
 
 
 def few_digits(value: float) -> str:
@@ -317,12 +460,21 @@ def moment(seconds: float) -> str:
 
 def layout(degrees: Mapping[str, int]) -> str:
     """`dp 4 tp 2`; what is 1 is left out."""
-    return " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
+    return (
+        " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one rank"
+    )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()) -> Iterator[str]:
-    """Aligned lines, the head first: the columns in `words` to the left, all others, which are numbers, to the right."""
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str] = ()
+) -> Iterator[str]:
+    """Aligned lines, the head first: the columns in `words` to the left, all others, which are
+    numbers, to the right.
+    """
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         columns = zip(row, widths, head, strict=True)
-        yield "  ".join(cell.ljust(width) if name in words else cell.rjust(width) for cell, width, name in columns).rstrip()
+        yield "  ".join(
+            cell.ljust(width) if name in words else cell.rjust(width)
+            for cell, width, name in columns
+        ).rstrip()

@@ -13,7 +13,20 @@ from ..run.run_folder import Run, write_atomic
 from ..trust.errors import ConfigError
 from ..trust.safe_output import shown
 from . import panels, plots, provenance, rehearsal_table
-from .history import UNKNOWN, History, decimal, describe, duration, moment, number, percent, predicted, quantity, read, size
+from .history import (
+    UNKNOWN,
+    History,
+    decimal,
+    describe,
+    duration,
+    moment,
+    number,
+    percent,
+    predicted,
+    quantity,
+    read,
+    size,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,16 +34,36 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
 REFRESH = 15  # seconds after which a browser reads the page of a run that goes on again
-BADGES = ("running", "finished", "failed", "stopped", "interrupted")  # the statuses that page.html has a colour for
-COLOURS = {  # one colour a use of time, in every report: Okabe's and Ito's, and a brown and a light grey
-    "useful": "#0072b2", "repeated": "#56b4e9", "validate": "#cc79a7", "checkpoint": "#009e73", "compile": "#f0e442",
-    "prepare": "#e69f00", "queue": "#999999", "start": "#8c6d46", "down": "#d55e00",
-    "train": "#0072b2", "tokenize": "#e69f00", "startup": "#8c6d46", "the rest": "#c8ccd1",  # stages of older runs
-}  # fmt: skip
+BADGES = (
+    "running",
+    "finished",
+    "failed",
+    "stopped",
+    "interrupted",
+)  # the statuses that page.html has a colour for
+# one colour a use of time, in every report: Okabe's and Ito's, and a brown and a light grey
+COLOURS = {
+    "useful": "#0072b2",
+    "repeated": "#56b4e9",
+    "validate": "#cc79a7",
+    "checkpoint": "#009e73",
+    "compile": "#f0e442",
+    "prepare": "#e69f00",
+    "queue": "#999999",
+    "start": "#8c6d46",
+    "down": "#d55e00",
+    # stages of older runs
+    "train": "#0072b2",
+    "tokenize": "#e69f00",
+    "startup": "#8c6d46",
+    "the rest": "#c8ccd1",
+}
 CAPTIONS = {
-    "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a moving mean over 2 % of them. "
+    "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a "
+    "moving mean over 2 % of them. "
     "Dots are validations.",
-    "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines show stops, resumes and restarts.",
+    "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines "
+    "show stops, resumes and restarts.",
 }
 
 
@@ -43,18 +76,33 @@ def write(run: Run) -> Path:
         _header(history, rehearsed),
         *_verdicts(history),
         _rehearsal(rehearsed) if rehearsed else "",
-        *([_tiles(history), _pair(*_figures(plots.figures(history), CAPTIONS))] if history.metrics else []),
+        *(
+            [_tiles(history), _pair(*_figures(plots.figures(history), CAPTIONS))]
+            if history.metrics
+            else []
+        ),
         _stages(history),
         *([_pair(*_figures(panels.panels(history), panels.CAPTIONS))] if history.metrics else []),
         _pair(_sample(history), _next(history)),
-        _pair(_rows("Provenance", provenance.facts(history)), _rows("Ranks, the slowest first", provenance.ranks(history))),
-        _pair(_events(history), _rows("Config, other than the defaults", provenance.given(history.run))),
+        _pair(
+            _rows("Provenance", provenance.facts(history)),
+            _rows("Ranks, the slowest first", provenance.ranks(history)),
+        ),
+        _pair(
+            _events(history),
+            _rows("Config, other than the defaults", provenance.given(history.run)),
+        ),
         _settings(history),
         f"<footer>{formula}trainfleet · written {moment(time.time())} UTC</footer>",
     ]
     page = Template(PAGE.read_text(encoding="utf-8"))
-    fresh = f'<meta http-equiv="refresh" content="{REFRESH}">' if history.status == "running" else ""
-    write_atomic(run.report, page.substitute(title=escape(run.name), refresh=fresh, body="\n".join(filter(None, parts))))
+    fresh = (
+        f'<meta http-equiv="refresh" content="{REFRESH}">' if history.status == "running" else ""
+    )
+    write_atomic(
+        run.report,
+        page.substitute(title=escape(run.name), refresh=fresh, body="\n".join(filter(None, parts))),
+    )
     return run.report
 
 
@@ -73,21 +121,34 @@ def _section(title: str, body: str, kind: str = "") -> str:
 
 def _header(history: History, rehearsed: rehearsal_table.Rehearsal | None) -> str:
     results, facts = history.results, []
-    model, nodes, world = results.get("model") or {}, results.get("nodes"), results.get("world_size")
+    model, nodes, world = (
+        results.get("model") or {},
+        results.get("nodes"),
+        results.get("world_size"),
+    )
     if model.get("parameters"):
-        facts.append(f"{model.get('family', 'model')} of {quantity(model['parameters'])} parameters")
+        facts.append(
+            f"{model.get('family', 'model')} of {quantity(model['parameters'])} parameters"
+        )
     if nodes and world:
         ranks = f"{world} {results.get('device', '')} rank{'s' * (world > 1)}"
-        facts.append(f"{ranks} on {nodes} node{'s' * (nodes > 1)}, {results.get('backend', '')} backend")
+        facts.append(
+            f"{ranks} on {nodes} node{'s' * (nodes > 1)}, {results.get('backend', '')} backend"
+        )
     if history.started:
         facts.append(f"started {moment(history.started)} UTC")
     if history.status == "running" and history.seconds_left:
         facts.append(f"{duration(history.seconds_left)} left")
     kind, word = history.status if history.status in BADGES else "unknown", history.status
     if rehearsed:
-        kind, word = ("failed", "promises broken") if rehearsed.is_broken else ("finished", "promises kept")
+        kind, word = (
+            ("failed", "promises broken") if rehearsed.is_broken else ("finished", "promises kept")
+        )
     badge = f'<span class="badge {kind}">{escape(word)}</span>'
-    return f"<header><h1>{escape(history.run.name)} {badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
+    return (
+        f"<header><h1>{escape(history.run.name)} "
+        f"{badge}</h1><p>{escape(' · '.join(facts))}</p></header>"
+    )
 
 
 def _verdicts(history: History) -> list[str]:
@@ -95,24 +156,37 @@ def _verdicts(history: History) -> list[str]:
     findings = [history.verdict] if history.verdict else []
     if history.broke_at is not None and not findings:
         cure = "A lower train.learning_rate or a longer train.warmup_steps is the usual cure."
-        findings.append((f"The loss stopped being a finite number at step {history.broke_at:,}.", cure))
+        findings.append(
+            (f"The loss stopped being a finite number at step {history.broke_at:,}.", cure)
+        )
     if history.rose:
         findings.append((f"{history.rose[0].upper()}{history.rose[1:]}.", ""))
     findings += [(f"Logger {remark}.", "") for remark in history.silent]
-    return [f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>' for what, more in findings]
+    return [
+        f'<section class="verdict"><b>{escape(what)}</b><pre>{escape(more)}</pre></section>'
+        for what, more in findings
+    ]
 
 
 def _rehearsal(found: rehearsal_table.Rehearsal) -> str:
     """Of a run that was broken on purpose: what became of each fault."""
     head = "".join(f"<th>{escape(name)}</th>" for name in rehearsal_table.HEAD)
-    rows = (_cells(outcome.cells, "broken" if outcome.broken else "", outcome.what) for outcome in found.outcomes)
+    rows = (
+        _cells(outcome.cells, "broken" if outcome.broken else "", outcome.what)
+        for outcome in found.outcomes
+    )
     title = f"Broken on purpose on {found.backend}: {found.summary}"
-    below = "<p>What follows is the run of the same kind to which nothing happened; each fault has a run of its own.</p>"
+    below = (
+        "<p>What follows is the run of the same kind to which nothing happened; each fault "
+        "has a run of its own.</p>"
+    )
     return _section(title, f"<table><tr>{head}</tr>{''.join(rows)}</table>{below}", "rehearsal")
 
 
 def _cells(cells: Iterable[str], kind: str, what: str) -> str:
-    """A row, with what was done below the fault's name; a cell is as wide as the empty ones before it."""
+    """A row, with what was done below the fault's name; a cell is as wide as the empty ones before
+    it.
+    """
     row, empty = "", 1
     for cell in cells:
         if not cell:
@@ -127,31 +201,66 @@ def _cells(cells: Iterable[str], kind: str, what: str) -> str:
 def _seen(history: History) -> str:
     """What the run has seen of its data, and what of that was skipped."""
     skipped = history.results.get("dataset_skipped")
-    return "; ".join(["", *filter(None, [history.epochs]), *([f"{skipped:,} bad records skipped"] if skipped else [])])
+    return "; ".join(
+        [
+            "",
+            *filter(None, [history.epochs]),
+            *([f"{skipped:,} bad records skipped"] if skipped else []),
+        ]
+    )
 
 
 def _tiles(history: History) -> str:
     """The key numbers, each with what it means."""
     results, (first, last) = history.results, history.losses
-    speed, tokens, world = history.measured("tokens_per_second"), history.measured("tokens"), results.get("world_size")
+    speed, tokens, world = (
+        history.measured("tokens_per_second"),
+        history.measured("tokens"),
+        results.get("world_size"),
+    )
     seconds = results.get("seconds") or {}
     lost = "; the last that was a finite number" if history.is_lost else ""
     way = f"since the command, everything included{_way(seconds)}"
     batch = quantity(history.tokens_per_step or None)
     each = f"; {quantity(speed / world)} per rank" if speed and world else ""
     tiles = [
-        ("Training loss", decimal(last), f"nats per token, from {decimal(first)} at the first step{lost}"),
-        ("Validation loss", decimal(history.measured("valid_loss")), "on documents that no step trains on"),
-        ("Tokens", quantity(tokens), f"{history.step:,} of {history.steps_total:,} steps, {batch} in each{_seen(history)}"),
-        ("Tokens per second", quantity(speed), f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}"),
-        ("MFU", percent(history.measured("mfu")), "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks"),
-        ("Goodput", percent(number(results.get("goodput"))), "useful training seconds ÷ all seconds since the command"),
+        (
+            "Training loss",
+            decimal(last),
+            f"nats per token, from {decimal(first)} at the first step{lost}",
+        ),
+        (
+            "Validation loss",
+            decimal(history.measured("valid_loss")),
+            "on documents that no step trains on",
+        ),
+        (
+            "Tokens",
+            quantity(tokens),
+            f"{history.step:,} of {history.steps_total:,} steps, {batch} in each{_seen(history)}",
+        ),
+        (
+            "Tokens per second",
+            quantity(speed),
+            f"of all ranks{each}{predicted(history, 'tokens_per_second', quantity)}",
+        ),
+        (
+            "MFU",
+            percent(history.measured("mfu")),
+            "model FLOPs per token × tokens per second ÷ peak FLOP/s of all ranks",
+        ),
+        (
+            "Goodput",
+            percent(number(results.get("goodput"))),
+            "useful training seconds ÷ all seconds since the command",
+        ),
         ("To the first step", duration(number(seconds.get("first_step"))), way),
         ("Memory per rank", *_memory(history)),
         ("Cost", *_cost(history)),
     ]
     cells = (
-        f'<div><dt>{name}</dt><dd class="figure">{escape(figure)}</dd><dd class="why">{escape(why)}</dd></div>'
+        f'<div><dt>{name}</dt><dd class="figure">{escape(figure)}</dd><dd '
+        f'class="why">{escape(why)}</dd></div>'
         for name, figure, why in tiles
         if figure != UNKNOWN
     )
@@ -160,7 +269,9 @@ def _tiles(history: History) -> str:
 
 def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
-    if not bytes_ or history.results.get("device") == "cpu":  # where it is that of the whole process
+    if (
+        not bytes_ or history.results.get("device") == "cpu"
+    ):  # where it is that of the whole process
         return UNKNOWN, ""
     return size(bytes_), f"of the device, at its peak{predicted(history, 'memory_bytes', size)}"
 
@@ -168,7 +279,11 @@ def _memory(history: History) -> tuple[str, str]:
 def _way(seconds: Mapping[str, object]) -> str:
     """How far the start had come when, in a run that has kept it."""
     words = {"loaded": "torch was loaded", "met": "ranks had met", "built": "the model was built"}
-    parts = [f"{text} after {duration(number(seconds[name]))}" for name, text in words.items() if name in seconds]
+    parts = [
+        f"{text} after {duration(number(seconds[name]))}"
+        for name, text in words.items()
+        if name in seconds
+    ]
     return f"; {', '.join(parts)}" if parts else ""
 
 
@@ -178,12 +293,16 @@ def _cost(history: History) -> tuple[str, str]:
         return UNKNOWN, ""
     if not usd:
         return "$0", "this machine, no cloud"
-    return f"${usd:,.2f}", f"prices × hours, from set-up on{predicted(history, 'usd', '${:,.2f}'.format)}"
+    return (
+        f"${usd:,.2f}",
+        f"prices × hours, from set-up on{predicted(history, 'usd', '${:,.2f}'.format)}",
+    )
 
 
 def _figures(drawn: Mapping[str, Figure], captions: Mapping[str, str]) -> list[str]:
     return [
-        f"<figure>{plots.svg(figure, name)}<figcaption>{captions[name]}</figcaption></figure>" for name, figure in drawn.items()
+        f"<figure>{plots.svg(figure, name)}<figcaption>{captions[name]}</figcaption></figure>"
+        for name, figure in drawn.items()
     ]
 
 
@@ -195,19 +314,30 @@ def _stages(history: History) -> str:
     for name, seconds in history.stages.items():
         colour = f"background:{COLOURS[name]}"
         bars += f'<i style="{colour};flex-grow:{seconds:.3f}"></i>'
-        keys += f'<li><i style="{colour}"></i>{escape(name)} <b>{escape(duration(seconds))}</b></li>'
+        keys += (
+            f'<li><i style="{colour}"></i>{escape(name)} <b>{escape(duration(seconds))}</b></li>'
+        )
     total = duration(sum(history.stages.values()))
-    return _section(f"Where {total} went", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>')
+    return _section(
+        f"Where {total} went", f'<div class="bar">{bars}</div><ul class="keys">{keys}</ul>'
+    )
 
 
 def _sample(history: History) -> str:
     sample = history.results.get("sample") or {}
     prompt, text = escape(sample.get("prompt", "")), escape(sample.get("text", ""))
-    return _section("What the model writes", f"<pre><mark>{prompt}</mark>{text}</pre>") if prompt or text else ""
+    return (
+        _section("What the model writes", f"<pre><mark>{prompt}</mark>{text}</pre>")
+        if prompt or text
+        else ""
+    )
 
 
 def _next(history: History) -> str:
-    rows = (f"<p><code>{escape(command)}</code><br>{escape(why)}</p>" for command, why in history.next_commands)
+    rows = (
+        f"<p><code>{escape(command)}</code><br>{escape(why)}</p>"
+        for command, why in history.next_commands
+    )
     return _section("Next", "".join(rows), "next")
 
 
@@ -215,12 +345,18 @@ def _events(history: History) -> str:
     notable = [event for event in history.events if event["event"] != "checkpointed"]
     shown = (history.events if len(history.events) <= SHOWN_EVENTS else notable)[-SHOWN_EVENTS:]
     cells = ((moment(event["time"])[11:], str(event["event"]), describe(event)) for event in shown)
-    head = f"{len(shown)} of {len(history.events)} events" if len(shown) < len(history.events) else "Events"
+    head = (
+        f"{len(shown)} of {len(history.events)} events"
+        if len(shown) < len(history.events)
+        else "Events"
+    )
     return _rows(f"{head}, UTC", cells, "")
 
 
 def _rows(title: str, rows: Iterable[tuple[str, ...]], kind: str = "facts") -> str:
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return _section(title, f"<table>{body}</table>", kind) if body else ""
 
 
@@ -234,5 +370,7 @@ def _settings(history: History) -> str:
         text = dump_known(history.run.config).strip()
     except ConfigError:
         text = f"is not what a run leaves; make plan CONFIG={history.run.config} says why"
-    folded = f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
+    folded = (
+        f'<summary>{len(text.splitlines())} lines</summary><pre class="config">{escape(text)}</pre>'
+    )
     return _section("Config, as resolved", f"<details>{folded}</details>")

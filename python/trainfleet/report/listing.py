@@ -16,7 +16,15 @@ from .history import History, decimal, duration, percent, quantity, read, table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
 NOTHING = ("name", "model.preset")  # keys whose difference says nothing of its own
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
+)  # Okabe and Ito
 
 
 def known(root: Path = RUNS) -> list[Run]:
@@ -26,7 +34,11 @@ def known(root: Path = RUNS) -> list[Run]:
 
 def describe_runs(runs: Sequence[Run]) -> Iterator[str]:
     """A line a run, those heard of last at the end; of one on a fleet as it was last seen here."""
-    yield from table(HEAD, [row for _, row in sorted(map(_entry, runs), key=lambda entry: entry[0])], ("run", "state"))
+    yield from table(
+        HEAD,
+        [row for _, row in sorted(map(_entry, runs), key=lambda entry: entry[0])],
+        ("run", "state"),
+    )
 
 
 def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
@@ -34,7 +46,11 @@ def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
     try:
         history, heard = read(run), run.results.stat().st_mtime
     except (TrainfleetError, OSError) as error:
-        return 0.0, (run.name, f"unreadable: {error.what if isinstance(error, TrainfleetError) else error}", *[""] * 6)
+        return 0.0, (
+            run.name,
+            f"unreadable: {error.what if isinstance(error, TrainfleetError) else error}",
+            *[""] * 6,
+        )
     if run.metrics.exists():
         heard = max(heard, run.metrics.stat().st_mtime)
     usd = history.results.get("usd")
@@ -48,8 +64,16 @@ def _entry(run: Run) -> tuple[float, tuple[str, ...]]:
 def describe_differences(runs: Sequence[Run]) -> Iterator[str]:
     """The keys in which the runs' configs differ, then what came of each."""
     configs = [dict(flat(asdict(load_resolved(run.config)))) for run in runs]
-    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if key not in NOTHING]
-    rows = [(key, *(_shown(config.get(key)) for config in configs)) for key in keys if _differs(key, configs)]
+    keys = [
+        key
+        for key in dict.fromkeys(key for config in configs for key in config)
+        if key not in NOTHING
+    ]
+    rows = [
+        (key, *(_shown(config.get(key)) for config in configs))
+        for key in keys
+        if _differs(key, configs)
+    ]
     names = [run.name for run in runs]
     yield from table(("key", *names), rows, ("key",)) if rows else ["the configs are the same"]
     yield ""
@@ -83,12 +107,16 @@ def _differs(key: str, configs: Sequence[dict[str, Any]]) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def _short(name: str) -> str:
-    """A name that leaves the curves room: long ones lose their middle, as they often differ at an end."""
+    """A name that leaves the curves room: long ones lose their middle, as they often differ at an
+    end.
+    """
     return name if len(name) <= 26 else f"{name[:12]}…{name[-13:]}"
 
 
@@ -108,7 +136,9 @@ def draw(runs: Sequence[Run], path: Path) -> None:
             steps, losses = history.series("loss")
             if losses:
                 tokens = [step * history.tokens_per_step for step in steps]
-                axes.plot(tokens, losses, color=colour, lw=1.6, marker="o" if len(losses) == 1 else "")
+                axes.plot(
+                    tokens, losses, color=colour, lw=1.6, marker="o" if len(losses) == 1 else ""
+                )
                 ends.append((losses[-1], f"{_short(run.name)}  {decimal(losses[-1])}", colour))
         label_ends(axes, ends)
         axes.margins(x=0.02)

@@ -1,4 +1,6 @@
-"""One live line for a job that runs: a bar on a terminal, plain aligned lines in a pipe or a log."""
+"""One live line for a job that runs: a bar on a terminal, plain aligned lines in a pipe or a
+log.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,23 @@ if TYPE_CHECKING:
 
 Part = tuple[str, str]  # a name, which may be empty, and its figure
 REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/dataset_store.py)
-AFTER_A_STEP = ("checkpointed", "stopped", "finished")  # what comes of a step is said below its line
+AFTER_A_STEP = (
+    "checkpointed",
+    "stopped",
+    "finished",
+)  # what comes of a step is said below its line
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-STYLES = {"fault": "red", "verdict": "red", "damaged": "red", "unsaved": "red", "logger-failed": "red", "stopped": "yellow",
-          "notice": "yellow", "restarted": "yellow", "finished": "green"}  # fmt: skip
+STYLES = {
+    "fault": "red",
+    "verdict": "red",
+    "damaged": "red",
+    "unsaved": "red",
+    "logger-failed": "red",
+    "stopped": "yellow",
+    "notice": "yellow",
+    "restarted": "yellow",
+    "finished": "green",
+}
 
 
 class LiveLine:
@@ -41,7 +56,10 @@ class LiveLine:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.fancy = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")  # rich obeys NO_COLOR (no-color.org)
+        self.fancy = stream.isatty() and os.environ.get("TERM") not in (
+            "dumb",
+            "unknown",
+        )  # rich obeys NO_COLOR (no-color.org)
         if self.fancy:
             from rich.console import Console
             from rich.live import Live as Area
@@ -59,7 +77,9 @@ class LiveLine:
             self.draw(lambda: print(text, file=self.stream, flush=True))
 
     def draw(self, write: Callable[[], object]) -> None:
-        """Writes, and notices where nobody reads any more: a pipe's reader has left, or the terminal was closed."""
+        """Writes, and notices where nobody reads any more: a pipe's reader has left, or the
+        terminal was closed.
+        """
         try:
             write()
         except OSError as error:
@@ -70,7 +90,9 @@ class LiveLine:
                 discard(stream)
 
     def wait(self, what: str, seconds: float) -> None:
-        """Draws a spinner, what is waited for and for how long; elsewhere than on a terminal says it once."""
+        """Draws a spinner, what is waited for and for how long; elsewhere than on a terminal says
+        it once.
+        """
         if self.fancy:
             from rich.text import Text
 
@@ -82,9 +104,13 @@ class LiveLine:
             self.say(what)
 
     def bar(self, done: float, total: float, parts: list[Part]) -> None:
-        """Draws a bar and the parts behind it, as many of them, from the first, as the terminal is wide for."""
+        """Draws a bar and the parts behind it, as many of them, from the first, as the terminal is
+        wide for.
+        """
         if self.fancy:
-            self.draw(lambda: self.area.update(_row(done, total, parts, self.console.width), refresh=True))
+            self.draw(
+                lambda: self.area.update(_row(done, total, parts, self.console.width), refresh=True)
+            )
 
 
 def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
@@ -93,19 +119,33 @@ def _row(done: float, total: float, parts: list[Part], width: int) -> Table:
     from rich.text import Text
 
     def text(parts: list[Part]) -> Text:
-        return Text.assemble("  ", *((piece, look) for part in parts for piece, look in zip(part, ("dim", "bold"), strict=True)))
+        return Text.assemble(
+            "  ",
+            *(
+                (piece, look)
+                for part in parts
+                for piece, look in zip(part, ("dim", "bold"), strict=True)
+            ),
+        )
 
     parts = [(name, figure + "  ") for name, figure in parts]
     while len(parts) > 1 and text(parts).cell_len + 10 > width:
         parts = parts[:-1]
     size = max(4, min(40, width - text(parts).cell_len))
     row = Table.grid()
-    row.add_row(ProgressBar(max(total, 1), min(done, total), size, complete_style="cyan", finished_style="green"), text(parts))
+    row.add_row(
+        ProgressBar(
+            max(total, 1), min(done, total), size, complete_style="cyan", finished_style="green"
+        ),
+        text(parts),
+    )
     return row
 
 
 class Shown(ABC):
-    """A job on a line from `with` to its end; the launcher calls `update` about five times a second."""
+    """A job on a line from `with` to its end; the launcher calls `update` about five times a
+    second.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         self.line = LiveLine(stream or sys.stdout)
@@ -130,20 +170,28 @@ class Shown(ABC):
 
 
 class Live(Shown):
-    """A training run: one line that is kept current, or a line each logged step; events stay as lines above it."""
+    """A training run: one line that is kept current, or a line each logged step; events stay as
+    lines above it.
+    """
 
     def __init__(self, run: Run, steps_total: int, stream: TextIO | None = None) -> None:
         super().__init__(stream)
         self.steps_total = steps_total
-        self.metrics, self.events = Lines(run.metrics, check_metric), Feed(run.folder, from_end=True)
-        # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must not be shown again.
+        self.metrics, self.events = (
+            Lines(run.metrics, check_metric),
+            Feed(run.folder, from_end=True),
+        )
+        # A resume cuts metrics.jsonl back, and Lines then starts over: what stood there before must
+        # not be shown again.
         self.seen = set(map(json.dumps, self.metrics.new()))
         self.run, self.prepared = run, _written(run.results)
         self.page = Refresh(run)
         self.newest: Record | None = None
         self.valid: float | None = None
         self.failed = False
-        self.pace: tuple[int, float] | None = None  # the first step seen and when: the time left is measured from it
+        self.pace: tuple[int, float] | None = (
+            None  # the first step seen and when: the time left is measured from it
+        )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.page.close()
@@ -166,19 +214,32 @@ class Live(Shown):
             step = max(self.newest["step"], self._steps_done())
             self.line.bar(step, self.steps_total, self._parts(self.newest, step))
         elif not self.failed:
-            # Rank 0 rewrites results.json when the ranks have met and the model and the data are there.
-            stage = "starting ranks, loading data" if _written(self.run.results) == self.prepared else "first step"
+            # Rank 0 rewrites results.json when the ranks have met and the model and the data are
+            # there.
+            stage = (
+                "starting ranks, loading data"
+                if _written(self.run.results) == self.prepared
+                else "first step"
+            )
             self.line.wait(stage, time.monotonic() - self.started)
 
     def _steps_done(self) -> int:
-        """The steps done by the newest heartbeat, as metrics come once in several steps; 0 where there is no bar to move."""
-        at = newest_step(self.run.folder, fence.current(self.run.folder).order) if self.line.fancy else 0
+        """The steps done by the newest heartbeat, as metrics come once in several steps; 0 where
+        there is no bar to move.
+        """
+        at = (
+            newest_step(self.run.folder, fence.current(self.run.folder).order)
+            if self.line.fancy
+            else 0
+        )
         return max(0, min(at - 1, self.steps_total))
 
     def _show(self, event: Record) -> None:
         kind = event["event"]
         if kind in ("verdict", "queued") or (kind == "fault" and self.failed):
-            return  # the verdict is told whole when all have stopped, a wait is drawn, and when one rank fails all others do
+            # the verdict is told whole when all have stopped, a wait is drawn, and when one rank
+            # fails all others do
+            return
         self.failed = kind == "fault" or (self.failed and kind != "restarted")
         self.line.say(f"  {kind:<12} {describe(event)}".rstrip(), STYLES.get(kind, "dim"))
         if kind in ("restarted", "resumed"):
@@ -191,7 +252,9 @@ class Live(Shown):
         self.valid = self.valid if fresh is None else fresh
         if not self.line.fancy:
             shown = [
-                f"{name}{figure}" for name, figure in self._parts(metric, metric["step"]) if fresh is not None or name != "valid "
+                f"{name}{figure}"
+                for name, figure in self._parts(metric, metric["step"])
+                if fresh is not None or name != "valid "
             ]
             self.line.say("  ".join(shown))
 
@@ -203,12 +266,18 @@ class Live(Shown):
             ("", f"{quantity(number(metric.get('tokens_per_second'))):>5} tokens/s"),
             ("ETA ", f"{clock(self._left(metric)):>5}"),
             *([("MFU ", f"{percent(mfu):>6}")] if mfu is not None else []),
-            *([("cores ", f"{used:.0f} %")] if (used := number(metric.get("core_utilization"))) is not None else []),
+            *(
+                [("cores ", f"{used:.0f} %")]
+                if (used := number(metric.get("core_utilization"))) is not None
+                else []
+            ),
             *([("valid ", decimal(self.valid))] if self.valid is not None else []),
         ]
 
     def _left(self, metric: Record) -> float | None:
-        """Seconds to the last step at the pace since the first one seen, validation and checkpoints included."""
+        """Seconds to the last step at the pace since the first one seen, validation and checkpoints
+        included.
+        """
         first, began = self.pace or (metric["step"], 0.0)
         if metric["step"] <= first:
             return None
@@ -223,16 +292,26 @@ def _written(path: Path) -> int:
 
 
 class TokenizeLive(Shown):
-    """A tokenizing job, from the progress that its workers leave in the dataset's folder, or in S3 at `address`."""
+    """A tokenizing job, from the progress that its workers leave in the dataset's folder, or in S3
+    at `address`.
+    """
 
-    def __init__(self, folder: Path, address: str | None = None, stream: TextIO | None = None, every: float = 2.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str | None = None,
+        stream: TextIO | None = None,
+        every: float = 2.0,
+    ) -> None:
         """`every`: seconds between two lines where there is no bar."""
         super().__init__(stream)
         self.folder, self.address, self.every = folder, address, every
         self.look_every, self.looked = REMOTE_LOOK if address else 0.0, -math.inf
         self.progress: TokenizingProgress | None = None
         self.said, self.ended = self.started, False
-        self.first: int | None = None  # bytes done when first seen: what an earlier job did is not this one's speed
+        self.first: int | None = (
+            None  # bytes done when first seen: what an earlier job did is not this one's speed
+        )
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.looked = -math.inf  # the last look is not put off
@@ -250,20 +329,27 @@ class TokenizeLive(Shown):
         if progress is None or not progress.bytes_done:
             self.first, self.began = 0, now
             prepares = progress is not None and progress.bytes_total
-            self.line.wait("preparing the tokenizer" if prepares else "listing sources", now - self.started)
+            self.line.wait(
+                "preparing the tokenizer" if prepares else "listing sources", now - self.started
+            )
             return
         if self.first is None:
             self.first, self.began = progress.bytes_done, now
         pace = (progress.bytes_done - self.first) / max(now - self.began, 1e-3)
+        left = (progress.bytes_total - progress.bytes_done) / pace if pace else None
         parts = [
             ("", f"{progress.bytes_done / 1e6:.1f}/{progress.bytes_total / 1e6:.1f} MB"),
             ("", f"{pace / 1e6:.1f} MB/s"),
-            ("ETA ", f"{clock((progress.bytes_total - progress.bytes_done) / pace if pace else None):>5}"),
+            ("ETA ", f"{clock(left):>5}"),
             ("", f"{quantity(progress.tokens)} tokens"),
             ("", f"{progress.documents:,} documents"),
         ]
         self.line.bar(progress.bytes_done, progress.bytes_total, parts)
-        if not self.line.fancy and not self.ended and (progress.finished or now - self.said >= self.every):
+        if (
+            not self.line.fancy
+            and not self.ended
+            and (progress.finished or now - self.said >= self.every)
+        ):
             self.said, self.ended = now, progress.finished
             self.line.say("  ".join(name + figure for name, figure in parts))
 

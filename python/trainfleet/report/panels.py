@@ -1,4 +1,6 @@
-"""The smaller plots of report.html, one quantity each: parts of a step, slowest rank, gradient norm, learning rate, memory."""
+"""The smaller plots of report.html, one quantity each: parts of a step, slowest rank, gradient
+norm, learning rate, memory.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,16 @@ if TYPE_CHECKING:
 
 HEIGHT = 2.6  # inches
 PARTS = {  # of a step, in its order, with the colours of Okabe and Ito
-    "data": "#999999", "forward": "#0173b2", "backward": "#56b4e9", "communication": "#d55e00", "optimizer": "#009e73",
-}  # fmt: skip
+    "data": "#999999",
+    "forward": "#0173b2",
+    "backward": "#56b4e9",
+    "communication": "#d55e00",
+    "optimizer": "#009e73",
+}
 CAPTIONS = {
     "parts": "Time of rank 0 in each part of a step. The first step may compile, and is cut off.",
-    "slowest": "Time of the slowest and the median rank in the forward pass. Ranks that share tensors or a sequence wait in it.",
+    "slowest": "Time of the slowest and the median rank in the forward pass. Ranks that share "
+    "tensors or a sequence wait in it.",
     "norm": "L2 norm of all gradients, before clipping.",
     "rate": "The rate that the schedule sets at each step.",
     "memory": "The most memory that rank 0 has used so far.",
@@ -42,7 +49,9 @@ def panels(history: History) -> dict[str, Figure]:
 
 
 def _one(history: History, key: str, title: str, write: Callable[[float], str]) -> Figure | None:
-    """Each value as it was logged: a mean would cut off the schedule's peak and the spikes of a norm."""
+    """Each value as it was logged: a mean would cut off the schedule's peak and the spikes of a
+    norm.
+    """
     steps, values = history.series(key)
     if not values:
         return None
@@ -65,21 +74,42 @@ def _parts(history: History) -> Figure | None:
     heights = [[values.get(step, 0.0) for step in steps] for values in by_part.values()]
     many = len(steps) > MANY
     axes.set_ylim(top=1.1 * max(map(sum, list(zip(*heights, strict=True))[1:])) or 1)
-    axes.stackplot(steps, heights, colors=list(PARTS.values()), labels=list(PARTS), baseline="zero", rasterized=many)
+    axes.stackplot(
+        steps,
+        heights,
+        colors=list(PARTS.values()),
+        labels=list(PARTS),
+        baseline="zero",
+        rasterized=many,
+    )
     _finish(figure, axes, [name for name, values in by_part.items() if any(values.values())])
     return figure
 
 
 def _slowest(history: History) -> Figure | None:
-    """The slowest rank's own work beside the median rank's, with the rank that was it most often in the title."""
+    """The slowest rank's own work beside the median rank's, with the rank that was it most often in
+    the title.
+    """
     steps, seconds = history.series("slowest_own")
     if len(steps) < 2:  # one says nothing of who is slow
         return None
     rank, times = Counter(history.series("slowest_rank")[1]).most_common(1)[0]
-    figure, axes = frame(f"Rank {rank:.0f} is the slowest in {times / len(steps):.0%} of the steps", history, HEIGHT)
+    figure, axes = frame(
+        f"Rank {rank:.0f} is the slowest in {times / len(steps):.0%} of the steps", history, HEIGHT
+    )
     many = len(steps) > MANY
     axes.plot(*history.series("median_own"), color=BLUE, lw=1.6, label="median", rasterized=many)
-    axes.plot(steps, seconds, color=VERMILION, ls="", marker="o", ms=3, clip_on=False, label="slowest", rasterized=many)
+    axes.plot(
+        steps,
+        seconds,
+        color=VERMILION,
+        ls="",
+        marker="o",
+        ms=3,
+        clip_on=False,
+        label="slowest",
+        rasterized=many,
+    )
     _finish(figure, axes, ["median", "slowest"])
     return figure
 
@@ -88,10 +118,21 @@ def _finish(figure: Figure, axes: Axes, named: list[str]) -> None:
     """Seconds from zero on the left, and below the plot what was drawn."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(
-        lambda value, _: f"{quantity(value)} s" if value >= 1 or not value else f"{1000 * value:.3g} ms"
+        lambda value, _: (
+            f"{quantity(value)} s" if value >= 1 or not value else f"{1000 * value:.3g} ms"
+        )
     )
     handles, labels = axes.get_legend_handles_labels()
-    pairs = [(handle, label) for handle, label in zip(handles, labels, strict=True) if label in named]
+    pairs = [
+        (handle, label) for handle, label in zip(handles, labels, strict=True) if label in named
+    ]
     if pairs:
-        figure.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs), frameon=False, fontsize=9,
-                      handlelength=1, columnspacing=1.2)  # fmt: skip
+        figure.legend(
+            *zip(*pairs, strict=True),
+            loc="outside lower center",
+            ncols=len(pairs),
+            frameon=False,
+            fontsize=9,
+            handlelength=1,
+            columnspacing=1.2,
+        )

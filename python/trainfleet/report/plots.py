@@ -1,7 +1,7 @@
 """The two plots of a run, as PNG files and as SVG whose colours a page can set.
 
-Colours are the blue and vermilion of Okabe and Ito, told apart with every common colour vision (jfly.uni-koeln.de/color);
-lines are labelled where they end, so nothing depends on a legend.
+Colours are the blue and vermilion of Okabe and Ito, told apart with every common colour vision
+(jfly.uni-koeln.de/color); lines are labelled where they end, so nothing depends on a legend.
 """
 
 from __future__ import annotations
@@ -25,8 +25,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLUE, VERMILION, INK, FAINT, GRID, PAPER = "#0072b2", "#d55e00", "#1f2328", "#656d76", "#e3e6ea", "#ffffff"
-VARIABLES = {BLUE: "--blue", VERMILION: "--red", INK: "--ink", FAINT: "--faint", GRID: "--grid"}  # html.py sets them
+BLUE, VERMILION, INK, FAINT, GRID, PAPER = (
+    "#0072b2",
+    "#d55e00",
+    "#1f2328",
+    "#656d76",
+    "#e3e6ea",
+    "#ffffff",
+)
+VARIABLES = {
+    BLUE: "--blue",
+    VERMILION: "--red",
+    INK: "--ink",
+    FAINT: "--faint",
+    GRID: "--grid",
+}  # html.py sets them
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,  # inches
     "figure.constrained_layout.h_pad": 0.1,
@@ -50,13 +63,18 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
 }
 NAMED, LINE = 4, 12  # breaks that are named; points between two such names
-ROW, LETTER = 0.08, 0.014  # of the axes' height and width: a line of text and a letter, both generously
+ROW, LETTER = (
+    0.08,
+    0.014,
+)  # of the axes' height and width: a line of text and a letter, both generously
 MANY = 2000  # points beyond which a line in an SVG is smaller as an image
 Label = tuple[float, str, str]  # the height at which a line ends, its text and its colour
 
 
 def draw(run: Run) -> list[Path]:
-    """plots/loss.png and plots/throughput.png of a run, drawn anew; none before there is a step to draw."""
+    """plots/loss.png and plots/throughput.png of a run, drawn anew; none before there is a step to
+    draw.
+    """
     history = read(run)
     if not history.metrics:
         return []
@@ -67,7 +85,8 @@ def draw(run: Run) -> list[Path]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a plot in place of what was there, and through no link: a run folder may be somebody else's.
+    """Writes a plot in place of what was there, and through no link: a run folder may be somebody
+    else's.
 
     Raises:
         RunError: its folder is a link, or can't be written.
@@ -90,20 +109,28 @@ def figures(history: History) -> dict[str, Figure]:
 
 
 def quietly(draw: Callable[[], object]) -> None:
-    """Draws without what matplotlib warns of: where there is next to nothing to draw, that its layout came to nothing."""
+    """Draws without what matplotlib warns of: where there is next to nothing to draw, that its
+    layout came to nothing.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         draw()
 
 
 def svg(figure: Figure, title: str) -> str:
-    """A figure as one <svg> element that scales with the page, in its font, coloured by its CSS variables."""
+    """A figure as one <svg> element that scales with the page, in its font, coloured by its CSS
+    variables.
+    """
     import matplotlib
 
-    os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib takes it for a number, whatever it is; no date is kept here
+    os.environ.pop(
+        "SOURCE_DATE_EPOCH", None
+    )  # matplotlib takes it for a number, whatever it is; no date is kept here
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
-        quietly(lambda: figure.savefig(file, format="svg", transparent=True, metadata={"Date": None}))
+        quietly(
+            lambda: figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        )
     text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
@@ -138,7 +165,9 @@ def _draw_throughput(history: History) -> Figure:
         middle = median(speeds[1:] or speeds)  # the first one warms up; so does results.json count
         curve(axes, steps, speeds)
         axes.axhline(middle, color=FAINT, lw=1, ls=(0, (4, 3)))
-        axes.set_title(f"median {quantity(middle)}", loc="right", pad=8, size=9, color=FAINT, weight="normal")
+        axes.set_title(
+            f"median {quantity(middle)}", loc="right", pad=8, size=9, color=FAINT, weight="normal"
+        )
         axes.set_ylim(0, 1.15 * max(speeds))
         _show_mfu(axes, history)
     mark_breaks(axes, history, named=False)  # they are named in the plot of the loss
@@ -147,16 +176,23 @@ def _draw_throughput(history: History) -> Figure:
 
 
 def _show_mfu(axes: Axes, history: History) -> None:
-    """MFU on the right: a second scale of the same line, or a line of its own where the two are not proportional."""
+    """MFU on the right: a second scale of the same line, or a line of its own where the two are not
+    proportional.
+    """
     steps, shares = history.series("mfu")
-    pairs = [(one["mfu"], one["tokens_per_second"]) for one in history.metrics if one.get("mfu") and one.get("tokens_per_second")]
+    pairs = [
+        (one["mfu"], one["tokens_per_second"])
+        for one in history.metrics
+        if one.get("mfu") and one.get("tokens_per_second")
+    ]
     if not pairs:
         return
     right = axes.twinx()
     ratios = [share / speed for share, speed in pairs]
     if max(ratios) < 1.01 * min(ratios):
         right.set_ylim(0, axes.get_ylim()[1] * median(ratios))
-    else:  # a restart on another world size or other hardware changed what one token a second is worth
+    # a restart on another world size or other hardware changed what one token a second is worth
+    else:
         right.set_ylim(0, 2.2 * max(shares))  # below the speeds
         line(right, steps, shares, VERMILION)
         right.yaxis.label.set_color(VERMILION)
@@ -166,7 +202,9 @@ def _show_mfu(axes: Axes, history: History) -> None:
     right.grid(visible=False)
 
 
-def sheet(title: str, width: float = 6.4, height: float = 3.8, pad: float = 8) -> tuple[Figure, Axes]:
+def sheet(
+    title: str, width: float = 6.4, height: float = 3.8, pad: float = 8
+) -> tuple[Figure, Axes]:
     """A figure with one plot, of so many inches; `pad`: points below its title."""
     from matplotlib.figure import Figure
 
@@ -197,21 +235,42 @@ def curve(axes: Axes, steps: list[int], values: list[float]) -> None:
 
 
 def line(
-    axes: Axes, steps: list[int], values: list[float], colour: str, *, width: float = 1.6, alpha: float = 1, dots: bool = False
+    axes: Axes,
+    steps: list[int],
+    values: list[float],
+    colour: str,
+    *,
+    width: float = 1.6,
+    alpha: float = 1,
+    dots: bool = False,
 ) -> None:
     marker = "o" if dots or len(steps) == 1 else ""  # one point alone is no line
     many = len(steps) > MANY
-    axes.plot(steps, values, color=colour, lw=width, alpha=alpha, marker=marker, ms=4, clip_on=False, rasterized=many)
+    axes.plot(
+        steps,
+        values,
+        color=colour,
+        lw=width,
+        alpha=alpha,
+        marker=marker,
+        ms=4,
+        clip_on=False,
+        rasterized=many,
+    )
 
 
-def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any) -> None:
+def note(
+    axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
+) -> None:
     """Small text, `shift` points from a place on the axes."""
     look: dict[str, Any] = {"color": FAINT, "size": 9}
     axes.annotate(text, at, shift, textcoords="offset points", **(look | style))
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """The mean over a window of 2 % of the points, narrower towards both ends, so that it begins and ends on the data."""
+    """The mean over a window of 2 % of the points, narrower towards both ends, so that it begins
+    and ends on the data.
+    """
     import numpy
 
     sums = numpy.concatenate([[0.0], numpy.cumsum(values)])
@@ -221,17 +280,24 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def label_ends(axes: Axes, ends: list[Label]) -> None:
-    """Names lines right of the axes, where no curve runs, in their colours, as high as their ends or as near as there is room."""
+    """Names lines right of the axes, where no curve runs, in their colours, as high as their ends
+    or as near as there is room.
+    """
     low, high = axes.get_ylim()
     below = low - ROW * (high - low)
     for height, text, colour in sorted(ends):
         below = max(height, below + ROW * (high - low))
-        at, look = ("axes fraction", "data"), {"color": colour, "va": "center", "weight": "bold", "size": 10}
+        at, look = (
+            ("axes fraction", "data"),
+            {"color": colour, "va": "center", "weight": "bold", "size": 10},
+        )
         note(axes, text, (1, below), (7, 0), xycoords=at, annotation_clip=False, **look)
 
 
 def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
-    """A dotted line at each step where the run stopped, was resumed or restarted, or lost its loss."""
+    """A dotted line at each step where the run stopped, was resumed or restarted, or lost its
+    loss.
+    """
     marks = [(step, kind) for kind in BREAKS for step in history.steps_of(kind)]
     if named and history.broke_at is not None:
         marks.append((history.broke_at, "no finite loss"))
@@ -245,14 +311,24 @@ def mark_breaks(axes: Axes, history: History, *, named: bool = True) -> None:
 
 
 def _name_breaks(axes: Axes, breaks: dict[int, str]) -> None:
-    """Names each break, a row below the one before; the scale goes as far up as it takes for no curve to reach a name."""
+    """Names each break, a row below the one before; the scale goes as far up as it takes for no
+    curve to reach a name.
+    """
     (low, high), end = axes.get_ylim(), axes.get_xlim()[1]
     for row, (step, text) in enumerate(breaks.items()):
         right, width = step > 0.6 * end, LETTER * len(text) * end
         peak = _peak(axes, *((step - width, step) if right else (step, step + width)))
         high = max(high, low + (peak - low) / (1 - ROW * (row + 1)))
         shift = (-3 if right else 3, -1 - LINE * row)
-        note(axes, text, (step, 1), shift, xycoords=("data", "axes fraction"), va="top", ha="right" if right else "left")
+        note(
+            axes,
+            text,
+            (step, 1),
+            shift,
+            xycoords=("data", "axes fraction"),
+            va="top",
+            ha="right" if right else "left",
+        )
     axes.set_ylim(low, high)
 
 
@@ -263,8 +339,13 @@ def _peak(axes: Axes, begin: float, until: float) -> float:
     found = [-math.inf]
     for line in axes.get_lines():
         if line.get_linestyle() != ":":  # that of a break
-            steps, values = numpy.asarray(line.get_xdata(), float), numpy.asarray(line.get_ydata(), float)
-            edges = numpy.interp([begin, until], steps, values)  # a line between two logged steps passes, too
+            steps, values = (
+                numpy.asarray(line.get_xdata(), float),
+                numpy.asarray(line.get_ydata(), float),
+            )
+            edges = numpy.interp(
+                [begin, until], steps, values
+            )  # a line between two logged steps passes, too
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]
     return float(max(found))
 
@@ -273,7 +354,16 @@ def _mark_checkpoints(axes: Axes, steps: list[int]) -> None:
     """A triangle on the axis at each checkpoint."""
     if steps:
         few = len(steps) <= 30
-        axes.plot(steps, [0] * len(steps), color=FAINT, ls="", marker="^" if few else "|", ms=6, clip_on=False, zorder=5)
+        axes.plot(
+            steps,
+            [0] * len(steps),
+            color=FAINT,
+            ls="",
+            marker="^" if few else "|",
+            ms=6,
+            clip_on=False,
+            zorder=5,
+        )
         axes.set_xlabel(f"step · {'▲' if few else '|'} checkpoints")
 
 

@@ -15,18 +15,26 @@ ROWS = 12
 
 
 def describe(run: Run) -> Iterator[str]:
-    """The parts of the steps, the collectives' share, and the operations that took longest, each with its share.
+    """The parts of the steps, the collectives' share, and the operations that took longest, each
+    with its share.
 
     Raises:
         RunError: no profile is there.
     """
     path = run.profile / "summary.json"
     if (record := read_json(path)) is None:
-        raise RunError("has no profile", where=str(run.profile), next="make logs says why; make profile measures again")
+        raise RunError(
+            "has no profile",
+            where=str(run.profile),
+            next="make logs says why; make profile measures again",
+        )
     found = fit(Profile, record, str(path), "make profile measures again")
     total = found["seconds"] or 1.0
     first, last = found["steps"]
-    yield f"steps {first} to {last} of rank 0: {duration(total)} in all, {duration(total / max(1, last - first + 1))} a step"
+    yield (
+        f"steps {first} to {last} of rank 0: {duration(total)} in all, "
+        f"{duration(total / max(1, last - first + 1))} a step"
+    )
     yield ""
     rest = total - sum(found["parts"].values())
     for name, seconds in [*found["parts"].items(), *([("the rest", rest)] if rest > 0 else [])]:
@@ -39,11 +47,17 @@ def describe(run: Run) -> Iterator[str]:
     width = max((len(row["name"][:60]) for row in found["top"]), default=0)
     for row in found["top"][:ROWS]:
         name, seconds = row["name"][:60], row["seconds"]
-        yield f"{name:<{width}}  {percent(seconds / total):>7}  {duration(seconds):>8}  {row['calls']:>6,} calls"
+        yield (
+            f"{name:<{width}}  {percent(seconds / total):>7}  {duration(seconds):>8}  "
+            f"{row['calls']:>6,} calls"
+        )
     yield ""
     yield f"trace  {run.profile}/trace.json.gz  (drop it on ui.perfetto.dev)"
     yield "next   make train, or make profile SET='...' to see what another setting changes"
 
 
 def _bar(name: str, seconds: float, total: float) -> str:
-    return f"{name:<14} {percent(seconds / total):>7}  {duration(seconds):>8}  {'█' * round(WIDTH * seconds / total)}".rstrip()
+    return (
+        f"{name:<14} {percent(seconds / total):>7}  {duration(seconds):>8}  "
+        f"{'█' * round(WIDTH * seconds / total)}"
+    ).rstrip()

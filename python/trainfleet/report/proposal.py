@@ -1,4 +1,6 @@
-"""Prints a plan: what would run, what was derived and why; and writes it as files to a folder of its own."""
+"""Prints a plan: what would run, what was derived and why; and writes it as files to a folder of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,18 @@ from .history import duration
 
 INDENT = "    "
 PARTS = {  # of a step, in words
-    "products": "matrix products", "traffic": "memory traffic", "launches": "kernel launches", "shards": "gathering shards",
-    "tensor": "tensor-parallel exchange", "stages": "passing stages on", "context": "context exchange",
-    "idle": "pipeline idle", "gradients": "gradient exchange", "update": "optimizer", "other": "the rest",
-}  # fmt: skip
+    "products": "matrix products",
+    "traffic": "memory traffic",
+    "launches": "kernel launches",
+    "shards": "gathering shards",
+    "tensor": "tensor-parallel exchange",
+    "stages": "passing stages on",
+    "context": "context exchange",
+    "idle": "pipeline idle",
+    "gradients": "gradient exchange",
+    "update": "optimizer",
+    "other": "the rest",
+}
 FILES = (
     r"config\.yaml|stack\.yaml|cluster\.yaml|policy(-\d)?\.json|([a-z]+-)?requests|sizes\.png|plan\.json|[a-z]+-node-\d+\.sh"
     r"|setup-[A-Za-z0-9._-]+\.sh|node\.sh|[a-z]+-job\.sbatch"  # what OUT receives
@@ -45,18 +55,23 @@ def describe(config: Config, derived: list[Derived], needs: Estimate) -> Iterato
     yield f"{config.name}: {config.train.steps:,} steps on the {fleet.backend} backend, {world}"
     yield from ("", "derived")
     keys, values = (
-        max(map(len, column), default=0) for column in ([row.key for row in derived], [str(row.value) for row in derived])
+        max(map(len, column), default=0)
+        for column in ([row.key for row in derived], [str(row.value) for row in derived])
     )
     yield from (hung(f"  {row.key:{keys}}  {row.value!s:>{values}}  ", row.why) for row in derived)
     yield from ("", "estimate")
     yield from (hung(f"  {name:10} ", text) for name, text in _estimates(config, needs))
-    fabric = fabric_settings(fleet.node_type, "<card>", alone=fleet.nodes == 1) if fleet.is_told else ()
+    fabric = (
+        fabric_settings(fleet.node_type, "<card>", alone=fleet.nodes == 1) if fleet.is_told else ()
+    )
     settings = (*fabric, *neuron_environment.settings(config))
     if settings:
         yield from ("", "environment")
         width = max(len(setting.name) for setting in settings)
         for setting in settings:
-            yield from _row(f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why)
+            yield from _row(
+                f"  {setting.name:{width}}  {setting.value or 'left out':8}  ", setting.why
+            )
 
 
 def _row(head: str, text: str) -> Iterator[str]:
@@ -71,32 +86,63 @@ def describe_changes(changes: Iterable[Artifact]) -> Iterator[str]:
     """What make setup would do now, by host."""
     for artifact in changes:
         if not artifact.name.endswith(".sh"):
-            yield from ("", f"{artifact.name}: {len(artifact.text.encode()):,} bytes, as OUT=folder receives it")
+            yield from (
+                "",
+                f"{artifact.name}: {len(artifact.text.encode()):,} bytes, as OUT=folder receives "
+                "it",
+            )
             continue
-        steps = [line for line in artifact.text.splitlines() if not line.startswith(("#!", "set -e"))]
-        yield from ("", f"{artifact.name}{'' if steps else ': nothing to do'}", *(f"  {line}" for line in steps))
+        steps = [
+            line for line in artifact.text.splitlines() if not line.startswith(("#!", "set -e"))
+        ]
+        yield from (
+            "",
+            f"{artifact.name}{'' if steps else ': nothing to do'}",
+            *(f"  {line}" for line in steps),
+        )
 
 
-def describe_requests(requests: Sequence[Request], notes: tuple[str, ...], whole: bool = True) -> Iterator[str]:
-    """The exact artifacts, in the order in which they will run; unless `whole`, only how many there are."""
+def describe_requests(
+    requests: Sequence[Request], notes: tuple[str, ...], whole: bool = True
+) -> Iterator[str]:
+    """The exact artifacts, in the order in which they will run; unless `whole`, only how many there
+    are.
+    """
     yield from ["", "data", *(f"  {note}" for note in notes)] if notes else []
     if not whole:
         steps = ", ".join(f"{request.job.kind} ({len(request.artifacts)})" for request in requests)
-        yield from ("", f"scripts of this machine's nodes: {steps}; VERBOSE=1 shows them, OUT=folder writes them")
+        yield from (
+            "",
+            f"scripts of this machine's nodes: {steps}; VERBOSE=1 shows them, OUT=folder writes "
+            "them",
+        )
         return
     for request in requests:
         yield from ("", f"{request.job.kind} ({request.job.name})")
         for artifact in request.artifacts:
-            yield from (f"  {artifact.name}", *(f"{INDENT}{line}" for line in artifact.text.splitlines()))
+            yield from (
+                f"  {artifact.name}",
+                *(f"{INDENT}{line}" for line in artifact.text.splitlines()),
+            )
 
 
 def hung(head: str, text: str) -> str:
-    """A line that begins with `head`; what the terminal has no room for stands below, where the text begins."""
-    return textwrap.fill(text, columns(), initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
+    """A line that begins with `head`; what the terminal has no room for stands below, where the
+    text begins.
+    """
+    return textwrap.fill(
+        text,
+        columns(),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+    )
 
 
 def columns() -> int:
-    """How wide a line may be: the terminal's width, in a pipe 100, and no more than can be read well."""
+    """How wide a line may be: the terminal's width, in a pipe 100, and no more than can be read
+    well.
+    """
     return max(60, min(120, shutil.get_terminal_size((100, 24)).columns))
 
 
@@ -109,28 +155,49 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "batch", f"{train.global_batch} sequences = {passes}"
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
-    held = ", ".join(f"{named.get(name, name)} {size / 2**30:,.2f}" for name, size in asdict(needs.memory).items() if size)
+    held = ", ".join(
+        f"{named.get(name, name)} {size / 2**30:,.2f}"
+        for name, size in asdict(needs.memory).items()
+        if size
+    )
     yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
     if needs.usable and needs.memory.total > needs.usable:
         yield "", "warning: that will hardly fit; train.layout: auto looks for what does"
-    yield "work", f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} tokens per step"
+    yield (
+        "work",
+        f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} "
+        "tokens per step",
+    )
     if needs.peak and needs.seconds is not None:
         speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
         mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
         basis = _basis(config, needs)
-        yield "speed", f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU of {mfu:.0%}, {basis}"
+        yield (
+            "speed",
+            f"about {rough(speed)} tokens/s, {rough(speed / config.world_size)} per rank, an MFU "
+            f"of {mfu:.0%}, {basis}",
+        )
         if figure := beside(config):
             yield "", f"{rough(speed / fleet.nodes)} a node; {figure}"
         if needs.step:
             yield "step", f"{needs.step.total:.3g} s: {', '.join(shares(needs.step))}"
         peak = needs.peak / config.world_size / 1e12
-        yield "MFU", f"= tokens/s x FLOPs per token / ({config.world_size} x {peak:,.4g} TFLOP/s per rank, {needs.format})"
+        yield (
+            "MFU",
+            f"= tokens/s x FLOPs per token / ({config.world_size} x {peak:,.4g} TFLOP/s per "
+            f"rank, {needs.format})",
+        )
         yield "", flops_in_words(config.model)
         yield "time", f"about {duration(needs.seconds)}"
     else:
         yield "time", "unknown on this hardware"
     if needs.usd is None:
-        yield "cost", "unknown: no list price" if needs.bill is None else f"${needs.bill.hour(fleet.nodes):,.2f} an hour"
+        yield (
+            "cost",
+            "unknown: no list price"
+            if needs.bill is None
+            else f"${needs.bill.hour(fleet.nodes):,.2f} an hour",
+        )
     else:
         around = f", ${rough(needs.around)} of it for set-up and idle time" if needs.around else ""
         yield "cost", f"about ${rough(needs.usd)}{around}" if needs.usd else _free(config)
@@ -139,7 +206,9 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
 def _free(config: Config) -> str:
     """Why a run costs nothing."""
     kind = config.fleet.node_type
-    own = "$0: machines of yours, until fleet.accelerator.usd_per_hour says what an hour of one costs"
+    own = (
+        "$0: machines of yours, until fleet.accelerator.usd_per_hour says what an hour of one costs"
+    )
     return own if kind and kind.owned else "$0 (this machine)"
 
 
@@ -149,11 +218,17 @@ def _node(config: Config) -> Iterator[str]:
     if kind is None or not kind.owned or kind.accelerator is None:
         return
     row, format_ = kind.accelerator, kind.accelerator.half
-    peaks = f"{row.peak(format_) / 1e12:,.4g} TFLOP/s in {format_}, {row.memory_gib:g} GiB at {row.bandwidth / 1e12:.3g} TB/s"
+    peaks = (
+        f"{row.peak(format_) / 1e12:,.4g} TFLOP/s in {format_}, {row.memory_gib:g} GiB at "
+        f"{row.bandwidth / 1e12:.3g} TB/s"
+    )
     yield f"{kind.name}: {peaks} ({row.source}); {row.links or 'PCIe between them'}"
     if config.fleet.nodes > 1:
         assumed = "" if not kind.assumed else ", as is usual" if kind.fabric else ", assumed"
-        yield f"{kind.fabric or 'an unknown network'} between nodes: {kind.network_gbps:,g} Gbit/s each{assumed}"
+        yield (
+            f"{kind.fabric or 'an unknown network'} between nodes: {kind.network_gbps:,g} "
+            f"Gbit/s each{assumed}"
+        )
 
 
 def _likely(config: Config) -> str:
@@ -171,10 +246,15 @@ def _basis(config: Config, needs: Estimate) -> str:
     if found := needs.experience:
         runs = f"{found.runs} finished run{'s' if found.runs > 1 else ''} of {found.of}"
         by_parts = " (each part of a step by itself)" if found.parts else ""
-        return f"measured here: corrected by {runs}{by_parts}, which had {found.ratio:.2f} times what was predicted"
+        return (
+            f"measured here: corrected by {runs}{by_parts}, which had {found.ratio:.2f} times "
+            "what was predicted"
+        )
     device = config.fleet.rank_device
     if device is None:
-        return "predicted roughly: no run on this machine has been measured yet (make profile does it)"
+        return (
+            "predicted roughly: no run on this machine has been measured yet (make profile does it)"
+        )
     if not device.fitted:
         return "predicted from related devices: assumed, as no run of this one is published"
     return f"predicted from published runs: within {LIKELY:.0%} for four of five"
@@ -182,7 +262,9 @@ def _basis(config: Config, needs: Estimate) -> str:
 
 def shares(step: StepTime) -> list[str]:
     """The parts of a step that take at least 2 % of it, largest first."""
-    parts = sorted(((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True)
+    parts = sorted(
+        ((seconds / step.total, name) for name, seconds in asdict(step).items()), reverse=True
+    )
     return [f"{PARTS.get(name, name)} {share:.0%}" for share, name in parts if share >= 0.02]
 
 
@@ -192,9 +274,18 @@ def rough(value: float) -> str:
 
 
 def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
-    """The names of the files left in `folder`: the resolved config, the plan as data, and each artifact as it is."""
-    files = {"config.yaml": dump_resolved(plan.config), "plan.json": json.dumps(_record(plan), indent=2) + "\n"}
-    files |= {f"{request.job.kind}-{artifact.name}": artifact.text for request in plan.requests for artifact in request.artifacts}
+    """The names of the files left in `folder`: the resolved config, the plan as data, and each
+    artifact as it is.
+    """
+    files = {
+        "config.yaml": dump_resolved(plan.config),
+        "plan.json": json.dumps(_record(plan), indent=2) + "\n",
+    }
+    files |= {
+        f"{request.job.kind}-{artifact.name}": artifact.text
+        for request in plan.requests
+        for artifact in request.artifacts
+    }
     files |= {artifact.name: artifact.text for artifact in changes}
     for old in folder.glob("requests/[0-9][0-9]-*.json"):  # an earlier plan's
         old.unlink()
@@ -204,11 +295,17 @@ def write(plan: Plan, changes: Iterable[Artifact], folder: Path) -> list[str]:
 
 
 def require_own(folder: Path) -> None:
-    """ConfigError for a folder with something else than an earlier plan: your config.yaml would be overwritten."""
+    """ConfigError for a folder with something else than an earlier plan: your config.yaml would be
+    overwritten.
+    """
     why = no_place(folder)
     if folder.exists() and not folder.is_dir():
         why = "it is no folder"
-    elif folder.is_dir() and (other := sorted(path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name))):
+    elif folder.is_dir() and (
+        other := sorted(
+            path.name for path in folder.iterdir() if not re.fullmatch(FILES, path.name)
+        )
+    ):
         why = f"it holds {other[0]}, which is no part of a plan"
     elif (folder / "config.yaml").exists() and not (folder / "plan.json").exists():
         why = "it holds a config.yaml that no plan wrote"
@@ -219,4 +316,8 @@ def require_own(folder: Path) -> None:
 
 def _record(plan: Plan) -> dict[str, object]:
     requests = [request.record() for request in plan.requests]
-    return {"derived": [asdict(row) for row in plan.derived], "estimate": asdict(plan.estimate), "requests": requests}
+    return {
+        "derived": [asdict(row) for row in plan.derived],
+        "estimate": asdict(plan.estimate),
+        "requests": requests,
+    }

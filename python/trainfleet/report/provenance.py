@@ -1,4 +1,6 @@
-"""The provenance of a run: versions, devices, the keys that its config sets; and the state of its ranks."""
+"""The provenance of a run: versions, devices, the keys that its config sets; and the state of its
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,16 @@ def facts(history: History) -> Iterator[tuple[str, str]]:
 
 
 def ranks(history: History) -> Iterator[tuple[str, ...]]:
-    """The ranks by their own work in the newest step, without waiting for others; none without heartbeats."""
+    """The ranks by their own work in the newest step, without waiting for others; none without
+    heartbeats.
+    """
     if history.status != "running":
         return
     with suppress(OSError, InputError):
         beats = read_beats(history.run.folder, fence.current(history.run.folder).order)
-        for beat in islice(sorted(beats.values(), key=lambda beat: -beat.busy_seconds), SHOWN_RANKS):
+        for beat in islice(
+            sorted(beats.values(), key=lambda beat: -beat.busy_seconds), SHOWN_RANKS
+        ):
             spent = f"{duration(beat.busy_seconds)} of {duration(beat.step_seconds)}"
             yield f"rank {beat.rank}", f"node {beat.node}", stage(beat), spent
 
@@ -57,7 +63,9 @@ def given(run: Run) -> Iterator[tuple[str, str]]:
     if not run.given.exists():
         return
     with suppress(InputError, ConfigError):
-        found = yaml_lines.read(untrusted_input.read_text(run.given, untrusted_input.RECORD), str(run.given))
+        found = yaml_lines.read(
+            untrusted_input.read_text(run.given, untrusted_input.RECORD), str(run.given)
+        )
         yield from islice(_changed(found.value, load_schema()), SHOWN_KEYS)
 
 

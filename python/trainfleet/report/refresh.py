@@ -1,6 +1,8 @@
-"""Keeps report.html of a run that trains up to date, in a process of its own with the lowest priority.
+"""Keeps report.html of a run that trains up to date, in a process of its own with the lowest
+priority.
 
-`python -m trainfleet.report.refresh RUN_FOLDER` draws once and ends: nothing that goes wrong there reaches the launcher.
+`python -m trainfleet.report.refresh RUN_FOLDER` draws once and ends: nothing that goes wrong there
+reaches the launcher.
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ from ..trust.errors import telling
 from ..trust.safe_output import install
 from .html import write
 
-FIRST, EVERY = 10.0, 20.0  # seconds after the first step, and between two drawings: one takes about 1.5 s of one core
+FIRST, EVERY = (
+    10.0,
+    20.0,
+)  # seconds after the first step, and between two drawings: one takes about 1.5 s of one core
 
 
 class Refresh:
-    """The drawing process, if one runs; `look` starts the next one where it is due and there is something new."""
+    """The drawing process, if one runs; `look` starts the next one where it is due and there is
+    something new.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run, self.drawn, self.due = run, 0, time.monotonic() + FIRST
         self.process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
-        """Costs one stat while nothing is due. Without a disk or a process to spare the page stays as it is."""
+        """Costs one stat while nothing is due. Without a disk or a process to spare the page stays
+        as it is.
+        """
         if time.monotonic() < self.due or (self.process and self.process.poll() is None):
             return
         self.due = time.monotonic() + EVERY
@@ -51,7 +60,14 @@ def _start(run: Run) -> subprocess.Popen[bytes]:
 
     words = [sys.executable, "-m", __name__, str(run.folder)]
     nothing = subprocess.DEVNULL
-    return subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, preexec_fn=prepare, start_new_session=True)
+    return subprocess.Popen(
+        words,
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        preexec_fn=prepare,
+        start_new_session=True,
+    )
 
 
 @telling

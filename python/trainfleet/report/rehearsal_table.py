@@ -1,4 +1,6 @@
-"""What a rehearsal came to: rehearsal.json in the run folder that it leaves, and the rows of its table."""
+"""What a rehearsal came to: rehearsal.json in the run folder that it leaves, and the rows of its
+table.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,25 @@ from ..trust import untrusted_input
 from ..trust.validation import Count, Name, Range, fit
 from .history import duration
 
-HEAD = ("fault", "noticed after", "verdict", "steps lost", "trains again in", "losses", "left over", "promise")
+HEAD = (
+    "fault",
+    "noticed after",
+    "verdict",
+    "steps lost",
+    "trains again in",
+    "losses",
+    "left over",
+    "promise",
+)
 KEPT = ("config.yaml", "results.json", "metrics.jsonl")  # of the unbroken run
 Seconds = Annotated[float, Range(0, 1e9)]
 
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """What became of one fault. `broken` are the promises that were not kept; `skipped` says why it could not be played."""
+    """What became of one fault. `broken` are the promises that were not kept; `skipped` says why it
+    could not be played.
+    """
 
     name: Name
     noticed: Seconds | None = None  # seconds after the fault
@@ -69,19 +82,32 @@ class Rehearsal:
         broken = sum(bool(outcome.broken) for outcome in self.outcomes)
         skipped = sum(bool(outcome.skipped) for outcome in self.outcomes)
         kept = len(self.outcomes) - broken - skipped
-        return f"{kept} of {kept + broken} faults were survived as promised" + (f", {skipped} not played here" if skipped else "")
+        return f"{kept} of {kept + broken} faults were survived as promised" + (
+            f", {skipped} not played here" if skipped else ""
+        )
 
 
 def write(run: Run, unbroken: Path, backend: str, outcomes: Sequence[FaultOutcome]) -> None:
-    """Leaves a rehearsal in a run's folder, which it makes, with what shows that the unbroken run was one."""
+    """Leaves a rehearsal in a run's folder, which it makes, with what shows that the unbroken run
+    was one.
+    """
     run_folder.make_folder(run.folder)
     for name in KEPT:
         if (unbroken / name).is_file():
-            run_folder.write_atomic(run.folder / name, untrusted_input.read_text(unbroken / name, 64 * untrusted_input.MEBIBYTE))
+            run_folder.write_atomic(
+                run.folder / name,
+                untrusted_input.read_text(unbroken / name, 64 * untrusted_input.MEBIBYTE),
+            )
     run_folder.write_json(run.rehearsal, asdict(Rehearsal(backend, tuple(outcomes))))
 
 
 def read(run: Run) -> Rehearsal | None:
-    """The rehearsal that a run's folder holds, None where it holds none; InputError where the file is not what one leaves."""
+    """The rehearsal that a run's folder holds, None where it holds none; InputError where the file
+    is not what one leaves.
+    """
     record = run_folder.read_json(run.rehearsal)
-    return None if record is None else fit(Rehearsal, record, str(run.rehearsal), "make rehearse again")
+    return (
+        None
+        if record is None
+        else fit(Rehearsal, record, str(run.rehearsal), "make rehearse again")
+    )

@@ -1,4 +1,6 @@
-"""The results of make scaling: the table on the terminal and in scaling.md, the figures in scaling.json, and the plot."""
+"""The results of make scaling: the table on the terminal and in scaling.md, the figures in
+scaling.json, and the plot.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ STRONG, WEAK = "strong scaling: the global batch stays", "weak scaling: the work
 
 def speed_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The median speed and MFU of lines of metrics; {} of none."""
-    found = {key: [line[key] for line in lines if line.get(key) is not None] for key in ("tokens_per_second", "mfu")}
+    found = {
+        key: [line[key] for line in lines if line.get(key) is not None]
+        for key in ("tokens_per_second", "mfu")
+    }
     return {key: median(values) for key, values in found.items() if values}
 
 
@@ -32,21 +37,34 @@ def describe(measures: Sequence[Measure], weak: bool) -> list[str]:
 def write(run: Run, measures: Sequence[Measure], weak: bool) -> None:
     """Leaves scaling.md, scaling.json and plots/scaling.png in the run's folder."""
     table = [HEAD, ("---",) * len(HEAD), *map(_row, measures)]
-    lines = [f"{(WEAK if weak else STRONG).capitalize()}.", "", *(f"| {' | '.join(row)} |" for row in table)]
+    lines = [
+        f"{(WEAK if weak else STRONG).capitalize()}.",
+        "",
+        *(f"| {' | '.join(row)} |" for row in table),
+    ]
     write_atomic(run.folder / "scaling.md", "\n".join(lines) + "\n")
     rows = [asdict(measure) for measure in measures]
-    write_json(run.folder / "scaling.json", {"scaling": "weak" if weak else "strong", "sizes": rows})
+    write_json(
+        run.folder / "scaling.json", {"scaling": "weak" if weak else "strong", "sizes": rows}
+    )
     draw(run.plots / "scaling.png", measures, weak)
 
 
 def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
-    """Speed against nodes, both in powers of two, beside what as many times the ranks would reach at best."""
+    """Speed against nodes, both in powers of two, beside what as many times the ranks would reach
+    at best.
+    """
     import matplotlib
 
-    nodes, speeds = [measure.nodes for measure in measures], [measure.tokens_per_second for measure in measures]
+    nodes, speeds = (
+        [measure.nodes for measure in measures],
+        [measure.tokens_per_second for measure in measures],
+    )
     best = [measure.tokens_per_second / measure.efficiency for measure in measures]
     with matplotlib.rc_context(STYLE):
-        figure, axes = sheet(f"Throughput (tokens per second), {'weak' if weak else 'strong'} scaling")
+        figure, axes = sheet(
+            f"Throughput (tokens per second), {'weak' if weak else 'strong'} scaling"
+        )
         axes.set_xlabel("nodes")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
@@ -57,8 +75,17 @@ def draw(path: Path, measures: Sequence[Measure], weak: bool) -> None:
         axes.plot(nodes, speeds, color=BLUE, lw=2, marker="o", ms=5, clip_on=False)
         for measure in measures:
             text = f"{quantity(measure.tokens_per_second)} · {percent(measure.efficiency)}"
-            note(axes, text, (measure.nodes, measure.tokens_per_second), (8, -8), color=INK, va="top")
-        note(axes, "every rank as fast as in the first size", (nodes[-1], best[-1]), (0, 6), ha="right", va="bottom")
+            note(
+                axes, text, (measure.nodes, measure.tokens_per_second), (8, -8), color=INK, va="top"
+            )
+        note(
+            axes,
+            "every rank as fast as in the first size",
+            (nodes[-1], best[-1]),
+            (0, 6),
+            ha="right",
+            va="bottom",
+        )
         axes.margins(x=0.2, y=0.15)
         save(figure, path)
 

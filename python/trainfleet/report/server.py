@@ -1,8 +1,10 @@
-"""Serves a run's report to this machine's browser: one page, read anew at each request, and nothing else of any folder.
+"""Serves a run's report to this machine's browser: one page, read anew at each request, and nothing
+else of any folder.
 
-Only the loopback interface listens, and only requests that name it are answered: a page elsewhere that has its own name lead here
-(DNS rebinding) reads nothing. Other users of the machine reach the loopback too, so a request must show the token that is in the
-printed address; the cookie that answers it lets the bare address do from then on.
+Only the loopback interface listens, and only requests that name it are answered: a page elsewhere
+that has its own name lead here (DNS rebinding) reads nothing. Other users of the machine reach the
+loopback too, so a request must show the token that is in the printed address; the cookie that
+answers it lets the bare address do from then on.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ HOST = re.compile(r"(127\.0\.0\.1|localhost)(:[0-9]{1,5})?", re.IGNORECASE)
 MOST = 16  # connections at once; a further one ends the oldest
 LONGEST = 30.0  # seconds that a connection may take: a page is read within milliseconds
 TOKEN = "token"
-ASKS = "This page opens with the whole address that <code>make watch</code> has printed: it ends in <code>/?token=…</code>"
+ASKS = (
+    "This page opens with the whole address that <code>make watch</code> has printed: it ends "
+    "in <code>/?token=…</code>"
+)
 ABSENT = "The report is not there at the moment; reload, or type <code>make report</code>"
 
 
@@ -36,12 +41,17 @@ class Server(ThreadingHTTPServer):
     """`page` gives the bytes to answer with."""
 
     daemon_threads = True
-    request_queue_size = 128  # connections that wait to be taken; beyond them the kernel lets the next one wait for a second
+    # connections that wait to be taken; beyond them the kernel lets the next one wait for a second
+    request_queue_size = 128
 
     def __init__(self, page: Callable[[], bytes], port: int | None = None) -> None:
-        """Listens on `port`; without one on PORT, or where that is in use on any other. OSError where `port` is."""
+        """Listens on `port`; without one on PORT, or where that is in use on any other. OSError
+        where `port` is.
+        """
         self.page, self.token = page, secrets.token_urlsafe(18)
-        self.begun = dict[socket.socket, float]()  # the connections that are open, the oldest first, and since when
+        self.begun = dict[
+            socket.socket, float
+        ]()  # the connections that are open, the oldest first, and since when
         try:
             super().__init__((LOOPBACK, PORT if port is None else port), Answer)
         except OSError:
@@ -54,7 +64,9 @@ class Server(ThreadingHTTPServer):
         return f"http://{LOOPBACK}:{self.server_port}/?{TOKEN}={self.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answers in a thread of the MOST that there are; the oldest connection makes way for a new one."""
+        """Answers in a thread of the MOST that there are; the oldest connection makes way for a new
+        one.
+        """
         while len(self.begun) >= MOST:
             for oldest in list(self.begun)[:1]:
                 _end(oldest)
@@ -73,7 +85,9 @@ class Server(ThreadingHTTPServer):
                 _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line where the fault is ours; nothing where a browser has hung up. The terminal is the user's."""
+        """One line where the fault is ours; nothing where a browser has hung up. The terminal is
+        the user's.
+        """
         if not isinstance(error := sys.exception(), OSError):
             print(f"a request was not answered: {shown(repr(error))}", file=sys.stderr, flush=True)
 
@@ -109,21 +123,34 @@ class Answer(BaseHTTPRequestHandler):
         except CookieError:
             cookie = None
         given = (token, cookie.value if cookie else "")
-        return any(hmac.compare_digest(one.encode(errors="replace"), self.server.token.encode()) for one in given)
+        return any(
+            hmac.compare_digest(one.encode(errors="replace"), self.server.token.encode())
+            for one in given
+        )
 
     @property
     def _cookie(self) -> str:
-        """The cookie's name: cookies are not told apart by port, and several runs may be watched at once."""
+        """The cookie's name: cookies are not told apart by port, and several runs may be watched at
+        once.
+        """
         return f"trainfleet-{self.server.server_port}"
 
     def _send(self, code: int, page: bytes) -> None:
         self.send_response(code)
-        for name, value in (("Content-Type", "text/html; charset=utf-8"), ("Content-Length", str(len(page))),
-                            ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"),
-                            ("Referrer-Policy", "no-referrer"), ("Cross-Origin-Resource-Policy", "same-origin")):  # fmt: skip
+        for name, value in (
+            ("Content-Type", "text/html; charset=utf-8"),
+            ("Content-Length", str(len(page))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+        ):
             self.send_header(name, value)
         if code == 200:
-            self.send_header("Set-Cookie", f"{self._cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict")
+            self.send_header(
+                "Set-Cookie",
+                f"{self._cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict",
+            )
         self.end_headers()
         self.wfile.write(page)
 

@@ -1,4 +1,6 @@
-"""Tables and a plot of time and money over numbers of nodes, and of the best layouts of one number."""
+"""Tables and a plot of time and money over numbers of nodes, and of the best layouts of one
+number.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def describe_layouts(config: Config, choices: Sequence[Choice], bill: Bill | Non
 
 
 def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> Iterator[str]:
-    """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the picture.
+    """What the training takes over numbers of nodes, and how many meet the wish; `out` receives the
+    picture.
 
     Raises:
         ConfigError: none does, or that is unknown.
@@ -44,9 +47,14 @@ def answer(config: Config, wish: Wish, bill: Bill | None, out: Path | None) -> I
     yield from ("", f"next: make plan NODES={chosen.nodes}")
 
 
-def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wish) -> Iterator[str]:
+def describe_sizes(
+    config: Config, found: Sequence[Size], chosen: Size, wish: Wish
+) -> Iterator[str]:
     """The table over numbers of nodes, and the answer."""
-    yield from ("", f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}")
+    yield from (
+        "",
+        f"sizes: {rough(chosen.tokens)} tokens of {config.model.preset or config.model.family}",
+    )
     knee, sure = sizing.knee(found), sizing.surely(found, wish)
     marks = [(knee, "k"), (chosen, "*")]
     rows = shown(found, knee, chosen, *([sure] if sure else []))
@@ -56,15 +64,23 @@ def describe_sizes(config: Config, found: Sequence[Size], chosen: Size, wish: Wi
     if chosen is not knee and wish == Wish(tokens=wish.tokens):
         yield f"        the knee is {_told(knee)}"
     if wish.days is not None and wish.tokens is not None:
-        yield f"        in time with 50 % confidence; with 90 %: {_told(sure) if sure else 'no fleet that was asked for'}"
+        yield (
+            "        in time with 50 % confidence; with 90 %: "
+            f"{_told(sure) if sure else 'no fleet that was asked for'}"
+        )
     if wish.tokens is not None:
         batch = config.train.global_batch * config.train.sequence_length
-        yield f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that many tokens"
+        yield (
+            f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that "
+            "many tokens"
+        )
 
 
 def _told(size: Size) -> str:
     dollars = f" for about ${rough(size.usd)}" if size.usd is not None else ""
-    return f"NODES={size.nodes}: {rough(size.tokens)} tokens in {duration(size.days * DAY)}{dollars}"
+    return (
+        f"NODES={size.nodes}: {rough(size.tokens)} tokens in {duration(size.days * DAY)}{dollars}"
+    )
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:
@@ -84,7 +100,9 @@ def draw(path: Path, found: Sequence[Size], chosen: Size) -> None:
         curves.insert(1, ("Cost", lambda size: size.usd or 0.0, lambda usd: f"${quantity(usd)}"))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.4 * len(curves), 3.2), layout="constrained")
-        for axes, (title, value, words) in zip(figure.subplots(1, len(curves)), curves, strict=True):
+        for axes, (title, value, words) in zip(
+            figure.subplots(1, len(curves)), curves, strict=True
+        ):
             values = [value(size) for size in found]
             axes.set_title(title, pad=8)
             axes.set_xlabel("nodes")
@@ -108,16 +126,27 @@ def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...
     dollars = bill.whole(config.fleet.nodes, hours) if bill and not bill.is_free else None
     limit = choice.step.limit()
     return (
-        "*" if train == config.train else "", degrees(choice.config), str(train.micro_batch), str(train.recompute),
-        f"{choice.bytes / 2**30:.1f} GiB", f"{choice.seconds:.3g} s", f"${rough(dollars)}" if dollars is not None else "",
+        "*" if train == config.train else "",
+        degrees(choice.config),
+        str(train.micro_batch),
+        str(train.recompute),
+        f"{choice.bytes / 2**30:.1f} GiB",
+        f"{choice.seconds:.3g} s",
+        f"${rough(dollars)}" if dollars is not None else "",
         PARTS.get(limit, limit),
-    )  # fmt: skip
+    )
 
 
 def _size(size: Size, marks: Sequence[tuple[Size, str]]) -> tuple[str, ...]:
     each = f"${rough(size.usd_per_billion)}" if size.usd_per_billion is not None else ""
     return (
-        "".join(mark for one, mark in marks if one is size), f"{size.nodes:,}", rough(size.tokens_per_second), percent(size.mfu),
-        f"{size.goodput:.1%}", duration(size.days * DAY), f"${rough(size.usd)}" if size.usd is not None else "", each,
+        "".join(mark for one, mark in marks if one is size),
+        f"{size.nodes:,}",
+        rough(size.tokens_per_second),
+        percent(size.mfu),
+        f"{size.goodput:.1%}",
+        duration(size.days * DAY),
+        f"${rough(size.usd)}" if size.usd is not None else "",
+        each,
         degrees(size.choice.config),
-    )  # fmt: skip
+    )

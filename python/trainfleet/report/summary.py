@@ -12,7 +12,9 @@ from ..run.run_folder import Run
 from .history import History, decimal, duration, number, percent, predicted, quantity, read, size
 
 Row = tuple[str, str]
-SKIPPED = "far above the usual (train.spike_sigmas) or not finite, so not learned from; a few are normal"
+SKIPPED = (
+    "far above the usual (train.spike_sigmas) or not finite, so not learned from; a few are normal"
+)
 
 
 def print_summary(run: Run, stream: TextIO | None = None) -> None:
@@ -38,17 +40,28 @@ def _headline(history: History, heard: str = "") -> str:
     if not history.metrics:
         return f"{history.status}, no step logged yet" if history.results else history.status
     done = history.step / max(history.steps_total, 1)
-    return f"{history.status} · step {history.step:,} of {history.steps_total:,} ({100 * done:.0f} %)"
+    return (
+        f"{history.status} · step {history.step:,} of {history.steps_total:,} ({100 * done:.0f} %)"
+    )
 
 
 def _outcome(history: History) -> list[Row]:
     rows: list[Row] = []
     if history.metrics:
         mfu = history.measured("mfu")
-        rows = [("loss", _losses(history)), *[("remark", remark) for remark in (history.rose, history.unvalidated) if remark]]
+        rows = [
+            ("loss", _losses(history)),
+            *[("remark", remark) for remark in (history.rose, history.unvalidated) if remark],
+        ]
         speed = history.measured("tokens_per_second")
         used = f" · MFU {percent(mfu)}" if mfu else ""
-        rows.append(("speed", f"{quantity(speed)} tokens/s{used}{predicted(history, 'tokens_per_second', quantity)}"))
+        rows.append(
+            (
+                "speed",
+                f"{quantity(speed)} "
+                f"tokens/s{used}{predicted(history, 'tokens_per_second', quantity)}",
+            )
+        )
         rows += [*_data(history), *_parts(history), *_left_out(history), *_costs(history)]
     rows += [("logger", remark) for remark in history.silent]
     if history.status == "running":
@@ -62,47 +75,76 @@ def _outcome(history: History) -> list[Row]:
 
 def _data(history: History) -> list[Row]:
     """How much of the data was seen, and what of it was skipped."""
-    told = [f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
-            for whole in [number(history.results.get("dataset_tokens"))] if whole and history.epochs]  # fmt: skip
+    told = [
+        f"{history.epochs}: {quantity(history.measured('tokens'))} of {quantity(whole)} tokens"
+        for whole in [number(history.results.get("dataset_tokens"))]
+        if whole and history.epochs
+    ]
     if count := history.results.get("dataset_skipped"):
         told.append(f"{count:,} bad record{'s' * (count > 1)} skipped")
     return [("data", "; ".join(told))] if told else []
 
 
 def _costs(history: History) -> list[Row]:
-    """Memory per rank and dollars beside what the plan predicted of them; a CPU's memory is the whole process's, which is not."""
+    """Memory per rank and dollars beside what the plan predicted of them; a CPU's memory is the
+    whole process's, which is not.
+    """
     memory, usd = history.measured("memory_bytes"), number(history.results.get("usd"))
     rows = []
     if memory and history.results.get("device") != "cpu":
-        rows.append(("memory", f"{size(memory)} per rank{predicted(history, 'memory_bytes', size)}"))
+        rows.append(
+            ("memory", f"{size(memory)} per rank{predicted(history, 'memory_bytes', size)}")
+        )
     if usd:
         rows.append(("cost", f"${usd:,.2f}{predicted(history, 'usd', '${:,.2f}'.format)}"))
     return rows
 
 
 def _parts(history: History) -> list[Row]:
-    """The shares that the parts of a step have of it, the largest first, over the steps whose parts were timed."""
+    """The shares that the parts of a step have of it, the largest first, over the steps whose parts
+    were timed.
+    """
     keys = sorted({key for line in history.metrics for key in line if key.endswith("_seconds")})
-    middle = {key.removesuffix("_seconds"): median(history.series(key)[1]) for key in keys if history.series(key)[1]}
+    middle = {
+        key.removesuffix("_seconds"): median(history.series(key)[1])
+        for key in keys
+        if history.series(key)[1]
+    }
     total = sum(middle.values())
     shares = sorted(middle.items(), key=lambda item: -item[1])
-    return [("step", ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in shares))] if total else []
+    return (
+        [("step", ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in shares))]
+        if total
+        else []
+    )
 
 
 def _left_out(history: History) -> list[Row]:
     """The steps that were left out, if any were, and those of them that are fp16's."""
     last = history.metrics[-1]
-    skipped, overflowed, scale = (number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale"))
+    skipped, overflowed, scale = (
+        number(last.get(name)) or 0 for name in ("skipped", "overflowed", "loss_scale")
+    )
     told = [f"{skipped:,.0f} step{'s' * (skipped > 1)}: {SKIPPED}"] if skipped else []
-    told += [f"{overflowed:,.0f} steps overflowed fp16; the loss scale is {scale:,g}"] if overflowed else []
+    told += (
+        [f"{overflowed:,.0f} steps overflowed fp16; the loss scale is {scale:,g}"]
+        if overflowed
+        else []
+    )
     return [("skipped", "; ".join(told))] if told else []
 
 
 def _losses(history: History) -> str:
     first, last = history.losses
-    broke = f" · not a finite number from step {history.broke_at:,}" if history.broke_at is not None else ""
+    broke = (
+        f" · not a finite number from step {history.broke_at:,}"
+        if history.broke_at is not None
+        else ""
+    )
     valid = history.measured("valid_loss")
-    return f"{decimal(first)} → {decimal(last)}{broke}" + (f" · validation {decimal(valid)}" if valid is not None else "")
+    return f"{decimal(first)} → {decimal(last)}{broke}" + (
+        f" · validation {decimal(valid)}" if valid is not None else ""
+    )
 
 
 def _places(history: History) -> list[Row]:
@@ -113,27 +155,44 @@ def _places(history: History) -> list[Row]:
 
 def _freshness(history: History) -> list[Row]:
     now = time.time()
-    rows = [("last step", f"{duration(now - history.run.metrics.stat().st_mtime)} ago")] if history.metrics else []
+    rows = (
+        [("last step", f"{duration(now - history.run.metrics.stat().st_mtime)} ago")]
+        if history.metrics
+        else []
+    )
     saved = [event for event in history.events if event.get("event") == "checkpointed"]
     if saved:
-        rows.append(("checkpoint", f"step {saved[-1].get('step')}, {duration(now - saved[-1]['time'])} ago"))
+        rows.append(
+            ("checkpoint", f"step {saved[-1].get('step')}, {duration(now - saved[-1]['time'])} ago")
+        )
     return rows
 
 
 def _led(history: History) -> list[Row]:
-    """Who leads a run on other machines than this, and who stands by for that one, where hosts do that."""
+    """Who leads a run on other machines than this, and who stands by for that one, where hosts do
+    that.
+    """
     holder = newest_holder(history.run.folder)
     if history.status != "running" or holder is None or holder.code is not None:
         return []
     if newest_standby(history.run.folder) is None:
         return [("led by", holder.host)]
-    return [("led by", f"{holder.host}; {f'{holder.standby} stands by' if holder.standby else 'no other host stands by yet'}")]
+    return [
+        (
+            "led by",
+            f"{holder.host}; "
+            f"{f'{holder.standby} stands by' if holder.standby else 'no other host stands by yet'}",
+        )
+    ]
 
 
 def _next(history: History) -> list[Row]:
     commands = history.next_commands
     width = max(len(command) for command, _ in commands)
-    return [("" if index else "next", f"{command:<{width}}  {why}") for index, (command, why) in enumerate(commands)]
+    return [
+        ("" if index else "next", f"{command:<{width}}  {why}")
+        for index, (command, why) in enumerate(commands)
+    ]
 
 
 def _aligned(rows: list[Row]) -> str:

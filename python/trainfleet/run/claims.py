@@ -1,14 +1,16 @@
-"""Files by which hosts that share a folder agree: names that one process can claim, and files that are rewritten in place.
+"""Files by which hosts that share a folder agree: names that one process can claim, and files that
+are rewritten in place.
 
-A claim gives a name to one process on one host, once and for all. It is a file, created by link(2), which a file server carries
-out whole or not at all and refuses where the name exists. Over NFS the answer to a link that was made can be lost, and the
-repeated request then fails as if another had made it: the number of links of the file that was to be linked tells (open(2),
-under O_EXCL). A lock would not do: flock(2) of a host that has died lives on at the server for 90 s and more, and Lustre may be
-mounted without it.
+A claim gives a name to one process on one host, once and for all. It is a file, created by link(2),
+which a file server carries out whole or not at all and refuses where the name exists. Over NFS the
+answer to a link that was made can be lost, and the repeated request then fails as if another had
+made it: the number of links of the file that was to be linked tells (open(2), under O_EXCL). A lock
+would not do: flock(2) of a host that has died lives on at the server for 90 s and more, and Lustre
+may be mounted without it.
 
-A file that is rewritten in place has the same length each time, and is read by opening it anew: a client of NFS or Lustre asks
-the server then. One that were replaced (rename) could be seen for seconds as it was, by a client that remembers where its name
-led; and a listing, for up to a minute.
+A file that is rewritten in place has the same length each time, and is read by opening it anew: a
+client of NFS or Lustre asks the server then. One that were replaced (rename) could be seen for
+seconds as it was, by a client that remembers where its name led; and a listing, for up to a minute.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ ROOM = 512  # bytes of a file that is rewritten in place, if its text is no long
 
 
 def rewrite(path: Path, text: str, durable: bool = False) -> None:
-    """Rewrites a file in place; blanks fill it up. `durable`: it outlives a power cut. OSError where it can't be written."""
+    """Rewrites a file in place; blanks fill it up. `durable`: it outlives a power cut. OSError
+    where it can't be written.
+    """
     content = text.encode()
     file = untrusted_input.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
     try:
@@ -38,7 +42,9 @@ def rewrite(path: Path, text: str, durable: bool = False) -> None:
 
 
 def claim(path: Path, text: str) -> bool:
-    """Creates a file with this text for good; False if there was one. RunError where it can't be written."""
+    """Creates a file with this text for good; False if there was one. RunError where it can't be
+    written.
+    """
     make_folder(path.parent)
     part = path.with_name(f".{secrets.token_hex(8)}")
     try:
@@ -62,7 +68,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def look_again(*folders: Path) -> None:
-    """Lists folders: a client of NFS, which may remember for a minute that a name was not there, asks its server then."""
+    """Lists folders: a client of NFS, which may remember for a minute that a name was not there,
+    asks its server then.
+    """
     for folder in folders:
         with suppress(OSError):
             os.listdir(folder)  # noqa: PTH208 - names alone

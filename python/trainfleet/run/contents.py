@@ -1,8 +1,10 @@
-"""What the program writes into the folders of runs and datasets, and into the folder that hosts share: a row a kind of file.
+"""What the program writes into the folders of runs and datasets, and into the folder that hosts
+share: a row a kind of file.
 
-Backends take the paths of what they write from these rows. `make clean` reads them, here, on hosts and in S3: what no row
-declares is somebody else's, and stays. A name is a path in the folder: {words} stand for what differs, and a name that ends with
-a slash for a folder with all that is in it. Standard library only.
+Backends take the paths of what they write from these rows. `make clean` reads them, here, on hosts
+and in S3: what no row declares is somebody else's, and stays. A name is a path in the folder:
+{words} stand for what differs, and a name that ends with a slash for a folder with all that is in
+it. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,17 +17,29 @@ from pathlib import Path
 from ..trust import untrusted_input
 
 RUN, DATASET, SHARED = "a run's folder", "a dataset's folder", "the folder that hosts share"
-# What may stand for a word in braces, as POSIX extended expressions: find(1) on a host reads them too.
+# What may stand for a word in braces, as POSIX extended expressions: find(1) on a host reads them
+# too.
 WORDS = {
-    "node": "[0-9]+", "job": "[0-9]+", "start": "[0-9]+", "unit": "[0-9]{5,}", "worker": "[0-9]+", "process": "[0-9]+",
-    "number": "[0-9]+", "digest": "[0-9a-f]{16}", "token": "([0-9a-f]{16}|-|by-hand-[0-9]+)", "split": "(train|validation)",
-    "step": "step-[0-9]{8}", "file": "[A-Za-z0-9._+=-]+",
-}  # fmt: skip
+    "node": "[0-9]+",
+    "job": "[0-9]+",
+    "start": "[0-9]+",
+    "unit": "[0-9]{5,}",
+    "worker": "[0-9]+",
+    "process": "[0-9]+",
+    "number": "[0-9]+",
+    "digest": "[0-9a-f]{16}",
+    "token": "([0-9a-f]{16}|-|by-hand-[0-9]+)",
+    "split": "(train|validation)",
+    "step": "step-[0-9]{8}",
+    "file": "[A-Za-z0-9._+=-]+",
+}
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """A kind of file. `again`: it can be made again. `signs`: only the program's own folders have one."""
+    """A kind of file. `again`: it can be made again. `signs`: only the program's own folders have
+    one.
+    """
 
     name: str
     folders: tuple[str, ...]
@@ -41,7 +55,10 @@ class FileKind:
     def pattern(self) -> str:
         """Matches the names of the kind, and those under which a file lies until it is whole."""
         parts = re.split(r"\{(\w+)\}", self.name)
-        name = "".join(WORDS[part] if place % 2 else part.replace(".", "[.]") for place, part in enumerate(parts))
+        name = "".join(
+            WORDS[part] if place % 2 else part.replace(".", "[.]")
+            for place, part in enumerate(parts)
+        )
         if name.endswith("/"):
             return f"{name}.*"
         inner, slash, last = name.rpartition("/")
@@ -91,7 +108,8 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, nodes/head.py, engine/, report/
+# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, nodes/head.py,
+# engine/, report/
 _declare("config.yaml", RUN)
 _declare("given.yaml", RUN, signs=True)
 _declare("launch.yaml", RUN)
@@ -134,7 +152,9 @@ def kinds(folder: str) -> list[FileKind]:
 
 
 def pattern_of(folder: str) -> str:
-    """Matches each name in a folder of this sort that is the program's, as a POSIX extended expression."""
+    """Matches each name in a folder of this sort that is the program's, as a POSIX extended
+    expression.
+    """
     return "|".join(kind.pattern for kind in kinds(folder))
 
 

@@ -1,12 +1,15 @@
-"""The files of a run's events, and their one order. What events there are, with their fields: events.yaml.
+"""The files of a run's events, and their one order. What events there are, with their fields:
+events.yaml.
 
-events/<writer>.jsonl holds a line an event: its time (unix), its name and its fields. A file has one writer, because appending is
-not atomic over NFS:
+events/<writer>.jsonl holds a line an event: its time (unix), its name and its fields. A file has
+one writer, because appending is not atomic over NFS:
 
 launcher-<host>    the launcher on that host; after a takeover another host has another file
-node-<i>-<attempt> the ranks of one node in one attempt; they share a kernel, so their appends are atomic
+node-<i>-<attempt> the ranks of one node in one attempt; they share a kernel, so their appends are
+atomic
 
-Readers merge the files by time (`merge`), with `events.jsonl`, the one file of a run that began before format 2.
+Readers merge the files by time (`merge`), with `events.jsonl`, the one file of a run that began
+before format 2.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ def node(number: int, attempt: int) -> str:
 
 
 def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The events of all files by time. One writer's events keep their order, even if its clock was set back.
+    """The events of all files by time. One writer's events keep their order, even if its clock was
+    set back.
 
     Records without a name or a time are left out.
     """
@@ -38,7 +42,11 @@ def merge(files: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     for lines in files:
         latest = float("-inf")
         for line in lines:
-            if isinstance(line, dict) and isinstance(line.get("event"), str) and isinstance(line.get("time"), int | float):
+            if (
+                isinstance(line, dict)
+                and isinstance(line.get("event"), str)
+                and isinstance(line.get("time"), int | float)
+            ):
                 latest = max(latest, line["time"])
                 timed.append((latest, line))
     timed.sort(key=lambda pair: pair[0])

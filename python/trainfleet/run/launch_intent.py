@@ -1,8 +1,9 @@
-"""The intent of a launch: who launches a run, where, since when and by which command, in intent.json of the run folder.
+"""The intent of a launch: who launches a run, where, since when and by which command, in
+intent.json of the run folder.
 
-It is there from the command until the run's launcher takes its lease (health/lease.py), so that a stop, a clean and a second
-launch see a run that is about to begin. Who left it touches it every PACE seconds and looks for a request to stop
-(launch/intent_watch.py).
+It is there from the command until the run's launcher takes its lease (health/lease.py), so that a
+stop, a clean and a second launch see a run that is about to begin. Who left it touches it every
+PACE seconds and looks for a request to stop (launch/intent_watch.py).
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from .run_folder import Run, unwritable
 
 FILE = contents.INTENT.name
 PACE = 2.0  # seconds
-QUIET = 30.0  # seconds of looking at a launch on another machine without a touch, after which it counts as gone
+# seconds of looking at a launch on another machine without a touch, after which it counts as gone
+QUIET = 30.0
 LARGEST = 1 << 14  # bytes
 MOST = 1 << 22  # the highest pid (/proc/sys/kernel/pid_max)
 
 
 @dataclass(frozen=True)
 class Intent:
-    """`process` is the identity of the command's process, which tells a pid that is used again, and a reboot."""
+    """`process` is the identity of the command's process, which tells a pid that is used again, and
+    a reboot.
+    """
 
     user: Name
     host: Name
@@ -59,7 +63,9 @@ class Intent:
 
 @dataclass(frozen=True)
 class DeclaredIntent:
-    """An intent in a run folder, when it was touched last, by some clock, and whether the run was asked to stop meanwhile."""
+    """An intent in a run folder, when it was touched last, by some clock, and whether the run was
+    asked to stop meanwhile.
+    """
 
     intent: Intent
     touched: float
@@ -67,8 +73,12 @@ class DeclaredIntent:
 
     @property
     def goes_on(self) -> bool | None:
-        """Whether the command's process lives; None where this machine can't tell: touches show it."""
-        if self.intent.host != platform.node() or _boot(self.intent.process) != _boot(identity(os.getpid())):
+        """Whether the command's process lives; None where this machine can't tell: touches show
+        it.
+        """
+        if self.intent.host != platform.node() or _boot(self.intent.process) != _boot(
+            identity(os.getpid())
+        ):
             return None
         return identity(self.intent.pid) == self.intent.process
 
@@ -81,11 +91,21 @@ def mine(command: str) -> Intent:
     """The intent of this process."""
     terminal = os.ttyname(0).removeprefix("/dev/") if os.isatty(0) else ""
     process = identity(os.getpid())
-    return Intent(host_marker.user(), platform.node(), terminal, process, command, time.time(), secrets.token_hex(8))
+    return Intent(
+        host_marker.user(),
+        platform.node(),
+        terminal,
+        process,
+        command,
+        time.time(),
+        secrets.token_hex(8),
+    )
 
 
 def parse(text: str) -> Intent | None:
-    """The intent that a text is; None where it is none, which a command that was killed as it wrote can leave."""
+    """The intent that a text is; None where it is none, which a command that was killed as it wrote
+    can leave.
+    """
     try:
         intent = fit(Intent, untrusted_input.parse_line(text.encode(), ""))
     except InputError:
@@ -104,9 +124,11 @@ def read(run: Run) -> DeclaredIntent | None:
 
 
 def leave(run: Run, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-    """Leaves an intent in a run folder that this machine sees, and withdraws what requests to stop are older.
+    """Leaves an intent in a run folder that this machine sees, and withdraws what requests to stop
+    are older.
 
-    It takes the place of the intent with the token `stale`. Where there is another nothing is done, and that is returned.
+    It takes the place of the intent with the token `stale`. Where there is another nothing is done,
+    and that is returned.
     """
     found = read(run)
     if found and found.intent.token != stale:
@@ -137,7 +159,9 @@ def touch(run: Run) -> None:
 
 
 def withdraw(run: Run, intent: Intent, begun: bool) -> None:
-    """Removes this intent; where the run has not begun also the request to stop, and a run folder that has nothing else in it."""
+    """Removes this intent; where the run has not begun also the request to stop, and a run folder
+    that has nothing else in it.
+    """
     found = read(run)
     with suppress(OSError):
         if found and found.intent.token == intent.token:

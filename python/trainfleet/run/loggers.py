@@ -1,11 +1,12 @@
 """Sends metrics to Weights & Biases, MLflow and Trackio (train.loggers).
 
-Each library runs in a thread of its own behind a queue, so that neither its errors nor a hanging network reach training. A
-failure is reported once, in the node's log and as an event; the run's own files have every line in any case. The libraries'
-own environment variables configure destination and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets
-passes them to the nodes.
+Each library runs in a thread of its own behind a queue, so that neither its errors nor a hanging
+network reach training. A failure is reported once, in the node's log and as an event; the run's own
+files have every line in any case. The libraries' own environment variables configure destination
+and key (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR ...); fleet.secrets passes them to the nodes.
 
-docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html, huggingface.co/docs/trackio
+docs.wandb.ai/ref/python/init, mlflow.org/docs/latest/python_api/mlflow.html,
+huggingface.co/docs/trackio
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ class Wandb:
 
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
-        self.run = wandb.init(project=PROJECT, name=name, id=identity, resume="allow", config=dict(config), dir=str(folder))
+        self.run = wandb.init(
+            project=PROJECT,
+            name=name,
+            id=identity,
+            resume="allow",
+            config=dict(config),
+            dir=str(folder),
+        )
 
     def log(self, step: int, metrics: Metrics) -> None:
         self.run.log(dict(metrics), step=step)
@@ -56,7 +64,9 @@ class Mlflow:
     def __init__(self, name: str, identity: str, config: Mapping[str, Any], folder: Path) -> None:
         self.mlflow = importlib.import_module("mlflow")
         self.mlflow.set_experiment(PROJECT)
-        found = self.mlflow.search_runs(filter_string=f"tags.trainfleet = '{identity}'", output_format="list")
+        found = self.mlflow.search_runs(
+            filter_string=f"tags.trainfleet = '{identity}'", output_format="list"
+        )
         known = found[0].info.run_id if found else None
         self.mlflow.start_run(run_id=known, run_name=name, tags={"trainfleet": identity})
         if not known:
@@ -94,16 +104,27 @@ Failed = Callable[[str, str], None]  # is told which service gets no more lines,
 
 
 def lack(kind: str) -> str:
-    """Why a service can't be opened by this Python, in this environment, as far as that is known; "" where it may be."""
+    """Why a service can't be opened by this Python, in this environment, as far as that is known;
+    "" where it may be.
+    """
     if importlib.util.find_spec(kind) is None:
         return f"{kind} is not installed: {installing_package(kind)}"
-    if kind == "wandb" and os.environ.get("WANDB_MODE", "online") == "online" and not _has_wandb_key():
-        return "wandb has no key: export WANDB_API_KEY=..., or wandb login, or export WANDB_MODE=offline"
+    if (
+        kind == "wandb"
+        and os.environ.get("WANDB_MODE", "online") == "online"
+        and not _has_wandb_key()
+    ):
+        return (
+            "wandb has no key: export WANDB_API_KEY=..., or wandb login, or export "
+            "WANDB_MODE=offline"
+        )
     return ""
 
 
 def _has_wandb_key() -> bool:
-    """Whether wandb finds a key where it looks for one: docs.wandb.ai/models/track/environment-variables."""
+    """Whether wandb finds a key where it looks for one:
+    docs.wandb.ai/models/track/environment-variables.
+    """
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
@@ -118,9 +139,23 @@ def _has_wandb_key() -> bool:
 class Logger:
     """One service of a run, in its thread."""
 
-    def __init__(self, kind: str, name: str, identity: str, config: Mapping[str, Any], folder: Path, failed: Failed) -> None:
-        self.kind, self.failed, self.lines = kind, failed, queue.Queue[tuple[int, Metrics] | str](MOST)
-        self.thread = threading.Thread(target=self._work, args=(name, identity, config, folder), daemon=True)
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        identity: str,
+        config: Mapping[str, Any],
+        folder: Path,
+        failed: Failed,
+    ) -> None:
+        self.kind, self.failed, self.lines = (
+            kind,
+            failed,
+            queue.Queue[tuple[int, Metrics] | str](MOST),
+        )
+        self.thread = threading.Thread(
+            target=self._work, args=(name, identity, config, folder), daemon=True
+        )
         self.thread.start()
 
     def put(self, item: tuple[int, Metrics] | str) -> None:
@@ -140,7 +175,11 @@ class Logger:
             service.close(item)
         except BaseException as error:  # SystemExit too: whatever a library does, the run goes on
             missing = isinstance(error, ModuleNotFoundError) and error.name == self.kind
-            why = f"it is not installed: {installing_package(self.kind)}" if missing else f"{type(error).__name__}: {error}"
+            why = (
+                f"it is not installed: {installing_package(self.kind)}"
+                if missing
+                else f"{type(error).__name__}: {error}"
+            )
             self.tell(f"{' '.join(why.split())[:400]}; training continues without it")
 
     def tell(self, why: str) -> None:
@@ -153,9 +192,17 @@ class Loggers:
     """All services of a run."""
 
     def __init__(
-        self, kinds: Sequence[str], name: str, identity: str, config: Mapping[str, Any], folder: Path, failed: Failed
+        self,
+        kinds: Sequence[str],
+        name: str,
+        identity: str,
+        config: Mapping[str, Any],
+        folder: Path,
+        failed: Failed,
     ) -> None:
-        """`identity` distinguishes the run from others of its name; `config`: dotted keys and their values."""
+        """`identity` distinguishes the run from others of its name; `config`: dotted keys and their
+        values.
+        """
         self.all = [Logger(kind, name, identity, config, folder, failed) for kind in kinds]
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -163,10 +210,14 @@ class Loggers:
             logger.put((step, metrics))
 
     def close(self, status: str, patience: float = PATIENCE) -> None:
-        """Flushes every queue; a service that does not answer is abandoned after `patience` seconds."""
+        """Flushes every queue; a service that does not answer is abandoned after `patience`
+        seconds.
+        """
         for logger in self.all:
             logger.put(status)
         for logger in self.all:
             logger.thread.join(patience)
             if logger.thread.is_alive():
-                logger.tell(f"it has not sent its last lines in {patience:.0f} s; they are in metrics.jsonl")
+                logger.tell(
+                    f"it has not sent its last lines in {patience:.0f} s; they are in metrics.jsonl"
+                )

@@ -1,5 +1,6 @@
-"""What the files of a run folder hold, as types that are checked when they are read (trust/validation.py); other keys may be
-there too."""
+"""What the files of a run folder hold, as types that are checked when they are read
+(trust/validation.py); other keys may be there too.
+"""
 
 from __future__ import annotations
 
@@ -138,11 +139,17 @@ def check_event(line: Any) -> dict[str, Any]:
 
 
 def check_metric(line: Any) -> dict[str, Any]:
-    """A line of metrics: a step, and numbers, null or NaN where there is none. Checked by hand, as there are many lines."""
+    """A line of metrics: a step, and numbers, null or NaN where there is none. Checked by hand, as
+    there are many lines.
+    """
     record = require_object(line)
     if type(step := record.get("step")) is not int or not 0 <= step <= 10**12:
         raise InputError(f"must be a whole number from 0 on, not {show(step)}", key="step")
     for key, value in record.items():
-        if type(value) not in (int, float, type(None)) or (value and (value > LARGEST or value < SMALLEST)):
-            raise InputError(f"must be a number up to {LARGEST:g}, or null, not {show(value)}", key=key)
+        if type(value) not in (int, float, type(None)) or (
+            value and (value > LARGEST or value < SMALLEST)
+        ):
+            raise InputError(
+                f"must be a number up to {LARGEST:g}, or null, not {show(value)}", key=key
+            )
     return record

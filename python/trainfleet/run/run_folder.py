@@ -2,16 +2,24 @@
 
 runs/<name>/
   config.yaml  results.json  metrics.jsonl  report.html
-  events/<writer>.jsonl  what happened (run/events.py); events.jsonl in runs that began before format 2
-  heartbeats/node-<i>    the newest beats of that node's ranks (health/heartbeat.py); attempts/ and dump: health/fence.py,
+  events/<writer>.jsonl  what happened (run/events.py); events.jsonl in runs that began before
+                         format 2
+  heartbeats/node-<i>    the newest beats of that node's ranks (health/heartbeat.py); attempts/ and
+                         dump: health/fence.py,
                          health/stack_dumps.py
-  given.yaml   what was asked for: the user's config with SET and NODES in it, from which all is derived when the run goes on
-  logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8 digits>/  tensorboard/  plots/*.png
-  logs/engine-<i>.log    of a node that left no log, what its engine has heard (backends/container_logs.py)
+  given.yaml   what was asked for: the user's config with SET and NODES in it, from which all is
+               derived when the run goes on
+  logs/node-<i>.log  checkpoints/step-<8 digits>/  huggingface/step-<8
+                     digits>/  tensorboard/  plots/*.png
+  logs/engine-<i>.log    of a node that left no log, what its engine has heard
+                         (backends/container_logs.py)
   profile/
-  handle.json, request.json   the job that was submitted last: by these any process asks for it, follows it and stops it
-  nodes/node-<i>   which process is that node, on a machine that plays all of them; with its script and its exit code
-  stop         exists from the moment that a stop was asked for until the ranks have obeyed; begins with "engine:" where none but
+  handle.json, request.json   the job that was submitted last: by these any process asks for it,
+                              follows it and stops it
+  nodes/node-<i>   which process is that node, on a machine that plays all of them; with its script
+                   and its exit code
+  stop         exists from the moment that a stop was asked for until the ranks have obeyed; begins
+               with "engine:" where none but
                the engine wants it (a signal, a time limit)
   lock         held (flock) by the launcher while the job runs
 """
@@ -37,8 +45,10 @@ from .records import Results, check_event, check_metric, require_object
 
 RUNS = Path("runs")
 DATA = Path("data")
-MOUNTED = "TRAINFLEET_MOUNTED"  # names the folder where an engine has put the whole dataset on this node, to be read
-COPY = "TRAINFLEET_COPY"  # names this node's own disk, to which a dataset in S3 is copied before ranks read it
+# names the folder where an engine has put the whole dataset on this node, to be read
+MOUNTED = "TRAINFLEET_MOUNTED"
+# names this node's own disk, to which a dataset in S3 is copied before ranks read it
+COPY = "TRAINFLEET_COPY"
 COMPILED = Path(".compiled")  # what torch.compile made; it can be made again
 LOCK = contents.LOCK.name
 ENGINE = "engine:"  # the first word of a stop file that no person asked for
@@ -62,7 +72,11 @@ class Run:
         self.stop = folder / "stop"
         self.logs = folder / "logs"
         self.checkpoints = folder / "checkpoints"
-        self.tensorboard, self.plots, self.profile = folder / "tensorboard", folder / "plots", folder / "profile"
+        self.tensorboard, self.plots, self.profile = (
+            folder / "tensorboard",
+            folder / "plots",
+            folder / "profile",
+        )
         self.rehearsal = folder / "rehearsal.json"
 
     @property
@@ -71,11 +85,15 @@ class Run:
 
     @property
     def document(self) -> Path:
-        """The config by which a command goes on with this run: as it was asked for; where that is lost, as it was resolved."""
+        """The config by which a command goes on with this run: as it was asked for; where that is
+        lost, as it was resolved.
+        """
         return self.given if self.given.exists() else self.config
 
     def ask_to_stop(self, engine: str = "") -> None:
-        """Asks the ranks to save and stop at their next step: for a person, or for the engine's reason."""
+        """Asks the ranks to save and stop at their next step: for a person, or for the engine's
+        reason.
+        """
         if not engine or not self.stop.exists():
             with open(self.stop, "w", encoding="utf-8", opener=untrusted_input.opener) as file:
                 file.write(f"{ENGINE} {engine}\n" if engine else "")
@@ -83,7 +101,10 @@ class Run:
     def is_asked_to_stop(self) -> bool:
         """Whether a person wants the run to stop."""
         try:
-            return untrusted_input.read_bytes(self.stop, untrusted_input.KIBIBYTE)[: len(ENGINE)] != ENGINE.encode()
+            return (
+                untrusted_input.read_bytes(self.stop, untrusted_input.KIBIBYTE)[: len(ENGINE)]
+                != ENGINE.encode()
+            )
         except (FileNotFoundError, InputError):  # a link or a folder of that name is no request
             return False
 
@@ -100,15 +121,24 @@ class Run:
         results = read_json(self.results) or {}
         if isinstance(format_ := results.get("format"), int) and format_ > events.FORMAT:
             why = f"its format is {format_}, and this version reads up to {events.FORMAT}"
-            raise RunError(f"a newer trainfleet wrote {self.name}", where=str(self.results), why=why, next="git pull, then again")
+            raise RunError(
+                f"a newer trainfleet wrote {self.name}",
+                where=str(self.results),
+                why=why,
+                next="git pull, then again",
+            )
         return dict(fit(Results, results, str(self.results), remedy(self.results)))
 
     def read_metrics(self) -> Iterator[Record]:
-        """The lines of metrics.jsonl; of several about one step the last counts. InputError for a line that is no such."""
+        """The lines of metrics.jsonl; of several about one step the last counts. InputError for a
+        line that is no such.
+        """
         return read_lines(self.metrics, check_metric)
 
     def update_results(self, **fields: Any) -> Record:
-        """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then rank 0, then launcher)."""
+        """Replaces the given keys of results.json, atomically; one writer at a time (launcher, then
+        rank 0, then launcher).
+        """
         results = self.read_results() | {"format": events.FORMAT} | fields
         write_json(self.results, hide_all(results))
         return results
@@ -116,10 +146,14 @@ class Run:
     def record(self, event: str, **fields: Any) -> None:
         """Appends an event, one of events.yaml, to this writer's file."""
         make_folder(self.events)
-        append_line(self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields})
+        append_line(
+            self.events / f"{self.writer}.jsonl", {"time": time.time(), "event": event, **fields}
+        )
 
     def note(self, event: str, **fields: Any) -> None:
-        """As `record`, for what nothing should end for: where the disk has no room, the event is lost."""
+        """As `record`, for what nothing should end for: where the disk has no room, the event is
+        lost.
+        """
         with suppress(RunError):
             self.record(event, **fields)
 
@@ -139,28 +173,38 @@ def step_name(step: int) -> str:
 
 
 def node_log(folder: Path, node: int) -> Path:
-    """Where node `node` of a job in `folder` (a run's or a dataset's) writes all that its ranks print."""
+    """Where node `node` of a job in `folder` (a run's or a dataset's) writes all that its ranks
+    print.
+    """
     return contents.NODE_LOG.at(folder, node=node)
 
 
 def job_log(folder: Path) -> Path:
-    """Where the batch script's, srun's and slurmstepd's words go. Its folder must exist, or Slurm ends the job without any."""
+    """Where the batch script's, srun's and slurmstepd's words go. Its folder must exist, or Slurm
+    ends the job without any.
+    """
     return contents.JOB_LOG.at(folder)
 
 
 def engine_log(folder: Path, node: int) -> Path:
-    """What an engine has kept of node `node`'s output, where the node itself has left no log (backends/container_logs.py)."""
+    """What an engine has kept of node `node`'s output, where the node itself has left no log
+    (backends/container_logs.py).
+    """
     return contents.ENGINE_LOG.at(folder, node=node)
 
 
 def scratch(log: Path) -> Path:
-    """The folder of torchrun's own copies of what goes to a node's log; it is removed when the node's part has ended."""
+    """The folder of torchrun's own copies of what goes to a node's log; it is removed when the
+    node's part has ended.
+    """
     return log.with_suffix(".parts")
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Leaves either the old file or the whole new one, also after a power cut."""
-    unique = int.from_bytes(os.urandom(6))  # threads, and hosts that share the folder, may write the same file at once
+    unique = int.from_bytes(
+        os.urandom(6)
+    )  # threads, and hosts that share the folder, may write the same file at once
     temporary = path.with_name(f".{path.name}.{unique}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +232,9 @@ def no_place(folder: Path) -> str:
     """Why a folder for a command's own files can't be made or written there; "" where it can."""
     if folder.parent.resolve() in (RUNS.resolve(), DATA.resolve()):
         return f"{folder.parent}/ has what runs leave"
-    there = next(one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one))
+    there = next(
+        one for one in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(one)
+    )
     if not there.is_dir():
         return f"{there} is no folder"
     return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} can't be written"
@@ -201,21 +247,33 @@ def unwritable(path: Path, error: OSError) -> RunError:
     if error.errno == errno.ENOSPC:
         remedy = "free some space (df -h .), then run the same command again"
     elif error.errno == errno.EFBIG:
-        remedy = "ulimit -f unlimited, as a limit on files' sizes is set; then run the same command again"
+        remedy = (
+            "ulimit -f unlimited, as a limit on files' sizes is set; then run the same "
+            "command again"
+        )
     elif error.errno == errno.EROFS:
-        remedy = f"work in a folder that can be written: its disk is mounted read-only (findmnt -T {path.parent})"
+        remedy = (
+            "work in a folder that can be written: its disk is mounted read-only (findmnt "
+            f"-T {path.parent})"
+        )
     elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP):
         remedy = f"look at what is in its place: ls -ld {path.parent} {path}"
     return RunError(f"can't write {path}", why=why, next=remedy)
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 before it is there. Whoever opens it asks the file server; a stat may give what a client remembers."""
+    """Bytes of a file; 0 before it is there. Whoever opens it asks the file server; a stat may give
+    what a client remembers.
+    """
     try:
-        with os.fdopen(untrusted_input.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(
+            untrusted_input.opener(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb"
+        ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):  # whoever reads a link is told so
+        if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(
+            error
+        ):  # whoever reads a link is told so
             return 0
         raise
 
@@ -229,13 +287,17 @@ def make_folder(folder: Path) -> None:
 
 
 def append_line(path: Path, record: Record) -> None:
-    """Appends one JSON line in a single write, so that readers never see half a line from one machine.
+    """Appends one JSON line in a single write, so that readers never see half a line from one
+    machine.
 
-    Where a full disk or a power cut has left half a line at the end, that one is closed first: it must not spoil this one too.
+    Where a full disk or a power cut has left half a line at the end, that one is closed first: it
+    must not spoil this one too.
     """
     try:
         with open(path, "ab+", opener=untrusted_input.opener) as file:
-            torn = file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+            torn = (
+                file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+            )
             file.write(b"\n" * bool(torn) + json.dumps(hide_all(record)).encode() + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
@@ -247,14 +309,22 @@ def write_json(path: Path, record: object) -> None:
 
 
 def read_json(path: Path) -> Record | None:
-    """The object in a JSON file; None when the file is not there. InputError when it holds anything else."""
+    """The object in a JSON file; None when the file is not there. InputError when it holds anything
+    else.
+    """
     try:
         found = untrusted_input.read_json(path)
         return require_object(found)
     except FileNotFoundError:
         return None
     except InputError as error:
-        raise InputError(error.what, where=error.where or str(path), key=error.key, why=error.why, next=remedy(path)) from error
+        raise InputError(
+            error.what,
+            where=error.where or str(path),
+            key=error.key,
+            why=error.why,
+            next=remedy(path),
+        ) from error
 
 
 def remedy(path: Path) -> str:
@@ -263,10 +333,12 @@ def remedy(path: Path) -> str:
 
 
 def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> Iterator[Record]:
-    """The records of a .jsonl file, each checked; a line that a crash or a full disk has cut off is left out.
+    """The records of a .jsonl file, each checked; a line that a crash or a full disk has cut off is
+    left out.
 
     Raises:
-        InputError: a line is whole, and not what `check` takes; no line of the file is one; or it can't be read.
+        InputError: a line is whole, and not what `check` takes; no line of the file is one; or it
+            can't be read.
     """
     good, strange = False, ""
     try:
@@ -283,11 +355,15 @@ def read_lines(path: Path, check: Callable[[Any], Record] = require_object) -> I
     except FileNotFoundError:
         return
     if strange and not good:
-        raise InputError("has no line that a run has written", where=f"{path}:1", why=strange, next=remedy(path))
+        raise InputError(
+            "has no line that a run has written", where=f"{path}:1", why=strange, next=remedy(path)
+        )
 
 
 def _whole(line: bytes) -> Any:
-    """The value in a line; None where it is the beginning of one, or the zeros that a power cut leaves. InputError else."""
+    """The value in a line; None where it is the beginning of one, or the zeros that a power cut
+    leaves. InputError else.
+    """
     if line.endswith(b"\n"):
         return untrusted_input.parse_line(line, "")
     if not line.startswith((b"{", b"\0")):
@@ -296,7 +372,9 @@ def _whole(line: bytes) -> Any:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A .jsonl file of a run. Raises as `untrusted_input.open_regular`, InputError for a larger one than a run writes."""
+    """A .jsonl file of a run. Raises as `untrusted_input.open_regular`, InputError for a larger one
+    than a run writes.
+    """
     stream = untrusted_input.open_regular(path)
     if os.fstat(stream.fileno()).st_size <= LARGEST:
         return stream
@@ -314,9 +392,11 @@ def _checked(record: Any, check: Callable[[Any], Record], path: Path, number: in
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
-    """The lines behind byte `start` of a file that is still being written, and where they end; none when it is not there.
+    """The lines behind byte `start` of a file that is still being written, and where they end; none
+    when it is not there.
 
-    Of more than MOST bytes the first part: the next call continues there. A longer line comes in pieces.
+    Of more than MOST bytes the first part: the next call continues there. A longer line comes in
+    pieces.
     """
     try:
         with untrusted_input.open_regular(path) as file:
@@ -329,15 +409,23 @@ def whole_lines(path: Path, start: int) -> tuple[list[bytes], int]:
 
 
 class Lines:
-    """A .jsonl file that is still being written: `new()` gives the records that came since the last call."""
+    """A .jsonl file that is still being written: `new()` gives the records that came since the last
+    call.
+    """
 
-    def __init__(self, path: Path, check: Callable[[Any], Record] = require_object, *, from_end: bool = False) -> None:
+    def __init__(
+        self, path: Path, check: Callable[[Any], Record] = require_object, *, from_end: bool = False
+    ) -> None:
         self.path, self.check = path, check
         self.offset = size_of(path) if from_end else 0
 
     def new(self) -> list[Record]:
-        """The new records; bad lines are skipped here, and reported when the finished file is read."""
-        if self.path.exists() and self.path.stat().st_size < self.offset:  # it was cut back by a resume
+        """The new records; bad lines are skipped here, and reported when the finished file is
+        read.
+        """
+        if (
+            self.path.exists() and self.path.stat().st_size < self.offset
+        ):  # it was cut back by a resume
             self.offset = 0
         found: list[Record] = []
         while self.offset < LARGEST:
@@ -352,7 +440,9 @@ class Lines:
 
 
 class Feed:
-    """The events of a run that is still under way: `new()` gives those that came since the last call, of all writers by time."""
+    """The events of a run that is still under way: `new()` gives those that came since the last
+    call, of all writers by time.
+    """
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self.folder, self.files = folder, dict[Path, Lines]()
@@ -360,14 +450,18 @@ class Feed:
             self.files[path] = Lines(path, check_event, from_end=True)
 
     def new(self) -> list[Record]:
-        return events.merge([self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()])
+        return events.merge(
+            [self.files.setdefault(path, Lines(path, check_event)).new() for path in self._paths()]
+        )
 
     def _paths(self) -> list[Path]:
         return [self.folder / "events.jsonl", *sorted((self.folder / "events").glob("*.jsonl"))]
 
 
 def take_lock(folder: Path) -> TextIO | None:
-    """Returns the lock of a run's or dataset's folder, held while that file is open; None when another launcher has it."""
+    """Returns the lock of a run's or dataset's folder, held while that file is open; None when
+    another launcher has it.
+    """
     make_folder(folder)
     try:
         return file_systems.take_lock(folder / LOCK)

@@ -1,14 +1,16 @@
 """Forwards a node's log to Amazon CloudWatch while its job runs.
 
-TRAINFLEET_LOGS names the destination, `us-east-1 /trainfleet/my-run`: region and log group. The supervisor then starts
-`python -m trainfleet.storage.cloudwatch LOG START` beside its command. That polls for lines behind byte START every EVERY
-seconds, and once more when its stdin closes: when the supervisor ends, however it does. The stream is named as the log,
-`runs/x/node-0`.
+TRAINFLEET_LOGS names the destination, `us-east-1 /trainfleet/my-run`: region and log group. The
+supervisor then starts `python -m trainfleet.storage.cloudwatch LOG START` beside its command. That
+polls for lines behind byte START every EVERY seconds, and once more when its stdin closes: when the
+supervisor ends, however it does. The stream is named as the log, `runs/x/node-0`.
 
-It never ends the command, and delays it by TO_END at most: verdicts and reports read the log itself. A request that fails is
-retried; one that CloudWatch forbids is given up, and the node's log says so once.
+It never ends the command, and delays it by TO_END at most: verdicts and reports read the log
+itself. A request that fails is retried; one that CloudWatch forbids is given up, and the node's log
+says so once.
 
-Limits of a request and its size, by which this cuts: CloudWatch Logs' API reference, PutLogEvents (read 2026-11-22).
+Limits of a request and its size, by which this cuts: CloudWatch Logs' API reference, PutLogEvents
+(read 2026-11-22).
 """
 
 from __future__ import annotations
@@ -36,9 +38,18 @@ FORWARDER = "logs"  # the author of its own lines in the node's log
 EVERY = 5.0  # seconds between two polls
 TO_END = 20.0  # seconds for the last poll
 ANSWER = 3.0  # seconds for CloudWatch to answer
-MOST_BYTES, MOST_LINES, BESIDE = 1_000_000, 10_000, 26  # limits of a request; CloudWatch counts 26 bytes more for each line
+MOST_BYTES, MOST_LINES, BESIDE = (
+    1_000_000,
+    10_000,
+    26,
+)  # limits of a request; CloudWatch counts 26 bytes more for each line
 LONGEST = 256 * 1024 - BESIDE  # bytes of a line
-NEVER = ("AccessDeniedException", "ResourceNotFoundException", "InvalidParameterException", "UnrecognizedClientException")
+NEVER = (
+    "AccessDeniedException",
+    "ResourceNotFoundException",
+    "InvalidParameterException",
+    "UnrecognizedClientException",
+)
 
 
 @contextmanager
@@ -67,7 +78,13 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
     region, _, group = os.environ[LOGS].partition(" ")
     log = Path(arguments[0])
-    sent = Forwarder(log, int(arguments[1]), _client(region), group, f"{'/'.join(log.parent.parent.parts[-2:])}/{log.stem}")
+    sent = Forwarder(
+        log,
+        int(arguments[1]),
+        _client(region),
+        group,
+        f"{'/'.join(log.parent.parent.parts[-2:])}/{log.stem}",
+    )
     ended = threading.Event()
     threading.Thread(target=await_end, args=(ended,), daemon=True).start()
     while sent.look() and not ended.wait(EVERY):
@@ -100,16 +117,24 @@ class Forwarder:
             self.closed = code in NEVER
             if not self.troubled:
                 goes = "this log is not sent there" if self.closed else "it is tried again"
-                say(self.log, f"CloudWatch takes no lines ({' '.join(str(error).split())}); {goes}", FORWARDER)
+                say(
+                    self.log,
+                    f"CloudWatch takes no lines ({' '.join(str(error).split())}); {goes}",
+                    FORWARDER,
+                )
             self.troubled = True
         return not self.closed
 
     def _lines(self) -> list[bytes]:
-        """The next lines with their ends, as many as one request takes; [] where no line is complete yet."""
+        """The next lines with their ends, as many as one request takes; [] where no line is
+        complete yet.
+        """
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
-        whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)  # the last is still being written
+        whole = content.rfind(b"\n") + 1 or (
+            len(content) if len(content) == MOST_BYTES else 0
+        )  # the last is still being written
         lines = io.BytesIO(content[:whole]).readlines()
         size = count = 0
         for line in lines[:MOST_LINES]:
@@ -136,7 +161,11 @@ def _client(region: str) -> Any:
     from botocore.config import Config
 
     wait = {"connect_timeout": ANSWER, "read_timeout": ANSWER}
-    return boto3.client("logs", region_name=region, config=Config(retries={"mode": "standard", "total_max_attempts": 2}, **wait))
+    return boto3.client(
+        "logs",
+        region_name=region,
+        config=Config(retries={"mode": "standard", "total_max_attempts": 2}, **wait),
+    )
 
 
 if __name__ == "__main__":

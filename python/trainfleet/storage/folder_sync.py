@@ -1,12 +1,15 @@
 """Synchronizes a run folder on this machine with the same folder in S3, in both directions.
 
     <address>/results.json                    a file that is replaced is one object
-    <address>/logs/node-0.log/1-00000042      a file that grows is numbered parts of PART bytes: only the last is ever put again
-    <address>/asked/stop  asked/heartbeats/…  requests to nodes: one listing shows a node all of them
+    <address>/logs/node-0.log/1-00000042      a file that grows is numbered parts of PART bytes:
+    only the last is ever put again
+    <address>/asked/stop  asked/heartbeats/…  requests to nodes: one listing shows a node all of
+                          them
 
-A file has one writer, so no two machines put the same object. When a growing file is replaced (metrics.jsonl is, by a resume),
-its parts get the next number before the dash. The state of both directions is kept in the folder (STATE), so that a process that
-was killed continues where it was, and a poll costs one listing and the new bytes.
+A file has one writer, so no two machines put the same object. When a growing file is replaced
+(metrics.jsonl is, by a resume), its parts get the next number before the dash. The state of both
+directions is kept in the folder (STATE), so that a process that was killed continues where it was,
+and a poll costs one listing and the new bytes.
 """
 
 from __future__ import annotations
@@ -33,16 +36,29 @@ ROOM = 64  # parts of one file that one `push` sends at most; the rest goes with
 WHOLE = 2**24  # bytes: larger objects are downloaded in pieces
 SPARE = 1 << 30  # bytes of this disk that must stay free
 STATE = contents.SYNCED.name
-ASKED = re.compile(r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)")
+ASKED = re.compile(
+    r"stop|config\.yaml|given\.yaml|heartbeats/(?:dump|attempts/[0-9]{1,9}(?:\.taken)?)"
+)
 SIGNS = re.compile(r"heartbeats/node-[0-9]{1,9}|handle\.json|request\.json")
 SMALL = 16 * sync_rules.MIB  # bytes: the most of a file of these two kinds
-FOLDERS = ("", "events", "heartbeats", "heartbeats/attempts", "logs", "plots", "profile", "tensorboard")
+FOLDERS = (
+    "",
+    "events",
+    "heartbeats",
+    "heartbeats/attempts",
+    "logs",
+    "plots",
+    "profile",
+    "tensorboard",
+)
 _PART = re.compile(r"(.+)/([0-9]{1,9})-([0-9]{8})")
 
 
 @dataclass
 class Sent:
-    """What S3 has of a local file; of a growing file all before byte `start`, then part `number`."""
+    """What S3 has of a local file; of a growing file all before byte `start`, then part
+    `number`.
+    """
 
     inode: int
     size: int
@@ -50,7 +66,9 @@ class Sent:
     generation: int = 1
     number: int = 0
     start: int = 0
-    ending: int = 0  # CRC-32 of the last PART bytes before `size`: a replaced file can have the inode of the one before
+    # CRC-32 of the last PART bytes before `size`: a replaced file can have the inode of the one
+    # before
+    ending: int = 0
 
 
 @dataclass
@@ -64,7 +82,9 @@ class Brought:
 
 @dataclass(frozen=True)
 class There:
-    """A file in S3: one object, or the parts of its newest generation (from 1 on) in order, up to the first gap."""
+    """A file in S3: one object, or the parts of its newest generation (from 1 on) in order, up to
+    the first gap.
+    """
 
     objects: tuple[s3.Object, ...]
     generation: int = 0
@@ -91,8 +111,11 @@ class FolderSync:
         self._recall()
         self.kept = self._state()
 
-    def push(self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False) -> None:
-        """Uploads what is new in files of these names, small ones first. After an S3Error the next call sends the rest.
+    def push(
+        self, mine: Callable[[str], bool], obeyed: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """Uploads what is new in files of these names, small ones first. After an S3Error the next
+        call sends the rest.
 
         `obeyed`: requests that are withdrawn when they are gone here, though they are not uploaded.
         """
@@ -101,18 +124,26 @@ class FolderSync:
         for name in sorted(names, key=grows):
             with suppress(FileNotFoundError):  # it was removed just now
                 self._push(name)
-        gone = [name for name in self.sent if ASKED.fullmatch(name) and not (self.folder / name).exists()]
+        gone = [
+            name
+            for name in self.sent
+            if ASKED.fullmatch(name) and not (self.folder / name).exists()
+        ]
         for name in [name for name in gone if mine(name) or obeyed(name)]:
             s3.remove(self._object(name))  # a request that was withdrawn
             del self.sent[name]
         self._keep()
 
     def pull(self, theirs: Callable[[str], bool], below: str = "") -> None:
-        """Downloads what is new in files of these names `below` a prefix. RunError when it can't be written here."""
+        """Downloads what is new in files of these names `below` a prefix. RunError when it can't be
+        written here.
+        """
         found = self.look(below)
         for name, there in found.items():
             if theirs(name):
-                self._pull_parts(name, there) if there.generation else self._pull_object(name, there.objects[0])
+                self._pull_parts(name, there) if there.generation else self._pull_object(
+                    name, there.objects[0]
+                )
         for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
             del self.brought[name]  # the next such request is new
             if name == "stop":  # it was obeyed
@@ -126,28 +157,46 @@ class FolderSync:
         found: dict[str, There] = {}
         for entry in s3.list_objects(f"{self.address}/{below}"):
             key = entry.address[len(self.address) + 1 :]
-            if (match := _PART.fullmatch(key)) and grows(match[1]) and travels(match[1]) is not None:
+            if (
+                (match := _PART.fullmatch(key))
+                and grows(match[1])
+                and travels(match[1]) is not None
+            ):
                 parts.setdefault(match[1], {}).setdefault(int(match[2]), {})[int(match[3])] = entry
                 continue
             name = key.removeprefix("asked/")
-            if travels(name) is not None and not grows(name) and self._object(name) == entry.address:
+            if (
+                travels(name) is not None
+                and not grows(name)
+                and self._object(name) == entry.address
+            ):
                 found[name] = There((entry,))
         for name, generations in parts.items():
             newest = max(generations)
             found[name] = There(tuple(_in_order(generations[newest])), newest)
         if len(found) > sync_rules.FILES:
-            raise S3Error("has more files than a run folder", where=self.address, why=f"{len(found):,} of them", next="aws s3 ls")
+            raise S3Error(
+                "has more files than a run folder",
+                where=self.address,
+                why=f"{len(found):,} of them",
+                next="aws s3 ls",
+            )
         return {name: there for name, there in found.items() if there.objects}
 
     def waits(self, mine: Callable[[str], bool]) -> bool:
         """Whether a growing file has more than the last `push` sent."""
-        return any(not sent.stamp and mine(name) and (self.folder / name).exists() for name, sent in self.sent.items())
+        return any(
+            not sent.stamp and mine(name) and (self.folder / name).exists()
+            for name, sent in self.sent.items()
+        )
 
     def _names(self) -> Iterator[str]:
         """The names of local files that are synchronized."""
         for inner in FOLDERS:
             folder = self.folder / inner
-            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ():
+            for entry in (
+                sorted(os.scandir(folder), key=lambda entry: entry.name) if folder.is_dir() else ()
+            ):
                 name = f"{inner}/{entry.name}" if inner else entry.name
                 if travels(name) is not None and entry.is_file(follow_symlinks=False):
                     yield name
@@ -155,7 +204,11 @@ class FolderSync:
     def _push(self, name: str) -> None:
         stat = (self.folder / name).stat()
         before = self.sent.get(name)
-        if before and (before.inode, before.size, before.stamp) == (stat.st_ino, stat.st_size, stat.st_mtime_ns):
+        if before and (before.inode, before.size, before.stamp) == (
+            stat.st_ino,
+            stat.st_size,
+            stat.st_mtime_ns,
+        ):
             return
         if grows(name):
             self._push_parts(name, stat)
@@ -163,7 +216,9 @@ class FolderSync:
             if stat.st_size > WHOLE:
                 s3.upload(self._object(name), str(self.folder / name))
             else:
-                version = s3.write(self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE))
+                version = s3.write(
+                    self._object(name), untrusted_input.read_bytes(self.folder / name, WHOLE)
+                )
                 self.brought[name] = Brought(version)  # it is here already
             self.sent[name] = Sent(stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
@@ -172,9 +227,13 @@ class FolderSync:
         replaced = before is not None and not self._continues(name, before, stat)
         if before is None or replaced:
             after = before.generation + 1 if before else there.generation if there else 1
-            number = len(there.objects) if there and not before else 0  # after the parts of an earlier writer
+            number = (
+                len(there.objects) if there and not before else 0
+            )  # after the parts of an earlier writer
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
-            self._keep()  # so that a process that is killed now puts the same parts again, and not others after them
+            # so that a process that is killed now puts the same parts again, and not others after
+            # them
+            self._keep()
         sent = self.sent[name]
         with open(self.folder / name, "rb", opener=untrusted_input.opener) as file:
             file.seek(sent.start)
@@ -206,7 +265,11 @@ class FolderSync:
     def _forget_before(self, name: str, generation: int) -> None:
         """Removes the parts of earlier generations."""
         listed = s3.list_objects(f"{self.address}/{name}/")
-        old = [found for found in listed if (match := _PART.fullmatch(found.address)) and int(match[2]) < generation]
+        old = [
+            found
+            for found in listed
+            if (match := _PART.fullmatch(found.address)) and int(match[2]) < generation
+        ]
         s3.remove_all(found.address for found in old)
 
     def _pull_object(self, name: str, found: s3.Object) -> None:
@@ -214,7 +277,13 @@ class FolderSync:
         if (before and before.version == found.version) or found.size > (travels(name) or 0):
             return
         for start in range(0, max(found.size, 1), WHOLE):
-            data = s3.read_range(found.address, start, min(start + WHOLE, found.size), found.version, s3.ABSENT + s3.CHANGED)
+            data = s3.read_range(
+                found.address,
+                start,
+                min(start + WHOLE, found.size),
+                found.version,
+                s3.ABSENT + s3.CHANGED,
+            )
             if not data and found.size:
                 return  # it was replaced meanwhile: the next poll fetches the new one
             self._land(name, start, data)
@@ -222,7 +291,11 @@ class FolderSync:
 
     def _pull_parts(self, name: str, there: There) -> None:
         have, most = self.brought.get(name), travels(name) or 0
-        if have is None or have.generation != there.generation or self._size(name) < sum(have.sizes):
+        if (
+            have is None
+            or have.generation != there.generation
+            or self._size(name) < sum(have.sizes)
+        ):
             have = Brought(generation=there.generation)
         last = max(len(have.sizes) - 1, 0)
         for number, part in enumerate(there.objects[last:], last):
@@ -242,7 +315,8 @@ class FolderSync:
         self.folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(self.folder).free - len(data) < SPARE:
             raise run_folder.unwritable(
-                self.folder, OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left")
+                self.folder,
+                OSError(errno.ENOSPC, f"less than {SPARE >> 30} GiB of this disk would be left"),
             )
         sync_rules.write(self.folder, name, offset, data)
 
@@ -252,8 +326,14 @@ class FolderSync:
         stat = (self.folder / name).stat()
         ending = self._ending(name, stat.st_size) if grows(name) else 0
         self.sent[name] = Sent(
-            stat.st_ino, stat.st_size, stat.st_mtime_ns, max(have.generation, 1), parts, sum(have.sizes), ending
-        )  # fmt: skip
+            stat.st_ino,
+            stat.st_size,
+            stat.st_mtime_ns,
+            max(have.generation, 1),
+            parts,
+            sum(have.sizes),
+            ending,
+        )
 
     def _size(self, name: str) -> int:
         try:
@@ -269,7 +349,9 @@ class FolderSync:
         try:
             if record.get("address") == self.address:
                 self.sent = {name: Sent(**fields) for name, fields in record["sent"].items()}
-                self.brought = {name: Brought(**fields) for name, fields in record["brought"].items()}
+                self.brought = {
+                    name: Brought(**fields) for name, fields in record["brought"].items()
+                }
         except (KeyError, TypeError, AttributeError):  # of another version: start from nothing
             self.sent, self.brought = {}, {}
 
@@ -279,7 +361,11 @@ class FolderSync:
             self.kept = text
 
     def _state(self) -> str:
-        record: dict[str, Any] = {"address": self.address, "sent": self.sent, "brought": self.brought}
+        record: dict[str, Any] = {
+            "address": self.address,
+            "sent": self.sent,
+            "brought": self.brought,
+        }
         return json.dumps(record, default=asdict)
 
 

@@ -1,11 +1,13 @@
-"""S3, or any server of its protocol (AWS_ENDPOINT_URL): the one door to sources, datasets, checkpoints and run folders there.
+"""S3, or any server of its protocol (AWS_ENDPOINT_URL): the one door to sources, datasets,
+checkpoints and run folders there.
 
-An object is named by its address, s3://bucket/key. boto3 retries a request while S3 is busy or the connection breaks (ten times,
-about a minute, or AWS_MAX_ATTEMPTS times) and moves large objects in parts. What fails for good is an S3Error with the address,
-the cause and the next command. boto3 is loaded by the first request.
+An object is named by its address, s3://bucket/key. boto3 retries a request while S3 is busy or the
+connection breaks (ten times, about a minute, or AWS_MAX_ATTEMPTS times) and moves large objects in
+parts. What fails for good is an S3Error with the address, the cause and the next command. boto3 is
+loaded by the first request.
 
-A server's answers are checked: a listing names only what is below its prefix, and ends; an object is no larger than its reader
-allows.
+A server's answers are checked: a listing names only what is below its prefix, and ends; an object
+is no larger than its reader allows.
 """
 
 from __future__ import annotations
@@ -26,16 +28,36 @@ from ..host.install_paths import installing_package
 from ..trust.errors import S3Error
 
 SCHEME = "s3://"
-TRIES = 10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
-CONNECT, ANSWER = 10, 20  # seconds for a connection, and between two bytes of an answer: S3 sends blanks while it works on one
-SILENCES = 3  # tries of a request that nothing comes back to: an endpoint that is none would hold a command for many minutes
+TRIES = (
+    10  # of a request, with boto3's back-off and jitter: S3 answers 503 while it splits a prefix
+)
+CONNECT, ANSWER = (
+    10,
+    20,
+    # seconds for a connection, and between two bytes of an answer: S3 sends blanks while it works
+    # on one
+)
+# tries of a request that nothing comes back to: an endpoint that is none would hold a command for
+# many minutes
+SILENCES = 3
 PART = 2**24  # bytes of a part of a large object; S3 takes 10,000 of them
 AT_ONCE = 4  # parts of one object: enough for the bandwidth of a node whose ranks all write
 SMALL = 2**28  # bytes of an object that is read at once, at most
-LARGEST = 2**46  # bytes of an object: S3 takes 50 TB, https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html
+LARGEST = (
+    2**46
+    # bytes of an object: S3 takes 50 TB,
+    # https://docs.aws.amazon.com/AmazonS3/latest/userguide/upload-objects.html
+)
 LISTED = 10**7  # entries of one listing, at most: a server may go on for ever
 BATCH = 1000  # objects that S3 removes in one request
-LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}  # a page has some of these
+LISTING = {
+    "IsTruncated",
+    "KeyCount",
+    "Name",
+    "Contents",
+    "CommonPrefixes",
+    "Uploads",
+}  # a page has some of these
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
 CHANGED = ("412", "PreconditionFailed")
@@ -49,7 +71,12 @@ REASONS = {
     "InvalidObjectState": "it is archived (Glacier), and has to be restored first",
     "NotImplemented": "this server knows no conditional writes, which keep two jobs apart",
 }
-ELSEWHERE = ("301", "PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+ELSEWHERE = (
+    "301",
+    "PermanentRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+)
 OF_CREDENTIALS = {
     "InvalidAccessKeyId": "the access key is not known",
     "SignatureDoesNotMatch": "the secret key is wrong",
@@ -59,7 +86,9 @@ OF_CREDENTIALS = {
 
 @dataclass(frozen=True)
 class Object:
-    """An object as it was listed; `version` is its ETag, `modified` the time of its last change by S3's clock (unix)."""
+    """An object as it was listed; `version` is its ETag, `modified` the time of its last change by
+    S3's clock (unix).
+    """
 
     address: str
     size: int
@@ -77,7 +106,10 @@ def list_objects(prefix: str) -> list[Object]:
 def list_folders(prefix: str) -> list[str]:
     """What stands between `prefix` and the next slash in the keys that begin so."""
     begins = len(split(prefix)[1])
-    return [entry["Prefix"][begins:-1] for entry in _pages("list_objects_v2", "CommonPrefixes", prefix, Delimiter="/")]
+    return [
+        entry["Prefix"][begins:-1]
+        for entry in _pages("list_objects_v2", "CommonPrefixes", prefix, Delimiter="/")
+    ]
 
 
 def stat(address: str) -> Object | None:
@@ -98,8 +130,11 @@ def read_version(address: str, most: int = SMALL) -> tuple[bytes, str] | None:
     return _get(address, most, unless=ABSENT)
 
 
-def read_range(address: str, start: int, end: int, version: str = "", unless: tuple[str, ...] = ()) -> bytes:
-    """Bytes [start, end) of an object; none when S3 answers with an error of one of the codes in `unless`.
+def read_range(
+    address: str, start: int, end: int, version: str = "", unless: tuple[str, ...] = ()
+) -> bytes:
+    """Bytes [start, end) of an object; none when S3 answers with an error of one of the codes in
+    `unless`.
 
     S3Error when the bytes are not there, or it no longer has the ETag `version`.
     """
@@ -121,7 +156,9 @@ def write(address: str, content: bytes) -> str:
 
 
 def write_if(address: str, content: bytes, version: str) -> str:
-    """Puts a small object in place of the one with the ETag `version`, "" for none; its own ETag. "" when another was there."""
+    """Puts a small object in place of the one with the ETag `version`, "" for none; its own ETag.
+    "" when another was there.
+    """
     condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
     with explained(address):
         answer = request("put_object", address, unless=ABSENT + CHANGED, Body=content, **condition)
@@ -129,7 +166,9 @@ def write_if(address: str, content: bytes, version: str) -> str:
 
 
 def upload(address: str, source: str) -> None:
-    """Puts a local file, in parts when it is large; nothing is visible before all of it is there."""
+    """Puts a local file, in parts when it is large; nothing is visible before all of it is
+    there.
+    """
     bucket, key = split(address)
     with explained(address):
         client().upload_file(source, bucket, key, Config=_transfer())
@@ -153,11 +192,18 @@ def copy(source: str, address: str) -> None:
 
 def remove(address: str, version: str = "") -> None:
     """Removes an object, if it is there; with an ETag only the one that has it."""
-    request("delete_object", address, unless=ABSENT + CHANGED, **({"IfMatch": version} if version else {}))
+    request(
+        "delete_object",
+        address,
+        unless=ABSENT + CHANGED,
+        **({"IfMatch": version} if version else {}),
+    )
 
 
 def remove_all(addresses: Iterable[str]) -> None:
-    """Removes objects of one bucket, a thousand a request; one that is not there counts as removed."""
+    """Removes objects of one bucket, a thousand a request; one that is not there counts as
+    removed.
+    """
     found = list(addresses)
     for first in range(0, len(found), BATCH):
         some = found[first : first + BATCH]
@@ -170,9 +216,15 @@ def remove_all(addresses: Iterable[str]) -> None:
 
 
 def abort_uploads(prefix: str) -> None:
-    """Removes the parts of every upload that was begun below `prefix` and never ended: S3 bills them."""
+    """Removes the parts of every upload that was begun below `prefix` and never ended: S3 bills
+    them.
+    """
     for entry in _pages("list_multipart_uploads", "Uploads", prefix):
-        request("abort_multipart_upload", f"{SCHEME}{split(prefix)[0]}/{entry['Key']}", UploadId=entry["UploadId"])
+        request(
+            "abort_multipart_upload",
+            f"{SCHEME}{split(prefix)[0]}/{entry['Key']}",
+            UploadId=entry["UploadId"],
+        )
 
 
 def clock(address: str) -> float:
@@ -189,7 +241,9 @@ def split(address: str) -> tuple[str, str]:
 
 
 def request(call: str, address: str, *, unless: tuple[str, ...] = (), **words: Any) -> Any:
-    """The answer to one request about an object; None when S3 answers with an error of one of the codes in `unless`."""
+    """The answer to one request about an object; None when S3 answers with an error of one of the
+    codes in `unless`.
+    """
     bucket, key = split(address)
     with explained(address):
         from botocore.exceptions import ClientError
@@ -213,16 +267,28 @@ def explained(address: str) -> Iterator[None]:
     try:
         yield
     except (boto.NoCredentialsError, boto.CredentialRetrievalError) as error:
-        raise S3Error("can't be reached without credentials", where=address, why=str(error), next=CREDENTIALS) from error
+        raise S3Error(
+            "can't be reached without credentials", where=address, why=str(error), next=CREDENTIALS
+        ) from error
     except (ClientError, Boto3Error, BotoCoreError) as error:
         answer = getattr(error, "response", None) or getattr(error.__context__, "response", None)
         if answer is not None:
             raise _refused(address, _reason(answer), str(answer["Error"].get("Code"))) from error
         silent = isinstance(error, (boto.ConnectTimeoutError, boto.ReadTimeoutError))
-        often = f", {SILENCES if silent else TRIES} times" if isinstance(error, HTTPClientError) else ""
-        raise S3Error("S3 gives no good answer", where=address, why=f"{error}{often}", next=_look(address)) from error
-    except (LookupError, TypeError, ValueError) as error:  # a number or a time that is none; a part that is missing
-        raise _unbelievable(address, f"it can't be read: {type(error).__name__}: {error}") from error
+        often = (
+            f", {SILENCES if silent else TRIES} times" if isinstance(error, HTTPClientError) else ""
+        )
+        raise S3Error(
+            "S3 gives no good answer", where=address, why=f"{error}{often}", next=_look(address)
+        ) from error
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # a number or a time that is none; a part that is missing
+        raise _unbelievable(
+            address, f"it can't be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def client() -> Any:
@@ -230,15 +296,21 @@ def client() -> Any:
     return _client(os.getpid())
 
 
-def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any) -> tuple[bytes, str] | None:
-    """What a GET brings, and the ETag. boto3 does not retry a body that is cut off, so that is done here."""
+def _get(
+    address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any
+) -> tuple[bytes, str] | None:
+    """What a GET brings, and the ETag. boto3 does not retry a body that is cut off, so that is done
+    here.
+    """
     from botocore.exceptions import HTTPClientError, IncompleteReadError, ReadTimeoutError
 
     for left in reversed(range(TRIES)):
         if (answer := request("get_object", address, unless=unless, **words)) is None:
             return None
         if answer["ContentLength"] > most:
-            raise _unbelievable(address, f"{answer['ContentLength']:,} bytes came, {most:,} at most were expected")
+            raise _unbelievable(
+                address, f"{answer['ContentLength']:,} bytes came, {most:,} at most were expected"
+            )
         with explained(address):
             try:
                 return answer["Body"].read(), answer["ETag"]
@@ -249,14 +321,23 @@ def _get(address: str, most: int, *, unless: tuple[str, ...] = (), **words: Any)
 
 
 def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str, Any]]:
-    """The entries of a listing, all below `prefix`: they go on to be paths here, or are deleted there."""
+    """The entries of a listing, all below `prefix`: they go on to be paths here, or are deleted
+    there.
+    """
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
-            if not LISTING & page.keys():  # a proxy's page, or nothing: not the listing of an empty prefix
+            if (
+                not LISTING & page.keys()
+            ):  # a proxy's page, or nothing: not the listing of an empty prefix
                 raise _unbelievable(prefix, "it is no listing")
-            if page.get("IsTruncated") and not {"NextContinuationToken", "NextKeyMarker"} & page.keys():
-                raise _unbelievable(prefix, "the listing is cut off, and names no page that follows")
+            if (
+                page.get("IsTruncated")
+                and not {"NextContinuationToken", "NextKeyMarker"} & page.keys()
+            ):
+                raise _unbelievable(
+                    prefix, "the listing is cut off, and names no page that follows"
+                )
             found += page.get(content, [])
             if len(found) > LISTED:
                 raise _unbelievable(prefix, f"the listing has more than {LISTED:,} entries")
@@ -271,7 +352,12 @@ def _object(address: str, entry: dict[str, Any]) -> Object:
     size, modified = entry.get("Size"), entry.get("LastModified")
     if not isinstance(size, int) or not 0 <= size <= LARGEST:
         raise _unbelievable(address, f"the listing has it with {size!r} bytes")
-    return Object(address, size, str(entry.get("ETag", "")), modified.timestamp() if isinstance(modified, datetime) else 0.0)
+    return Object(
+        address,
+        size,
+        str(entry.get("ETag", "")),
+        modified.timestamp() if isinstance(modified, datetime) else 0.0,
+    )
 
 
 @cache
@@ -281,22 +367,48 @@ def _client(process: int) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError as error:
-        raise S3Error("needs the package boto3", where=SCHEME, why=str(error), next=installing_package("boto3")) from error
-    tries = {"mode": "standard"} if "AWS_MAX_ATTEMPTS" in os.environ else {"mode": "standard", "total_max_attempts": TRIES}
-    config = Config(retries=tries, connect_timeout=CONNECT, read_timeout=ANSWER, max_pool_connections=4 * AT_ONCE)
+        raise S3Error(
+            "needs the package boto3",
+            where=SCHEME,
+            why=str(error),
+            next=installing_package("boto3"),
+        ) from error
+    tries = (
+        {"mode": "standard"}
+        if "AWS_MAX_ATTEMPTS" in os.environ
+        else {"mode": "standard", "total_max_attempts": TRIES}
+    )
+    config = Config(
+        retries=tries,
+        connect_timeout=CONNECT,
+        read_timeout=ANSWER,
+        max_pool_connections=4 * AT_ONCE,
+    )
     try:
         found = boto3.session.Session().client("s3", config=config)
         found.meta.events.register_first("needs-retry.s3", _end_silence)
         return found
-    except (BotoCoreError, ValueError) as error:  # an endpoint, a profile or a number of AWS's variables
-        raise S3Error("can't be reached", where=SCHEME, why=str(error), next="env | grep ^AWS_ ; aws configure list") from error
+    except (
+        BotoCoreError,
+        ValueError,
+    ) as error:  # an endpoint, a profile or a number of AWS's variables
+        raise S3Error(
+            "can't be reached",
+            where=SCHEME,
+            why=str(error),
+            next="env | grep ^AWS_ ; aws configure list",
+        ) from error
 
 
 def _end_silence(attempts: int, caught_exception: Exception | None, **_: Any) -> None:
-    """Ends the tries of a request to which nothing has come back SILENCES times; all else is for boto3 to decide."""
+    """Ends the tries of a request to which nothing has come back SILENCES times; all else is for
+    boto3 to decide.
+    """
     from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
-    if attempts >= SILENCES and isinstance(caught_exception, (ConnectTimeoutError, ReadTimeoutError)):
+    if attempts >= SILENCES and isinstance(
+        caught_exception, (ConnectTimeoutError, ReadTimeoutError)
+    ):
         raise caught_exception
 
 
@@ -304,16 +416,27 @@ def _transfer() -> Any:
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(
-        multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=AT_ONCE, preferred_transfer_client="classic"
+        multipart_threshold=PART,
+        multipart_chunksize=PART,
+        max_concurrency=AT_ONCE,
+        preferred_transfer_client="classic",
     )
 
 
 def _reason(answer: dict[str, Any]) -> str:
     """Why S3 said no, and how often."""
-    code, often = str(answer["Error"].get("Code")), answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1
-    region = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+    code, often = (
+        str(answer["Error"].get("Code")),
+        answer.get("ResponseMetadata", {}).get("RetryAttempts", 0) + 1,
+    )
+    region = (
+        answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+    )
     if region and code in ELSEWHERE:
-        return f"the bucket is in another region ({code}): AWS_REGION={shlex.quote(region)} in the environment names it"
+        return (
+            f"the bucket is in another region ({code}): AWS_REGION={shlex.quote(region)} in "
+            "the environment names it"
+        )
     if known := (REASONS | OF_CREDENTIALS).get(code):
         return f"{known} ({code})"
     return f"{code}: {answer['Error'].get('Message')}" + (f", {often} times" if often > 1 else "")

@@ -18,7 +18,9 @@ BUFFER = 2**18
 
 @contextmanager
 def create(address: str) -> Iterator[BinaryIO]:
-    """A stream that becomes an object when the context is left, and leaves nothing when that is by an error."""
+    """A stream that becomes an object when the context is left, and leaves nothing when that is by
+    an error.
+    """
     stream = Upload(address)
     try:
         yield cast(BinaryIO, stream)
@@ -29,14 +31,18 @@ def create(address: str) -> Iterator[BinaryIO]:
 
 
 def open_object(found: s3.Object, start: int = 0) -> BinaryIO:
-    """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer the one that was listed."""
+    """A buffered, seekable stream over an object, which reads ahead; S3Error once it is no longer
+    the one that was listed.
+    """
     stream = io.BufferedReader(Ranges(found), BUFFER)
     stream.seek(start)
     return stream
 
 
 class Upload(io.RawIOBase):
-    """One object on its way: a large one in parts, several at once, so that memory holds a few parts and not the object."""
+    """One object on its way: a large one in parts, several at once, so that memory holds a few
+    parts and not the object.
+    """
 
     def __init__(self, address: str) -> None:
         self.address, self.waiting, self.id = address, bytearray(), ""
@@ -58,7 +64,9 @@ class Upload(io.RawIOBase):
         if self.id:
             self._send(bytes(self.waiting))
             parts = {"Parts": [part.result() for part in self.sent]}
-            s3.request("complete_multipart_upload", self.address, UploadId=self.id, MultipartUpload=parts)
+            s3.request(
+                "complete_multipart_upload", self.address, UploadId=self.id, MultipartUpload=parts
+            )
         else:
             s3.write(self.address, bytes(self.waiting))
         self.threads.shutdown()
@@ -77,13 +85,21 @@ class Upload(io.RawIOBase):
         self.sent.append(self.threads.submit(self._put, part, len(self.sent) + 1))
 
     def _put(self, part: bytes, number: int) -> dict[str, Any]:
-        answer = s3.request("upload_part", self.address, UploadId=self.id, PartNumber=number, Body=part)
-        checksums = {name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"}
+        answer = s3.request(
+            "upload_part", self.address, UploadId=self.id, PartNumber=number, Body=part
+        )
+        checksums = {
+            name: value
+            for name, value in answer.items()
+            if name.startswith("Checksum") and name != "ChecksumType"
+        }
         return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
 
 
 class Ranges(io.RawIOBase):
-    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is read."""
+    """An object as a raw stream: ranges of RANGE bytes, the next one prefetched while this one is
+    read.
+    """
 
     def __init__(self, found: s3.Object) -> None:
         self.found, self.length, self.at = found, found.size, 0

@@ -1,12 +1,15 @@
-"""A node's uplink: while a job runs, it synchronizes the node's folders with S3, and fetches requests to the node from there.
+"""A node's uplink: while a job runs, it synchronizes the node's folders with S3, and fetches
+requests to the node from there.
 
-Where nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all machines. The supervisor then
-starts `python -m trainfleet.storage.s3_sync_agent ...` beside its command. That first downloads what the command needs, then
-polls every EVERY seconds, and once more when its stdin closes: when the supervisor ends, however it does. So engine, data and
-heartbeat know only their local folder. A node costs S3 a listing and about three small writes every EVERY seconds.
+Where nodes share no disk, TRAINFLEET_BUCKET is the S3 prefix of runs/<name> and data/<name> for all
+machines. The supervisor then starts `python -m trainfleet.storage.s3_sync_agent ...` beside its
+command. That first downloads what the command needs, then polls every EVERY seconds, and once more
+when its stdin closes: when the supervisor ends, however it does. So engine, data and heartbeat know
+only their local folder. A node costs S3 a listing and about three small writes every EVERY seconds.
 
-It never ends the command: while S3 is away, the node's log says so, and what waits is sent afterwards. An uplink that is killed
-is restarted, and continues where it was (storage/folder_sync.py).
+It never ends the command: while S3 is away, the node's log says so, and what waits is sent
+afterwards. An uplink that is killed is restarted, and continues where it was
+(storage/folder_sync.py).
 """
 
 from __future__ import annotations
@@ -27,20 +30,31 @@ from ..trust.errors import BackendError, S3Error, TrainfleetError, telling
 from . import s3
 from .folder_sync import ASKED, FolderSync
 
-BUCKET, RUN = "TRAINFLEET_BUCKET", "TRAINFLEET_RUN"  # s3://bucket/prefix, and whose config the command reads
+BUCKET, RUN = (
+    "TRAINFLEET_BUCKET",
+    "TRAINFLEET_RUN",
+)  # s3://bucket/prefix, and whose config the command reads
 EVERY = 2.0  # seconds between two polls
 SIGN = 5.0  # seconds between two signs that this node is alive
 TO_BEGIN = 600.0  # seconds for S3 to deliver what the command needs
 TO_END = 120.0  # seconds for the last poll, when the command has ended
-RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")  # what rank 0 continues from on an empty node
-# Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later attempt may see it.
-OTHERS = re.compile(r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json")
+RESTORED = re.compile(
+    r"results\.json|search\.json|metrics\.jsonl"
+)  # what rank 0 continues from on an empty node
+# Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later
+# attempt may see it.
+OTHERS = re.compile(
+    r"stop|head\.json|heartbeats/dump|(?:config|given)\.yaml|(?:handle|request)\.json"
+)
 AUTHOR = "uplink"  # of its own lines in the node's log
-NODES = "nodes"  # <address>/nodes/<i>: put every SIGN seconds while node i is at work, removed when it has ended
+# <address>/nodes/<i>: put every SIGN seconds while node i is at work, removed when it has ended
+NODES = "nodes"
 
 
 class UplinkProcess:
-    """A node's uplink process, restarted whenever it dies; leaving the context waits for its last poll."""
+    """A node's uplink process, restarted whenever it dies; leaving the context waits for its last
+    poll.
+    """
 
     def __init__(self, log: Path) -> None:
         folders = dict.fromkeys((RUNS / os.environ[RUN], Path(*log.parent.parent.parts[-2:])))
@@ -56,8 +70,12 @@ class UplinkProcess:
         self.process = self._start("restore")
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
-            raise BackendError("what this node's command needs did not come from S3", where=os.environ[BUCKET],
-                               why=f"its uplink ended with {self.process.wait()}", next="its own words stand above")  # fmt: skip
+            raise BackendError(
+                "what this node's command needs did not come from S3",
+                where=os.environ[BUCKET],
+                why=f"its uplink ended with {self.process.wait()}",
+                next="its own words stand above",
+            )
         self.keeping = threading.Thread(target=self._keep, name="uplink", daemon=True)
         self.keeping.start()
 
@@ -67,9 +85,12 @@ class UplinkProcess:
         self.keeping.join(2 * TO_END)
 
     def _start(self, how: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "trainfleet.storage.s3_sync_agent", how, *self.words],
-        stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainfleet.storage.s3_sync_agent", how, *self.words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def _keep(self) -> None:
         while (code := self.process.wait()) and not self.closing.wait(1.0):
@@ -95,7 +116,13 @@ def main(arguments: list[str]) -> int:
     how, log, *folders = arguments
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides when this ends
-    uplink = Uplink(Path(log), [FolderSync(Path(folder), f"{os.environ[BUCKET].rstrip('/')}/{folder}") for folder in folders])
+    uplink = Uplink(
+        Path(log),
+        [
+            FolderSync(Path(folder), f"{os.environ[BUCKET].rstrip('/')}/{folder}")
+            for folder in folders
+        ],
+    )
     uplink.fetch(restore=how == "restore")
     with suppress(BrokenPipeError):
         print("ready", flush=True)
@@ -123,7 +150,8 @@ class Uplink:
         self.signed, self.trouble = 0.0, ""
 
     def fetch(self, restore: bool) -> None:
-        """Downloads requests, and for a rank 0 that starts on an empty node the record that it continues from.
+        """Downloads requests, and for a rank 0 that starts on an empty node the record that it
+        continues from.
 
         Raises:
             S3Error: S3 has not delivered them in TO_BEGIN seconds.
@@ -141,7 +169,9 @@ class Uplink:
             time.sleep(EVERY)
 
     def look(self) -> bool:
-        """Uploads what is new and downloads requests; whether that succeeded. The node's log says when that changes."""
+        """Uploads what is new and downloads requests; whether that succeeded. The node's log says
+        when that changes.
+        """
         try:
             for folder in self.folders:
                 folder.push(is_node_s, is_obeyed)
@@ -151,7 +181,11 @@ class Uplink:
                 self.signed = time.monotonic()
         except (TrainfleetError, OSError) as error:
             if not self.trouble:
-                say(self.log, f"S3 is not brought up to date: {' '.join(str(error).split())}", AUTHOR)
+                say(
+                    self.log,
+                    f"S3 is not brought up to date: {' '.join(str(error).split())}",
+                    AUTHOR,
+                )
             self.trouble = str(error)
             return False
         if self.trouble:
@@ -160,7 +194,9 @@ class Uplink:
         return True
 
     def end(self) -> bool:
-        """The last poll, repeated while S3 is away, and the removal of the sign; False after TO_END seconds."""
+        """The last poll, repeated while S3 is away, and the removal of the sign; False after TO_END
+        seconds.
+        """
         until = time.monotonic() + TO_END
         while not self.look() or any(folder.waits(is_node_s) for folder in self.folders):
             if time.monotonic() > until:

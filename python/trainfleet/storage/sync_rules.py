@@ -1,7 +1,8 @@
-"""The files of a run folder that are copied between machines, and how they are written at their destination.
+"""The files of a run folder that are copied between machines, and how they are written at their
+destination.
 
-What comes is not trusted: only these names are written, none larger than such a file may be, and no link below the run folder is
-followed, not even one made meanwhile. Standard library only.
+What comes is not trusted: only these names are written, none larger than such a file may be, and no
+link below the run folder is followed, not even one made meanwhile. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from ..trust.errors import RunError
 
 MIB = 1 << 20
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}"
-# The small files of a run folder, and the most bytes that are copied of one. Everything else stays on its machine: checkpoints,
-# heartbeats, locks; configs, as each side has its own; report.html, which each side draws for itself, as a browser runs it.
+# The small files of a run folder, and the most bytes that are copied of one. Everything else stays
+# on its machine: checkpoints, heartbeats, locks; configs, as each side has its own; report.html,
+# which each side draws for itself, as a browser runs it.
 KINDS = {
     r"(results|search|head|standby|handle|request|scaling|rehearsal)\.json|scaling\.md": 16 * MIB,
     r"stop": 0,
@@ -43,21 +45,35 @@ def limit(name: str) -> int | None:
 
 
 def write(root: Path, name: str, offset: int, data: bytes, stamp: float | None = None) -> None:
-    """Ends the file `name` below `root` with `data` from byte `offset` on; 0 replaces the file. `stamp`: its time, unix.
+    """Ends the file `name` below `root` with `data` from byte `offset` on; 0 replaces the file.
+    `stamp`: its time, unix.
 
     Raises:
         FileNotFoundError: it was to be continued, and is not there.
-        RunError: the folder can't be written, or a link, a folder or a device is where the file belongs.
+        RunError: the folder can't be written, or a link, a folder or a device is where the file
+            belongs.
     """
     with _folder_of(root, name) as (folder, last):
         if offset:
-            _fill(os.open(last, os.O_WRONLY | os.O_NONBLOCK | FLAGS, dir_fd=folder), offset, data, stamp)
+            _fill(
+                os.open(last, os.O_WRONLY | os.O_NONBLOCK | FLAGS, dir_fd=folder),
+                offset,
+                data,
+                stamp,
+            )
             return
         temporary = f".{last[:200]}.{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=folder)
         try:
-            _fill(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o644, dir_fd=folder), 0, data, stamp)
+            _fill(
+                os.open(
+                    temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FLAGS, 0o644, dir_fd=folder
+                ),
+                0,
+                data,
+                stamp,
+            )
             os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             with contextlib.suppress(FileNotFoundError):
@@ -73,7 +89,9 @@ def remove(root: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _folder_of(root: Path, name: str) -> Iterator[tuple[int, str]]:
-    """The open folder of a file, made if need be, and the file's name in it. The run folder itself may be a link."""
+    """The open folder of a file, made if need be, and the file's name in it. The run folder itself
+    may be a link.
+    """
     untrusted_input.seal(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -103,6 +121,8 @@ def _refused(path: Path, error: OSError) -> RunError:
     if untrusted_input.is_in_the_way(error):
         return RunError(
             "is not what a run folder has there, so nothing from elsewhere is written to it",
-            where=str(path), why="a link, a folder or a device is in the way", next=f"ls -ld {path.parent} {path}",
-        )  # fmt: skip
+            where=str(path),
+            why="a link, a folder or a device is in the way",
+            next=f"ls -ld {path.parent} {path}",
+        )
     return unwritable(path, error)

@@ -1,1 +1,3 @@
-"""What comes in from elsewhere is checked, and what goes out hides secrets. Imports no other room."""
+"""What comes in from elsewhere is checked, and what goes out hides secrets. Imports no other
+room.
+"""

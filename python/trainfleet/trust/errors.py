@@ -1,6 +1,7 @@
 """Every error a user can meet, in one tree.
 
-    TrainfleetError         says what, where, why and what to type next; the process exits with `exit_code`
+    TrainfleetError         says what, where, why and what to type next; the process exits with
+                            `exit_code`
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── InputError          a file or text that was written elsewhere, with its line and key (trust/untrusted_input.py)
     ├── DataError           a source, a tokenizer or a dataset
@@ -22,7 +23,7 @@
     └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
 
 Anything else that escapes is a defect of ours and keeps its traceback.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,12 +43,16 @@ MOST = 25  # problems of a config that are printed
 
 
 class TrainfleetError(Exception):
-    """One message to a user: `what` happened, `where` (file:line, host, rank), `why`, and the `next` command to type."""
+    """One message to a user: `what` happened, `where` (file:line, host, rank), `why`, and the
+    `next` command to type.
+    """
 
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
-        where = where.replace("\n", "\\n")  # a file's name may have one, and begin a line of its own
+        where = where.replace(
+            "\n", "\\n"
+        )  # a file's name may have one, and begin a line of its own
         self.what, self.where, self.why, self.next = what, where, why, next
         super().__init__(what)
 
@@ -84,7 +89,9 @@ def telling(main: Callable[P, int]) -> Callable[P, int]:
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong with the config: its place (`config.yaml:12`, `SET`, `NODES`), its key, and what would be right."""
+    """One thing wrong with the config: its place (`config.yaml:12`, `SET`, `NODES`), its key, and
+    what would be right.
+    """
 
     line: int
     where: str
@@ -107,17 +114,22 @@ class ConfigError(TrainfleetError):
 
     @classmethod
     def of(cls, name: str, message: str, *, next: str = "") -> ConfigError:
-        """The error about one key or variable, whose place is its name: no line of the file is to blame."""
+        """The error about one key or variable, whose place is its name: no line of the file is to
+        blame.
+        """
         return cls([Problem(0, name, "", message)], next=next)
 
 
 class InputError(TrainfleetError, ValueError):
-    """Text that was written elsewhere is invalid: `where` is its file and line, `key` the key in it.
+    """Text that was written elsewhere is invalid: `where` is its file and line, `key` the key in
+    it.
 
     It is a ValueError too, so that readers can turn it into the error of what the file is for.
     """
 
-    def __init__(self, what: str, *, where: str = "", key: str = "", why: str = "", next: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: str = "", key: str = "", why: str = "", next: str = ""
+    ) -> None:
         self.key = key
         super().__init__(what, where=where, why=why, next=next)
 
@@ -128,7 +140,9 @@ class InputError(TrainfleetError, ValueError):
 
 
 class DataError(TrainfleetError):
-    """A source, a tokenizer or a dataset is missing, broken or not the one that this config asks for."""
+    """A source, a tokenizer or a dataset is missing, broken or not the one that this config asks
+    for.
+    """
 
 
 class NoSource(DataError):
@@ -139,7 +153,10 @@ class NoSource(DataError):
         super().__init__(error.what, where=error.where, why=error.why, next=error.next)
 
     def __reduce__(self) -> tuple[type[NoSource], tuple[DataError, int]]:
-        return NoSource, (DataError(self.what, where=self.where, why=self.why, next=self.next), self.entry)
+        return NoSource, (
+            DataError(self.what, where=self.where, why=self.why, next=self.next),
+            self.entry,
+        )
 
 
 class RunError(TrainfleetError):
@@ -155,15 +172,21 @@ class JobFailed(BackendError):
 
 
 class CloudError(BackendError):
-    """AWS refuses a control request, or gives no answer; `code` is AWS's, or the name of botocore's error."""
+    """AWS refuses a control request, or gives no answer; `code` is AWS's, or the name of botocore's
+    error.
+    """
 
-    def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "", code: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: str = "", why: str = "", next: str = "", code: str = ""
+    ) -> None:
         super().__init__(what, where=where, why=why, next=next)
         self.code = code
 
 
 class NotAsked(CloudError):
-    """AWS could not be asked at all: there are no credentials, or no way there. A plan goes on without an account."""
+    """AWS could not be asked at all: there are no credentials, or no way there. A plan goes on
+    without an account.
+    """
 
 
 class ImageError(TrainfleetError):
@@ -171,7 +194,9 @@ class ImageError(TrainfleetError):
 
 
 class S3Error(TrainfleetError, OSError):
-    """S3 refuses a request, or gives no answer for too long. What writes to a bucket or a disk catches both as OSError."""
+    """S3 refuses a request, or gives no answer for too long. What writes to a bucket or a disk
+    catches both as OSError.
+    """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
         super().__init__(what, where=where, why=why, next=next)

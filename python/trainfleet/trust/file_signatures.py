@@ -1,4 +1,6 @@
-"""What a file is that is no text, by how it begins: pictures, archives and programs that were called .txt."""
+"""What a file is that is no text, by how it begins: pictures, archives and programs that were
+called .txt.
+"""
 
 from __future__ import annotations
 

@@ -23,12 +23,17 @@ from urllib.parse import quote
 
 NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
-LEAST, LEAST_LINE = 4, 8  # characters of a value, and of one of its lines: shorter ones would hide half of every text
+LEAST, LEAST_LINE = (
+    4,
+    8,
+)  # characters of a value, and of one of its lines: shorter ones would hide half of every text
 LEAST_UNNAMED = 12  # of a value that nothing but its variable's name calls a secret
 WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
 UNFINISHED = 4096  # characters of an unfinished line among which a secret may begin
 # Variables that hold a secret; those of ours name jobs, and a public key is not secret.
-TELLING = re.compile(r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID")
+TELLING = re.compile(
+    r"(?!TRAINFLEET_)(?!.*PUBLIC).*(_TOKEN|_KEY|_SECRET|_PASSWORD)|AWS_ACCESS_KEY_ID"
+)
 PATH = re.compile(r"~?/[\w.+@-]+(/[\w.+@-]+)*/?")  # such a variable may name a file instead
 # Prefix → what follows it: AWS's access keys, Hugging Face, OpenAI and Anthropic, GitHub, GitLab,
 # Slack, Google, PyPI, npm, NVIDIA, JSON Web Tokens (RFC 7519). Each as its maker documents it.
@@ -69,11 +74,30 @@ _CONTEXTS = tuple(  # what stands before a secret, and the secret
         (r"://", _ADDRESSED, 0),
     )
 )
-_FORMS = re.compile("|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items()))
+_FORMS = re.compile(
+    "|".join(rf"(?<![A-Za-z0-9]){prefix}{rest}" for prefix, rest in PREFIXES.items())
+)
 _HINTS = (  # a text without one of these holds no form: most lines are passed by this alone
-    *(prefix.lower() for prefix in PREFIXES), "://", "_token", "_key", "_secret", "_password", "sig=", "signature", "accesskey",
-    "x-amz-", "x-goog-", "aws_", "sessiontoken", "googleaccessid", "access_token", "authorization", "bearer", "wandb", "api",
-)  # fmt: skip
+    *(prefix.lower() for prefix in PREFIXES),
+    "://",
+    "_token",
+    "_key",
+    "_secret",
+    "_password",
+    "sig=",
+    "signature",
+    "accesskey",
+    "x-amz-",
+    "x-goog-",
+    "aws_",
+    "sessiontoken",
+    "googleaccessid",
+    "access_token",
+    "authorization",
+    "bearer",
+    "wandb",
+    "api",
+)
 
 
 def _begin(word: str, behind: str) -> str:
@@ -90,7 +114,8 @@ def _any(words: Iterable[str], behind: str) -> str:
 _WORDS = ("Signature", "aws_", "SecretAccessKey", "SessionToken", "AccessKeyId", "Authorization",
           "Bearer", "wandb", "api_key", "api key", "api-key", "apikey")  # fmt: skip
 _ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
-_OPEN = re.compile(  # the end of a line that is still being written, from where a secret may begin in it
+# the end of a line that is still being written, from where a secret may begin in it
+_OPEN = re.compile(
     rf"(?:(?<![A-Za-z0-9])(?:{_any(PREFIXES, '[^ ]*')}|(?i:{_any(_WORDS, '.*')}))"
     rf"|(?i:{_any(('X-Amz-', 'X-Goog-'), '.*')})|{_any(_ENDINGS, '.*')}"
     rf"|{_any(('https://', 'http://', '://'), '[^/ @]*@?')}|[?&][A-Za-z_]*(?:=[^& ]*)?)\Z"
@@ -98,7 +123,9 @@ _OPEN = re.compile(  # the end of a line that is still being written, from where
 
 
 def keep_secret(names: Iterable[str]) -> None:
-    """Registers variables whose values are hidden from now on, here and in every process that this one starts."""
+    """Registers variables whose values are hidden from now on, here and in every process that this
+    one starts.
+    """
     known = filter(None, os.environ.get(NAMES, "").split(","))
     if all_names := list(dict.fromkeys((*known, *names))):
         os.environ[NAMES] = ",".join(all_names)
@@ -146,15 +173,24 @@ def begun(text: str) -> int:
     keep = _begun_form(text)
     for pattern in _patterns():
         longest = min(len(pattern) - 1, len(text))
-        keep = max(keep, next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0))
+        keep = max(
+            keep,
+            next((size for size in range(longest, keep, -1) if text.endswith(pattern[:size])), 0),
+        )
     cut = len(text) - keep
-    for start, stop in sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True) if keep else ():
+    for start, stop in (
+        sorted((part for pattern in _patterns() for part in _places(text, pattern)), reverse=True)
+        if keep
+        else ()
+    ):
         cut = start if start < cut < stop else cut
     return len(text) - cut
 
 
 def _begun_form(text: str) -> int:
-    """As `begun`, for secrets that are known by their form: of the last line what follows something that may come before one."""
+    """As `begun`, for secrets that are known by their form: of the last line what follows something
+    that may come before one.
+    """
     line = text[text.rfind("\n") + 1 :][-UNFINISHED:]
     return len(line) - found.start() if line and (found := _OPEN.search(line)) else 0
 
@@ -187,14 +223,29 @@ def _telling(names: tuple[str, ...]) -> tuple[str, ...]:
 def _spellings(named: tuple[str, ...], telling: tuple[str, ...]) -> tuple[str, ...]:
     """All strings to hide for these values."""
     values = [value.strip() for value in named]
-    values += [value for value in map(str.strip, telling) if len(value) >= LEAST_UNNAMED and not _is_plain(value)]
+    values += [
+        value
+        for value in map(str.strip, telling)
+        if len(value) >= LEAST_UNNAMED and not _is_plain(value)
+    ]
     found: dict[str, None] = {}
     for value in values:
         lines = [line.strip() for line in value.splitlines()]
-        for part in (*([value] if len(value) >= LEAST else []), *(line for line in lines if len(line) >= LEAST_LINE)):
-            spelt = (json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1], html.escape(part),
-                     quote(part, safe="", errors="surrogateescape"), quote(part, errors="surrogateescape"))  # fmt: skip
-            found |= dict.fromkeys((part, *spelt, *_encoded(part.encode("utf-8", "surrogateescape"))))
+        for part in (
+            *([value] if len(value) >= LEAST else []),
+            *(line for line in lines if len(line) >= LEAST_LINE),
+        ):
+            spelt = (
+                json.dumps(part)[1:-1],
+                json.dumps(part, ensure_ascii=False)[1:-1],
+                repr(part)[1:-1],
+                html.escape(part),
+                quote(part, safe="", errors="surrogateescape"),
+                quote(part, errors="surrogateescape"),
+            )
+            found |= dict.fromkeys(
+                (part, *spelt, *_encoded(part.encode("utf-8", "surrogateescape")))
+            )
     return tuple(found)
 
 
@@ -204,13 +255,23 @@ def _is_plain(value: str) -> bool:
 
 
 def _encoded(value: bytes) -> Iterator[str]:
-    """A value in hexadecimal and base64: the digits that depend on it alone at each offset, and wrapped lines at offset 0."""
+    """A value in hexadecimal and base64: the digits that depend on it alone at each offset, and
+    wrapped lines at offset 0.
+    """
     texts = [value.hex(), value.hex().upper()]
     for before in range(3):
         first, last = -(-8 * before // 6), 8 * (before + len(value)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             own = encode(bytes(before) + value).decode()[first:last]
-            texts += [own, *(own[at : at + width] for width in WRAPPED for at in range(0, len(own), width) if not before)]
+            texts += [
+                own,
+                *(
+                    own[at : at + width]
+                    for width in WRAPPED
+                    for at in range(0, len(own), width)
+                    if not before
+                ),
+            ]
     return (text for text in texts if len(text) >= LEAST_LINE)
 
 

@@ -1,7 +1,9 @@
-"""Secrets by reference, for engines that pass none to a node: TRAINFLEET_SECRET_AT_<NAME> says where NAME's value is.
+"""Secrets by reference, for engines that pass none to a node: TRAINFLEET_SECRET_AT_<NAME> says
+where NAME's value is.
 
-A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The node's role reads it; the
-value is in this process's environment and in those of the processes that it starts, and nowhere else.
+A reference is the ARN of a secret in Secrets Manager, or the ARN or name of a parameter in SSM. The
+node's role reads it; the value is in this process's environment and in those of the processes that
+it starts, and nowhere else.
 """
 
 from __future__ import annotations
@@ -30,13 +32,18 @@ def take(environment: MutableMapping[str, str] = os.environ) -> None:
         except Exception as error:
             import botocore.exceptions
 
-            if not isinstance(error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)):
+            if not isinstance(
+                error, (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+            ):
                 raise
             why, then = (
                 " ".join(str(error).split()),
-                "allow the job's role to read it: ssm:GetParameter, or secretsmanager:GetSecretValue",
+                "allow the job's role to read it: ssm:GetParameter, or "
+                "secretsmanager:GetSecretValue",
             )
-            raise BackendError(f"the secret {name} can't be read", where=where, why=why, next=then) from error
+            raise BackendError(
+                f"the secret {name} can't be read", where=where, why=why, next=then
+            ) from error
 
 
 def read(where: str) -> str:
@@ -46,7 +53,11 @@ def read(where: str) -> str:
 
     arn = re.fullmatch(r"arn:[a-z-]+:(secretsmanager|ssm):([a-z0-9-]+):\d{12}:.+", where)
     service, region = (arn[1], arn[2]) if arn else ("ssm", None)
-    config = Config(connect_timeout=SECONDS, read_timeout=SECONDS, retries={"mode": "standard", "total_max_attempts": TRIES})
+    config = Config(
+        connect_timeout=SECONDS,
+        read_timeout=SECONDS,
+        retries={"mode": "standard", "total_max_attempts": TRIES},
+    )
     client = boto3.client(service, region_name=region, config=config)
     if service == "secretsmanager":
         return str(client.get_secret_value(SecretId=where)["SecretString"])

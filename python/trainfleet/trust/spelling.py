@@ -1,4 +1,6 @@
-"""Did you mean: the known word closest to an unknown one, for keys, values, verbs, variables and recipes."""
+"""Did you mean: the known word closest to an unknown one, for keys, values, verbs, variables and
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from collections.abc import Iterable
 CLOSE = 0.6  # of the letters must be right, for a word to be taken for another
 SLIP = 0.75  # of them, for nothing else to be looked for
 ONE = 1.1  # the distance of a word of which one letter is wrong, be it the first
-LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")  # Cyrillic and Greek ones that look like Latin ones
+LETTERS = str.maketrans(
+    "аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu"
+)  # Cyrillic and Greek ones that look like Latin ones
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -19,45 +23,66 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was probably meant: by its letters, whatever their case and signs; else one that it abbreviates."""
+    """The known word that was probably meant: by its letters, whatever their case and signs; else
+    one that it abbreviates.
+    """
     names = {plain(name): name for name in known}
     form = plain(word)
     if not form or form in names:
         return names.get(form)
-    if whole := [name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)]:
+    if whole := [
+        name for name in names if len(form) > 2 and "_" in form and _has_parts(name, form)
+    ]:
         return names[min(whole, key=len)]  # llama-1b is llama-3.2-1b, and no other size
     best = max(names, key=lambda name: (likeness(form, name), -len(name)), default="")
     if best and (likeness(form, best) >= CLOSE or distance(form, best) <= ONE):
         return names[best]
     initials = [name for name in names if "".join(part[0] for part in name.split("_")) == form]
-    short = initials or [name for name in names if len(form) > 2 and name[0] == form[0] and _is_within(form, name)]
+    short = initials or [
+        name for name in names if len(form) > 2 and name[0] == form[0] and _is_within(form, name)
+    ]
     return names[min(short, key=len)] if short else None
 
 
 def slip(word: str, known: Iterable[str]) -> str | None:
-    """The known word of which the word is a typo, by one letter or few; None if it could be several."""
+    """The known word of which the word is a typo, by one letter or few; None if it could be
+    several.
+    """
     form = plain(word)
     names = {plain(name): name for name in known}
-    near = [name for name in names if abs(len(name) - len(form)) <= max(ONE, (1 - SLIP) * max(len(name), len(form)) + 1)]
+    near = [
+        name
+        for name in names
+        if abs(len(name) - len(form)) <= max(ONE, (1 - SLIP) * max(len(name), len(form)) + 1)
+    ]
     best = max(near, key=lambda name: (likeness(form, name), -len(name)), default="")
-    sure = best and (likeness(form, best) >= SLIP or (distance(form, best) <= ONE and len(form) > 1))
+    sure = best and (
+        likeness(form, best) >= SLIP or (distance(form, best) <= ONE and len(form) > 1)
+    )
     return names[best] if sure else None
 
 
 def plain(word: str) -> str:
-    """A word in lower case with `_` between its parts: learningRate, Learning-Rate and LEARNING_RATE are learning_rate."""
+    """A word in lower case with `_` between its parts: learningRate, Learning-Rate and
+    LEARNING_RATE are learning_rate.
+    """
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word[:80])
     letters = unicodedata.normalize("NFKD", parted.lower().translate(LETTERS))
-    return re.sub(r"[^a-z0-9.]+", "_", "".join(c for c in letters if not unicodedata.combining(c))).strip("_")
+    return re.sub(
+        r"[^a-z0-9.]+", "_", "".join(c for c in letters if not unicodedata.combining(c))
+    ).strip("_")
 
 
 def likeness(word: str, other: str) -> float:
-    """1 for the same word, less for each letter that was left out, put in, changed, or swapped with its neighbour."""
+    """1 for the same word, less for each letter that was left out, put in, changed, or swapped with
+    its neighbour.
+    """
     return 1 - distance(word, other) / max(len(word), len(other), 1)
 
 
 def distance(word: str, other: str) -> float:
-    """Letters to change from one word to the other (Damerau and Levenshtein, each place once); a swap counts as one.
+    """Letters to change from one word to the other (Damerau and Levenshtein, each place once); a
+    swap counts as one.
 
     What differs at the beginning counts a little more, and a `_` a little less, as fingers err.
     """
@@ -76,9 +101,13 @@ def distance(word: str, other: str) -> float:
 
 
 def _has_parts(name: str, form: str) -> bool:
-    """Whether all parts of `form` are parts of a name, in this order, and one of them has a digit."""
+    """Whether all parts of `form` are parts of a name, in this order, and one of them has a
+    digit.
+    """
     parts = iter(name.split("_"))
-    return any("0" <= letter <= "9" for letter in form) and all(part in parts for part in form.split("_"))
+    return any("0" <= letter <= "9" for letter in form) and all(
+        part in parts for part in form.split("_")
+    )
 
 
 def _is_within(word: str, name: str) -> bool:

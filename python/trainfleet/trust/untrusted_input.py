@@ -1,7 +1,9 @@
-"""The one checked way in for text that was written elsewhere: by a user, a node, another program, an earlier run.
+"""The one checked way in for text that was written elsewhere: by a user, a node, another program,
+an earlier run.
 
-Only regular files of a bounded size are read, as UTF-8; JSON is bounded in depth, and its strings in content. Anything else is an
-InputError with file and line. FileNotFoundError is left to the caller.
+Only regular files of a bounded size are read, as UTF-8; JSON is bounded in depth, and its strings
+in content. Anything else is an InputError with file and line. FileNotFoundError is left to the
+caller.
 """
 
 from __future__ import annotations
@@ -31,28 +33,50 @@ SHOWN = 60  # characters of a wrong value in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # the working folder of a process that enters it again
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC  # to pass through: to list it may be forbidden
+_FOLDER = (
+    getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+)  # to pass through: to list it may be forbidden
 _LOOK = "ls -l, on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
 MISTAKEN = (  # what a text has that is a file of another kind → what it is
-    (r"\A\s*version https://git-lfs", "is a pointer of Git LFS, and the file itself is not here: git lfs pull"),
-    (r"\A\s*<(!DOCTYPE html|html|head|body)", "is a web page: what should be here was not downloaded"),
+    (
+        r"\A\s*version https://git-lfs",
+        "is a pointer of Git LFS, and the file itself is not here: git lfs pull",
+    ),
+    (
+        r"\A\s*<(!DOCTYPE html|html|head|body)",
+        "is a web page: what should be here was not downloaded",
+    ),
     (r"\A\s*<(\?xml|Error>)", "is XML"),
     (r"^(<<<<<<<|>>>>>>>) ", "has a merge conflict that is not settled"),
 )
-TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that nobody has filled in")  # of a config; JSON holds some, for chats
-PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}  # how a compressed file begins → its suffix
-PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})  # what stands in a text of Latin letters
-_BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # make a line look like another one
+TEMPLATE = (
+    r"\{\{[^{}\n\"']{0,80}\}\}|\{%",
+    "is a template that nobody has filled in",
+)  # of a config; JSON holds some, for chats
+PACKED = {
+    b"\x1f\x8b": ".gz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+}  # how a compressed file begins → its suffix
+PLAIN = bytes(
+    {*range(32, 127), *range(160, 256), 9, 10, 13}
+)  # what stands in a text of Latin letters
+_BIDIRECTIONAL = re.compile(
+    "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)  # make a line look like another one
 
 
 def seal(folder: Path) -> None:
-    """From now on no link below `folder` is followed: it is a run's, and somebody else may have made it. Itself it may be one."""
+    """From now on no link below `folder` is followed: it is a run's, and somebody else may have
+    made it. Itself it may be one.
+    """
     _SEALED.update((folder, folder.absolute()))
 
 
 def stay() -> None:
-    """From now on this process enters its working folder again when that is stale. For ranks, from whom nobody takes over."""
+    """From now on this process enters its working folder again when that is stale. For ranks, from
+    whom nobody takes over.
+    """
     _HOME[:] = [str(Path.cwd())]
 
 
@@ -63,7 +87,8 @@ def is_sealed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, Path]]:
-    """The open folder of a file of a sealed folder, and the file's name in it; (None, the path) for any other file.
+    """The open folder of a file of a sealed folder, and the file's name in it; (None, the path) for
+    any other file.
 
     `make`: folders that are not there are made. OSError with ELOOP or ENOTDIR where one is a link.
     """
@@ -87,7 +112,9 @@ def folder_of(path: Path, *, make: bool = False) -> Iterator[tuple[int | None, P
 
 
 def _open_root(root: Path) -> int:
-    """Whoever mounts a file server anew makes stale what was open, the working folder too: it is entered again by its name."""
+    """Whoever mounts a file server anew makes stale what was open, the working folder too: it is
+    entered again by its name.
+    """
     try:
         return os.open(root, _FOLDER)
     except OSError as error:
@@ -98,7 +125,8 @@ def _open_root(root: Path) -> int:
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open(path, mode, opener=door.opener)`: as os.open, and through no link of a sealed folder.
+    """For `open(path, mode, opener=door.opener)`: as os.open, and through no link of a sealed
+    folder.
 
     OSError with ELOOP where the file is one, or ENOTDIR where a folder on the way is.
     """
@@ -108,11 +136,13 @@ def opener(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A stream over a regular file; what could block a reader (a pipe, a device, a socket) is refused unopened.
+    """A stream over a regular file; what could block a reader (a pipe, a device, a socket) is
+    refused unopened.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: it is no regular file, is reached through a link in a sealed folder, or can't be opened.
+        InputError: it is no regular file, is reached through a link in a sealed folder, or can't be
+            opened.
     """
     try:
         with folder_of(path) as (folder, name):
@@ -131,18 +161,29 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_in_the_way(error: Exception) -> bool:
-    """Whether a file was not opened because something else than a plain file or folder is where it belongs."""
-    return isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+    """Whether a file was not opened because something else than a plain file or folder is where it
+    belongs.
+    """
+    return isinstance(error, OSError) and error.errno in (
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENXIO,
+    )
 
 
 def unreadable(path: Path, error: Exception) -> InputError:
     """The error for a file that the system refuses to read."""
     why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return InputError(f"can't be read: {why}", where=shortened(printable(str(path)), 255), next=_LOOK)
+    return InputError(
+        f"can't be read: {why}", where=shortened(printable(str(path)), 255), next=_LOOK
+    )
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises as `open_regular`, InputError for a larger one."""
+    """The content of a regular file of at most `most` bytes. Raises as `open_regular`, InputError
+    for a larger one.
+    """
     try:
         with open_regular(path) as stream:
             # A file of /proc or /sys has size 0 and may be endless.
@@ -158,7 +199,9 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a regular file, without a byte order mark. Raises as `read_bytes`, InputError where it is not UTF-8."""
+    """The text of a regular file, without a byte order mark. Raises as `read_bytes`, InputError
+    where it is not UTF-8.
+    """
     return decode(read_bytes(path, most), str(path))
 
 
@@ -169,7 +212,9 @@ def decode(content: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         what = f"is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}"
-        raise InputError(what, where=f"{where}:{line}", next=f"file {where}; {converting(content, error.start)}") from error
+        raise InputError(
+            what, where=f"{where}:{line}", next=f"file {where}; {converting(content, error.start)}"
+        ) from error
 
 
 def read_json(path: Path, most: int = RECORD) -> Any:
@@ -178,14 +223,22 @@ def read_json(path: Path, most: int = RECORD) -> Any:
 
 
 def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
-    """Strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most `depth` levels deep."""
+    """Strict JSON: finite numbers, no key twice, text that can be printed as UTF-8, at most `depth`
+    levels deep.
+    """
     first = f"{where}:1"
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once)
+        value = json.loads(
+            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_once
+        )
     except json.JSONDecodeError as error:
-        raise mistaken(text, where) or InputError(f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
+        raise mistaken(text, where) or InputError(
+            f"is not JSON: {error.msg}", where=f"{where}:{error.lineno}"
+        ) from error
     except InputError as error:
-        raise InputError(error.what, where=f"{where}:{line_of(text, error.key)}", key=error.key) from error
+        raise InputError(
+            error.what, where=f"{where}:{line_of(text, error.key)}", key=error.key
+        ) from error
     except RecursionError as error:
         raise InputError(f"is nested more than {depth} levels deep", where=first) from error
     except ValueError as error:  # an integer of more digits than Python converts
@@ -197,7 +250,9 @@ def parse_json(text: str, where: str, depth: int = DEEPEST) -> Any:
 
 
 def parse_line(line: bytes, where: str) -> Any:
-    """The value of one line of a .jsonl file of ours, where a number may be NaN. InputError for anything else."""
+    """The value of one line of a .jsonl file of ours, where a number may be NaN. InputError for
+    anything else.
+    """
     try:
         if len(line) > LINE:
             raise ValueError("the line is too long")
@@ -228,7 +283,9 @@ def line_of(text: str, key: str) -> int:
 
 
 def converting(content: bytes, at: int) -> str:
-    """What to do about bytes that are not UTF-8 from `at` on: a wrong conversion would make text of anything."""
+    """What to do about bytes that are not UTF-8 from `at` on: a wrong conversion would make text of
+    anything.
+    """
     begin = content[:4]
     if kind := kind_of(content):
         return f"leave it out: it is {kind}"
@@ -243,8 +300,12 @@ def converting(content: bytes, at: int) -> str:
     return "see what it is (`file` tells)"
 
 
-def mistaken(text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN) -> InputError | None:
-    """The error for a text that is a file of another kind, with its line; None where nothing is known of it."""
+def mistaken(
+    text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN
+) -> InputError | None:
+    """The error for a text that is a file of another kind, with its line; None where nothing is
+    known of it.
+    """
     for form, what in forms:
         if match := re.search(form, text[: 64 * KIBIBYTE], re.IGNORECASE | re.MULTILINE):
             return InputError(what, where=f"{where}:{text.count(chr(10), 0, match.end()) + 1}")
@@ -252,11 +313,15 @@ def mistaken(text: str, where: str, forms: Iterable[tuple[str, str]] = MISTAKEN)
 
 
 def unprintable(text: str) -> str | None:
-    """The first forbidden character of a one-line text, in words: a control, a lone surrogate, a change of direction; or None."""
+    """The first forbidden character of a one-line text, in words: a control, a lone surrogate, a
+    change of direction; or None.
+    """
     if text.isascii() and text.isprintable():
         return None
     for character in text:
-        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or _BIDIRECTIONAL.match(character):
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or _BIDIRECTIONAL.match(
+            character
+        ):
             return f"the character U+{ord(character):04X}"
     return None
 
@@ -282,7 +347,11 @@ def show(value: Any) -> str:
 
 def printable(text: str) -> str:
     """A text in which unprintable characters are escaped as \\uXXXX."""
-    return text if unprintable(text) is None else "".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text)
+    return (
+        text
+        if unprintable(text) is None
+        else "".join(c if unprintable(c) is None else f"\\u{ord(c):04x}" for c in text)
+    )
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
@@ -292,9 +361,16 @@ def shortened(text: str, most: int = SHOWN) -> str:
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        kinds = ((stat.S_ISLNK, "a link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+        kinds = (
+            (stat.S_ISLNK, "a link"),
+            (stat.S_ISDIR, "a folder"),
+            (stat.S_ISFIFO, "a pipe"),
+            (stat.S_ISSOCK, "a socket"),
+        )
         kind = next((name for is_kind, name in kinds if is_kind(status.st_mode)), "a device")
-        raise InputError(f"is {kind}, not a file", where=str(path), next=f"ls -ld {shlex.quote(str(path))}")
+        raise InputError(
+            f"is {kind}, not a file", where=str(path), next=f"ls -ld {shlex.quote(str(path))}"
+        )
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -318,16 +394,22 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
-    """Whether objects and lists are nested more than `depth` deep; a loop, as deep values would overflow recursion."""
+    """Whether objects and lists are nested more than `depth` deep; a loop, as deep values would
+    overflow recursion.
+    """
     level = [value] if type(value) in (dict, list) else []
     for _ in range(depth):
-        inside = (child for part in level for child in (part.values() if type(part) is dict else part))
+        inside = (
+            child for part in level for child in (part.values() if type(part) is dict else part)
+        )
         level = [child for child in inside if type(child) in (dict, list)]
     return bool(level)
 
 
 def _require_text(text: str, value: Any, where: str) -> None:
-    """InputError where a string holds half of a surrogate pair, which JSON can spell and nothing can print."""
+    """InputError where a string holds half of a surrogate pair, which JSON can spell and nothing
+    can print.
+    """
     if _HALF.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()

@@ -1,7 +1,9 @@
-"""Converts plain values of JSON or YAML to a type hint's types, checked at every level, or raises an InputError.
+"""Converts plain values of JSON or YAML to a type hint's types, checked at every level, or raises
+an InputError.
 
-Hints are those of dataclasses (which are built), TypedDicts (which stay dicts; keys that they do not name pass), tuples, lists,
-dicts, unions, Literal, Annotated with a Range or Pattern, and the plain types. A whole number is no bool, and a number is finite.
+Hints are those of dataclasses (which are built), TypedDicts (which stay dicts; keys that they do
+not name pass), tuples, lists, dicts, unions, Literal, Annotated with a Range or Pattern, and the
+plain types. A whole number is no bool, and a number is finite.
 """
 
 from __future__ import annotations
@@ -69,7 +71,12 @@ def _fit(hint: Any, value: Any, key: str) -> Any:
         return _fit(typing.get_args(hint)[0], value, key)
     if origin is Literal:
         choices = typing.get_args(hint)
-        return _plain(f"one of {', '.join(map(str, choices))}", value, isinstance(value, str | int) and value in choices, key)
+        return _plain(
+            f"one of {', '.join(map(str, choices))}",
+            value,
+            isinstance(value, str | int) and value in choices,
+            key,
+        )
     if dataclasses.is_dataclass(hint):
         return _built(cast(type, hint), value, key)
     if typing.is_typeddict(hint):
@@ -78,22 +85,34 @@ def _fit(hint: Any, value: Any, key: str) -> Any:
 
 
 def _whole(_: Any, value: Any, key: str) -> int:
-    return cast(int, _plain("a whole number", value, type(value) is int and -LARGEST <= value < LARGEST, key))
+    return cast(
+        int,
+        _plain("a whole number", value, type(value) is int and -LARGEST <= value < LARGEST, key),
+    )
 
 
 def _number(_: Any, value: Any, key: str) -> float:
-    good = type(value) in (int, float) and math.isfinite(value) if type(value) is not int else abs(value) < LARGEST
+    good = (
+        type(value) in (int, float) and math.isfinite(value)
+        if type(value) is not int
+        else abs(value) < LARGEST
+    )
     return float(_plain("a finite number", value, good, key))
 
 
 def _sequence(hints: Any, value: Any, key: str) -> tuple[Any, ...]:
     _plain("a list", value, isinstance(value, list | tuple), key)
     if len(hints) == 2 and hints[1] is ...:
-        if hints[0] is int and all(type(item) is int and -LARGEST <= item < LARGEST for item in value):
+        if hints[0] is int and all(
+            type(item) is int and -LARGEST <= item < LARGEST for item in value
+        ):
             return tuple(value)  # of checksums there are many
         return tuple(_fit(hints[0], item, f"{key}[{index}]") for index, item in enumerate(value))
     _plain(f"a list of {len(hints)}", value, len(value) == len(hints), key)
-    return tuple(_fit(hint, item, f"{key}[{index}]") for index, (hint, item) in enumerate(zip(hints, value, strict=True)))
+    return tuple(
+        _fit(hint, item, f"{key}[{index}]")
+        for index, (hint, item) in enumerate(zip(hints, value, strict=True))
+    )
 
 
 def _list(hints: Any, value: Any, key: str) -> list[Any]:
@@ -102,8 +121,15 @@ def _list(hints: Any, value: Any, key: str) -> list[Any]:
 
 def _mapping(hints: Any, value: Any, key: str) -> dict[str, Any]:
     _plain("an object", value, isinstance(value, dict), key)
-    names = (value if hints[0] is str else (_fit(hints[0], name, key) for name in value)) if hints else value
-    return {name: _fit(hints[1], item, _joined(key, name)) for name, item in zip(names, value.values(), strict=True)}
+    names = (
+        (value if hints[0] is str else (_fit(hints[0], name, key) for name in value))
+        if hints
+        else value
+    )
+    return {
+        name: _fit(hints[1], item, _joined(key, name))
+        for name, item in zip(names, value.values(), strict=True)
+    }
 
 
 _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
@@ -119,7 +145,9 @@ _PLAIN: dict[Any, Callable[[Any, Any, str], Any]] = {
 
 
 def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
-    """The first kind that fits the value; for a mapping, the error is about its keys, not about all kinds."""
+    """The first kind that fits the value; for a mapping, the error is about its keys, not about all
+    kinds.
+    """
     if value is None and type(None) in hints:
         return None
     rest = [hint for hint in hints if hint is not type(None)]
@@ -133,15 +161,26 @@ def _any_of(hints: tuple[Any, ...], value: Any, key: str) -> Any:
 
 
 def _is_group(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint) or typing.is_typeddict(hint) or typing.get_origin(hint) in (dict, Mapping)
+    return (
+        dataclasses.is_dataclass(hint)
+        or typing.is_typeddict(hint)
+        or typing.get_origin(hint) in (dict, Mapping)
+    )
 
 
 def _ruled(rules: list[Any], value: Any, key: str) -> Any:
     for rule in rules:
         if isinstance(rule, Range):
-            _plain(f"from {rule.least:g} to {rule.most:g}", value, rule.least <= value <= rule.most, key)
+            _plain(
+                f"from {rule.least:g} to {rule.most:g}",
+                value,
+                rule.least <= value <= rule.most,
+                key,
+            )
         elif isinstance(rule, Pattern):
-            _plain(f"of the form {rule.text}", value, re.fullmatch(rule.text, value) is not None, key)
+            _plain(
+                f"of the form {rule.text}", value, re.fullmatch(rule.text, value) is not None, key
+            )
     return value
 
 
@@ -164,13 +203,19 @@ def _record(kind: Any, value: Any, key: str) -> Any:
     kinds = kinds_of(kind)
     if missing := sorted(_required(kind) - value.keys()):
         raise InputError("is missing", key=_joined(key, missing[0]))
-    return {name: _fit(kinds.get(name, Any), item, _joined(key, name)) for name, item in value.items()}
+    return {
+        name: _fit(kinds.get(name, Any), item, _joined(key, name)) for name, item in value.items()
+    }
 
 
 @cache
 def _required(kind: Any) -> frozenset[str]:
-    """The keys that a TypedDict must have. Where annotations are strings, Python does not see Required[...] in them."""
-    marked = {name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required}
+    """The keys that a TypedDict must have. Where annotations are strings, Python does not see
+    Required[...] in them.
+    """
+    marked = {
+        name for name, hint in kinds_of(kind).items() if typing.get_origin(hint) is typing.Required
+    }
     return frozenset(kind.__required_keys__ | marked)
 
 

@@ -1,4 +1,6 @@
-"""Which node the others blame: each node's names and addresses, the pids of its ranks, and the votes against its peers."""
+"""Which node the others blame: each node's names and addresses, the pids of its ranks, and the
+votes against its peers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Book:
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
-    failed: dict[int, int] = field(default_factory=dict)  # by node, the rank of it that torchrun saw fail first
+    failed: dict[int, int] = field(
+        default_factory=dict
+    )  # by node, the rank of it that torchrun saw fail first
 
     def note(self, node: int, rank: int | None, text: str) -> None:
         """Learns a node's name or a rank's pid from a line that it wrote."""
@@ -48,14 +52,20 @@ class Book:
 
 
 def plain(name: str) -> str:
-    """A host's name in one form: without port, domain and process, and with EC2's `ip-10-0-0-1` as an address."""
+    """A host's name in one form: without port, domain and process, and with EC2's `ip-10-0-0-1` as
+    an address.
+    """
     if name.startswith("fi_addr"):
         return name
     name = re.sub(r"_\d+_\d+$", "", name.strip("[]").removeprefix("::ffff:").lower())
     name = name.rpartition("@")[2]
     if match := re.match(r"ip-(\d+)-(\d+)-(\d+)-(\d+)\b", name):
         return ".".join(match.groups())
-    return name if re.fullmatch(r"[\d.:a-f]+", name) else re.sub(r"-ib$|-eth\d$", "", name.partition(".")[0])
+    return (
+        name
+        if re.fullmatch(r"[\d.:a-f]+", name)
+        else re.sub(r"-ib$|-eth\d$", "", name.partition(".")[0])
+    )
 
 
 def votes(accusations: Iterable[tuple[int | None, int | None]]) -> Counter[int]:

@@ -1,9 +1,11 @@
-"""What a run has cost so far, and whether its budget is spent: hours times prices, from the run's events alone.
+"""What a run has cost so far, and whether its budget is spent: hours times prices, from the run's
+events alone.
 
-As only events count, no cent is lost when a launcher dies, and every reader gets the same sum. Where machines are made for the
-run, the plan's bill (plan/bill.py) counts: set-up as it is estimated there, nodes by their hours, also between launches until
-they go by themselves (fleet.idle_minutes), and what there is beside nodes as long, and in queues too. A run is stopped while the
-budget still pays for its nodes until they are gone.
+As only events count, no cent is lost when a launcher dies, and every reader gets the same sum.
+Where machines are made for the run, the plan's bill (plan/bill.py) counts: set-up as it is
+estimated there, nodes by their hours, also between launches until they go by themselves
+(fleet.idle_minutes), and what there is beside nodes as long, and in queues too. A run is stopped
+while the budget still pays for its nodes until they are gone.
 """
 
 from __future__ import annotations
@@ -17,14 +19,22 @@ from ..run.run_folder import Record, Run
 from ..trust.errors import ConfigError
 
 LOOK_EVERY = 5.0  # seconds
-RUNS = ("running", "launched", "began")  # events that end a wait in the queue; ranks record `began` also without a launcher
+RUNS = (
+    "running",
+    "launched",
+    "began",
+)  # events that end a wait in the queue; ranks record `began` also without a launcher
 NEAR = 0.8  # of the limit: the user is warned from here on
 
 
 class Budget:
-    """The money of one run. Without a bill nothing is counted: with a limit, such a fleet is refused (plan/plan.py)."""
+    """The money of one run. Without a bill nothing is counted: with a limit, such a fleet is
+    refused (plan/plan.py).
+    """
 
-    def __init__(self, run: Run, config: Config, bill: Bill | None, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, run: Run, config: Config, bill: Bill | None, clock: Callable[[], float] | None = None
+    ) -> None:
         self.run, self.limit, self.bill = run, config.budget.max_usd, bill or Bill(0.0)
         self.nodes, self.clock = config.fleet.nodes, clock or (lambda: time.time())
         self.looked, self.warned = 0.0, False
@@ -39,8 +49,14 @@ class Budget:
         events, lingers = self.run.read_events(), self.bill.lingers
         if not any(event["event"] == "launched" for event in events):
             return 0.0
-        usd = self.bill.uncounted(self.nodes) + self.bill.node * node_hours(events, now, lingers, under_way)
-        return usd + self.bill.rest * hours_beside(events, now, lingers, under_way) if self.bill.rest else usd
+        usd = self.bill.uncounted(self.nodes) + self.bill.node * node_hours(
+            events, now, lingers, under_way
+        )
+        return (
+            usd + self.bill.rest * hours_beside(events, now, lingers, under_way)
+            if self.bill.rest
+            else usd
+        )
 
     def words(self) -> str:
         """Why the run stops."""
@@ -50,7 +66,9 @@ class Budget:
         return f"{rest}, for its nodes until they are gone"
 
     def is_spent(self, say: Callable[[str], None] = lambda words: None) -> bool:
-        """Whether a run that is under way has reached its limit. Warns once when it is near; looks every LOOK_EVERY seconds."""
+        """Whether a run that is under way has reached its limit. Warns once when it is near; looks
+        every LOOK_EVERY seconds.
+        """
         now = self.clock()
         if self.limit is None or self.bill.is_free or 0 <= now - self.looked < LOOK_EVERY:
             return False
@@ -58,24 +76,42 @@ class Budget:
         if NEAR * self.limit <= spent < self.limit and not self.warned:
             self.warned = True
             until = " with its nodes until they are gone" if self.reserve else ""
-            say(f"the run has cost ${spent:,.2f}{until}, {spent / self.limit:.0%} of its budget.max_usd ${self.limit:,.2f}")
+            say(
+                f"the run has cost ${spent:,.2f}{until}, {spent / self.limit:.0%} of its "
+                f"budget.max_usd ${self.limit:,.2f}"
+            )
         return spent >= self.limit
 
     def require(self) -> None:
         """ConfigError when the budget is spent before the launch."""
         if self.limit is None:
             return
-        if (spent := self.spent(self.clock(), under_way=False)) and spent + self.reserve >= self.limit:
-            until = f", and its nodes will cost ${self.reserve:,.2f} until they are gone" if self.reserve else ""
-            message = f"{self.run.name} has cost ${spent:,.2f} already{until}; its limit is ${self.limit:,.2f}"
-            raise ConfigError.of("budget.max_usd", message, next="raise it to train on; make report shows the run")
+        if (
+            spent := self.spent(self.clock(), under_way=False)
+        ) and spent + self.reserve >= self.limit:
+            until = (
+                f", and its nodes will cost ${self.reserve:,.2f} until they are gone"
+                if self.reserve
+                else ""
+            )
+            message = (
+                f"{self.run.name} has cost ${spent:,.2f} already{until}; its limit is "
+                f"${self.limit:,.2f}"
+            )
+            raise ConfigError.of(
+                "budget.max_usd", message, next="raise it to train on; make report shows the run"
+            )
 
 
-def node_hours(events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True) -> float:
-    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to `now` where it is under way.
+def node_hours(
+    events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
+) -> float:
+    """The hours of all nodes in a run's launches: each from its `launched` event to its last, or to
+    `now` where it is under way.
 
-    Between launches, and from the last to `now` where none is under way, nodes count for `lingers` hours at most. What a job
-    waits in an engine's queue costs nothing: from `queued` to `running` no node is ours.
+    Between launches, and from the last to `now` where none is under way, nodes count for `lingers`
+    hours at most. What a job waits in an engine's queue costs nothing: from `queued` to `running`
+    no node is ours.
     """
     hours, nodes, since, waits = 0.0, 0, 0.0, False
     for event in events:
@@ -92,14 +128,24 @@ def node_hours(events: Iterable[Record], now: float | None = None, lingers: floa
     return hours + nodes * (passed if under_way else min(passed, lingers))
 
 
-def hours_beside(events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True) -> float:
-    """The hours of a run in which what there is beside its nodes is paid for: as its nodes' hours, and those in queues too."""
-    alone = ({**event, "nodes": 1} if "nodes" in event else event for event in events if event["event"] != "queued")
+def hours_beside(
+    events: Iterable[Record], now: float | None = None, lingers: float = 0.0, under_way: bool = True
+) -> float:
+    """The hours of a run in which what there is beside its nodes is paid for: as its nodes' hours,
+    and those in queues too.
+    """
+    alone = (
+        {**event, "nodes": 1} if "nodes" in event else event
+        for event in events
+        if event["event"] != "queued"
+    )
     return node_hours(alone, now, lingers, under_way)
 
 
 def _waits(event: Record, waits: bool) -> bool:
-    """Whether the job waits in a queue after this event, as it did before it or not. Machines that start are ours already."""
+    """Whether the job waits in a queue after this event, as it did before it or not. Machines that
+    start are ours already.
+    """
     if event["event"] == "queued":
         return bool(event.get("phase") == "queued")
     return waits and event["event"] not in RUNS

@@ -1,4 +1,6 @@
-"""Why jobs die: the causes that a verdict can name, what each decides, and the one command that helps (causes.yaml)."""
+"""Why jobs die: the causes that a verdict can name, what each decides, and the one command that
+helps (causes.yaml).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ FILE = Path(__file__).with_name("causes.yaml")
 
 
 class Weight(IntEnum):
-    """What a line is worth: its writer lost a peer; it may mean this; it says so; a machine, not a program, says so."""
+    """What a line is worth: its writer lost a peer; it may mean this; it says so; a machine, not a
+    program, says so.
+    """
 
     VICTIM = 0
     HINT = 1
@@ -21,7 +25,9 @@ class Weight(IntEnum):
 
 
 class Then(Enum):
-    """What follows from a cause: another attempt, one without the node that is to blame, or none as it would fail alike."""
+    """What follows from a cause: another attempt, one without the node that is to blame, or none as
+    it would fail alike.
+    """
 
     HERE = "retry here"
     ELSEWHERE = "retry elsewhere"
@@ -32,7 +38,8 @@ class Then(Enum):
 class Cause:
     """A class of failures: in words, what to type, and what follows.
 
-    `of_a_node`: it goes with one node, which another can replace. Where several nodes fail alike it would fail there too.
+    `of_a_node`: it goes with one node, which another can replace. Where several nodes fail alike it
+    would fail there too.
     """
 
     name: str
@@ -47,6 +54,8 @@ class Cause:
 
 
 CAUSES = {
-    name: Cause(name, row["words"], row["next"], Then(row.get("then", "stop")), row.get("of_a_node", False))
+    name: Cause(
+        name, row["words"], row["next"], Then(row.get("then", "stop")), row.get("of_a_node", False)
+    )
     for name, row in read_table(FILE).items()
 }

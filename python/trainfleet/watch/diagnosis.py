@@ -1,19 +1,28 @@
-"""From the lines of all nodes to one finding: which rank failed first, and of what; or None, where they do not tell.
+"""From the lines of all nodes to one finding: which rank failed first, and of what; or None, where
+they do not tell.
 
 The order of evidence, and why:
-1. What its process outlived is no cause: it wrote of a later step, others did, or the complaint was taken back.
-2. Of one process its own last exception counts. One that names nothing (RuntimeError) yields to what a library said just before,
-   or the kernel of a file system. A mount that failed explains the file that is missing.
-3. A machine's word (kernel, engine, watchdog) is proof. What a rank prints never is, as its text may quote anything.
-4. Then come words that name a cause, then hints; ranks that only lost a peer come last, though they complain first and loudest.
-5. Among equals: what names its cause before what is only not understood; then whom most other nodes blame; then the earliest.
+1. What its process outlived is no cause: it wrote of a later step, others did, or the complaint was
+   taken back.
+2. Of one process its own last exception counts. One that names nothing (RuntimeError) yields to
+   what a library said just before, or the kernel of a file system. A mount that failed explains the
+   file that is missing.
+3. A machine's word (kernel, engine, watchdog) is proof. What a rank prints never is, as its text
+   may quote anything.
+4. Then come words that name a cause, then hints; ranks that only lost a peer come last, though they
+   complain first and loudest.
+5. Among equals: what names its cause before what is only not understood; then whom most other nodes
+   blame; then the earliest.
 6. Time decides last, as clocks of nodes differ. Midnight is one of the differences.
-7. Who is meant is not always who said it: a pid, a rank, a host or an address in the words leads to them. Victims accuse nobody
-   but the peer that most of them lost, and ranks that timed out together only the one that did not, or that is behind.
-8. A finding is sure if a machine says it, or a process in words that mean nothing else (`closed` in the catalogues), and no other
-   cause rivals it, nor was named by that process just before. Thin evidence is told as likely; without any, nothing is named.
-   An exception in which no catalogue has a word is the program's where Python itself raises it, its own line does, or it argues
-   about arguments; else its cause is `unknown`: it tells who failed first and its words, and yields to every cause that is named.
+7. Who is meant is not always who said it: a pid, a rank, a host or an address in the words leads to
+   them. Victims accuse nobody but the peer that most of them lost, and ranks that timed out
+   together only the one that did not, or that is behind.
+8. A finding is sure if a machine says it, or a process in words that mean nothing else (`closed` in
+   the catalogues), and no other cause rivals it, nor was named by that process just before. Thin
+   evidence is told as likely; without any, nothing is named. An exception in which no catalogue has
+   a word is the program's where Python itself raises it, its own line does, or it argues about
+   arguments; else its cause is `unknown`: it tells who failed first and its words, and yields to
+   every cause that is named.
 """
 
 from __future__ import annotations
@@ -36,14 +45,27 @@ from .prefixes import MOST
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
-EXPLAINS = (("mount", "data"), ("environment", "compiler"))  # what a library said, and the exception that only followed
+EXPLAINS = (
+    ("mount", "data"),
+    ("environment", "compiler"),
+)  # what a library said, and the exception that only followed
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
 _RANK = re.compile(
-    r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank (\d+):|\b(?:error|exception|failed|failure) (?:on|in) rank (\d+)\b"
+    r"(?i)^[^\]]{0,60}\brank[ =:]?(\d+)\]|(?:^|: )rank "
+    r"(\d+):|\b(?:error|exception|failed|failure) (?:on|in) rank (\d+)\b"
 )
 # No rank is to blame for these.
-OF_A_NODE = ("lost-node", "preempted", "cancelled", "dependency", "rendezvous", "busy", "capacity", "quota")
+OF_A_NODE = (
+    "lost-node",
+    "preempted",
+    "cancelled",
+    "dependency",
+    "rendezvous",
+    "busy",
+    "capacity",
+    "quota",
+)
 
 
 @dataclass(frozen=True)
@@ -68,9 +90,12 @@ def diagnose(
 ) -> Diagnosis | None:
     """The finding that explains the others; None when no line gives anything away.
 
-    `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: how many there are.
+    `pids`: known ranks by node and pid; `hosts`: nodes by name or address; `nodes`: how many there
+    are.
     """
-    book = blame.Book({blame.plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {}))
+    book = blame.Book(
+        {blame.plain(name): node for name, node in (hosts or {}).items()}, dict(pids or {})
+    )
     record = read(lines, book)
     heard = [one for one in _uncancelled(record.evidence) if not survived(one, record)]
     standing = settle(heard)
@@ -78,7 +103,11 @@ def diagnose(
         return None
     counted = blame.votes((one.writer[0], book.node_of(one.groups.get("peer"))) for one in standing)
     best = _nearer(min(standing, key=lambda one: _order(one, counted)), standing)
-    own = [one for one in heard if one.writer == best.writer and abs(one.time - best.time) < JUST_BEFORE]
+    own = [
+        one
+        for one in heard
+        if one.writer == best.writer and abs(one.time - best.time) < JUST_BEFORE
+    ]
     return _find(best, standing, [*standing, *own], record, counted, nodes)
 
 
@@ -89,25 +118,39 @@ def _order(one: Evidence, counted: Counter[int]) -> tuple[int, bool, bool, int, 
 
 
 def _nearer(best: Evidence, standing: Sequence[Evidence]) -> Evidence:
-    """What a program took for the file system, as the kernel of its node knows it: the disk below. An exception that names
-    nothing is of the file system of which the kernel had just complained. A process was killed for memory where the node has
-    counted one.
+    """What a program took for the file system, as the kernel of its node knows it: the disk below.
+    An exception that names nothing is of the file system of which the kernel had just complained. A
+    process was killed for memory where the node has counted one.
     """
     if best.error and not best.firm and best.cause in TELLING:
         complaints = [
-            one for one in standing
-            if one.writer[2] == "kernel" and one.node == best.node and one.cause in ("storage", "disk")
+            one
+            for one in standing
+            if one.writer[2] == "kernel"
+            and one.node == best.node
+            and one.cause in ("storage", "disk")
             and abs(one.time - best.time) < JUST_BEFORE
-        ]  # fmt: skip
+        ]
         return complaints[-1] if complaints else best
-    if best.cause == "killed" and any(one.words.startswith("vmstat: oom_kill") and one.node == best.node for one in standing):
-        return replace(best, cause="host-memory", words=f"{best.words}; the node's count of processes killed for memory rose")
-    disk = any(one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node for one in standing)
+    if best.cause == "killed" and any(
+        one.words.startswith("vmstat: oom_kill") and one.node == best.node for one in standing
+    ):
+        return replace(
+            best,
+            cause="host-memory",
+            words=f"{best.words}; the node's count of processes killed for memory rose",
+        )
+    disk = any(
+        one.cause == "disk" and one.writer[2] == "kernel" and one.node == best.node
+        for one in standing
+    )
     return replace(best, cause="disk") if best.cause == "storage" and disk else best
 
 
 def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence that means anything, was not taken back by its author, and did not only follow from another's failure."""
+    """The evidence that means anything, was not taken back by its author, and did not only follow
+    from another's failure.
+    """
     marks = [one for one in evidence if one.cause[0] in "-+"]
     meant = (one for one in evidence if one.cause[0] not in "-+" and one.cause != "none")
     return [one for one in meant if not any(_annuls(mark, one) for mark in marks)]
@@ -116,11 +159,17 @@ def _uncancelled(evidence: Sequence[Evidence]) -> list[Evidence]:
 def _annuls(mark: Evidence, one: Evidence) -> bool:
     if mark.cause[1:] != one.cause or mark.node != one.node:
         return False
-    return mark.time >= one.time if mark.cause[0] == "-" else mark.index < one.index and one.weight <= Weight.HINT
+    return (
+        mark.time >= one.time
+        if mark.cause[0] == "-"
+        else mark.index < one.index and one.weight <= Weight.HINT
+    )
 
 
 def settle(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence without what a process said before its own last exception, where that one speaks for itself."""
+    """The evidence without what a process said before its own last exception, where that one speaks
+    for itself.
+    """
     by_writer: dict[object, list[Evidence]] = {}
     for one in evidence:
         by_writer.setdefault(one.writer, []).append(one)
@@ -137,30 +186,58 @@ def _last_words(mine: list[Evidence]) -> list[Evidence]:
         key=lambda one: (one.weight, one.firm, one.cause != "unknown", one.index),
     )
     if last.cause == "unknown":  # then what it had named before, and did not outlive
-        last = next((one for one in reversed(errors) if one.cause != "unknown" and one.weight > Weight.VICTIM), last)
+        last = next(
+            (
+                one
+                for one in reversed(errors)
+                if one.cause != "unknown" and one.weight > Weight.VICTIM
+            ),
+            last,
+        )
     if last.weight == Weight.VICTIM:
         return mine
     said = [one for one in mine if not one.error]
     if last.firm:
-        return [*(one for one in said if one.weight == Weight.PROOF or (one.cause, last.cause) in EXPLAINS), last]
+        return [
+            *(
+                one
+                for one in said
+                if one.weight == Weight.PROOF or (one.cause, last.cause) in EXPLAINS
+            ),
+            last,
+        ]
     proof = [one for one in said if one.weight == Weight.PROOF]
-    explained = [one for one in said if one.weight >= last.weight and one.time > last.time - JUST_BEFORE]
+    explained = [
+        one for one in said if one.weight >= last.weight and one.time > last.time - JUST_BEFORE
+    ]
     return [*proof, *(one for one in explained if one not in proof)] if explained else [last, *said]
 
 
 def _find(
-    best: Evidence, standing: Sequence[Evidence], heard: Sequence[Evidence], record: Record, counted: Counter[int], nodes: int
+    best: Evidence,
+    standing: Sequence[Evidence],
+    heard: Sequence[Evidence],
+    record: Record,
+    counted: Counter[int],
+    nodes: int,
 ) -> Diagnosis:
     """The finding that the best evidence makes: whom it is about, and how sure that is.
 
-    `heard`: all that could rival it, which is also what its own process had complained of just before.
+    `heard`: all that could rival it, which is also what its own process had complained of just
+    before.
     """
     node, rank, words = _whom(best, standing, record, counted, nodes)
-    alike = frozenset(one.node for one in standing if one.cause == best.cause and one.node is not None)
+    alike = frozenset(
+        one.node for one in standing if one.cause == best.cause and one.node is not None
+    )
     rivals = [
-        one for one in heard
-        if one.weight >= best.weight and one.firm and one.cause != best.cause and one.time < best.time + SKEW
-    ]  # fmt: skip
+        one
+        for one in heard
+        if one.weight >= best.weight
+        and one.firm
+        and one.cause != best.cause
+        and one.time < best.time + SKEW
+    ]
     sure = best.weight >= Weight.WORD and best.closed and not rivals
     return Diagnosis(best.weight, best.line, best.cause, node, rank, words, sure, alike)
 
@@ -172,19 +249,35 @@ def _whom(
     named = record.book.node_of(best.groups.get("peer"))
     if best.cause == "victim":
         return blame.most_blamed(counted), None, _loss(standing, counted) or best.words
-    if best.cause == "hang" and best.weight == Weight.HINT and "rank" not in best.groups and best.writer[2] != "watch":
+    if (
+        best.cause == "hang"
+        and best.weight == Weight.HINT
+        and "rank" not in best.groups
+        and best.writer[2] != "watch"
+    ):
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended  # it speaks of its own node
+        here = (
+            best.writer[2] in OUTSIDE or best.cause == "killed" or ended
+        )  # it speaks of its own node
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)
         return (*_absent(best, record, nodes, alike), best.words)
     if "peer" in best.groups and best.cause in ("lost-node", "preempted", "host-memory"):
-        return named if named is not None or best.cause != "host-memory" else best.node, None, best.words
+        return (
+            named if named is not None or best.cause != "host-memory" else best.node,
+            None,
+            best.words,
+        )
     blamed = blame.most_blamed(counted)
-    if best.cause == "fabric" and "peer" in best.groups and blamed is not None and counted[blamed] > 1:
+    if (
+        best.cause == "fabric"
+        and "peer" in best.groups
+        and blamed is not None
+        and counted[blamed] > 1
+    ):
         return blamed, None, best.words
     if best.cause == "code" and "mismatch between collectives" in best.words:
         return None, None, best.words
@@ -192,10 +285,14 @@ def _whom(
 
 
 def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> int | None:
-    """The rank that evidence about a node is about: by its pid, or the one of that node that complained first."""
+    """The rank that evidence about a node is about: by its pid, or the one of that node that
+    complained first.
+    """
     if best.rank is not None or best.cause in OF_A_NODE or best.node is None:
         return best.rank
-    if (match := _PID.search(best.words)) and (rank := record.book.pids.get((best.node, int(match[1])))) is not None:
+    if (match := _PID.search(best.words)) and (
+        rank := record.book.pids.get((best.node, int(match[1])))
+    ) is not None:
         return rank
     if match := _RANK.search(best.words):
         return untrusted_input.whole(match[match.lastindex or 0], MOST)
@@ -204,7 +301,10 @@ def _rank_of(best: Evidence, standing: Sequence[Evidence], record: Record) -> in
     ranks = [
         one
         for one in standing
-        if one.rank is not None and one.node == best.node and one.weight > Weight.VICTIM and one is not best
+        if one.rank is not None
+        and one.node == best.node
+        and one.weight > Weight.VICTIM
+        and one is not best
     ]
     return min(ranks, key=lambda one: one.time).rank if ranks else None
 
@@ -213,41 +313,62 @@ def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
     """Who is missed by whom, in words; "" where no line names a peer."""
     node = blame.most_blamed(counted)
     if node is not None:
-        return f"node {node} went away and left no word; {counted[node]} other nodes lost their links to it"
+        return (
+            f"node {node} went away and left no word; {counted[node]} other nodes lost their "
+            "links to it"
+        )
     peers = Counter(blame.plain(one.groups["peer"]) for one in standing if "peer" in one.groups)
-    return f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say" if len(peers) == 1 else ""
+    return (
+        f"the peer {peers.most_common(1)[0][0]} went away, as {peers.total()} lines say"
+        if len(peers) == 1
+        else ""
+    )
 
 
-def _absent(best: Evidence, record: Record, nodes: int, alike: bool) -> tuple[int | None, int | None]:
-    """The one node that never came to the rendezvous, as no rank of it wrote a line, or the one rank that missed the others.
+def _absent(
+    best: Evidence, record: Record, nodes: int, alike: bool
+) -> tuple[int | None, int | None]:
+    """The one node that never came to the rendezvous, as no rank of it wrote a line, or the one
+    rank that missed the others.
 
     (None, None) where it is not one; `alike`: others say the same.
     """
     here = {node for node in record.homes.values() if node is not None} | {
-        node for node, rank, who in record.streams if rank is None and node is not None and who in ("agent", "node")
+        node
+        for node, rank, who in record.streams
+        if rank is None and node is not None and who in ("agent", "node")
     }
     if "joined" not in best.groups:
         return (best.node, best.rank) if best.rank is not None and not alike else (None, None)
-    joined, every = (untrusted_input.whole(best.groups[name], MOST) or 0 for name in ("joined", "all"))
+    joined, every = (
+        untrusted_input.whole(best.groups[name], MOST) or 0 for name in ("joined", "all")
+    )
     of = nodes or (every if 1 < len(here) <= joined < every and max(here) < every else 0)
     missing = sorted(set(range(of)) - here)
     return (missing[0], None) if len(missing) == 1 else (None, None)
 
 
-def _who_hangs(best: Evidence, standing: Sequence[Evidence], record: Record) -> tuple[int | None, int | None, str]:
-    """Of ranks that timed out together, the one that did not even notice, or the one whose collectives are behind the others'.
+def _who_hangs(
+    best: Evidence, standing: Sequence[Evidence], record: Record
+) -> tuple[int | None, int | None, str]:
+    """Of ranks that timed out together, the one that did not even notice, or the one whose
+    collectives are behind the others'.
 
     Where neither is there, nobody is named.
     """
     waited = sorted(
-        (one for one in standing if one.cause == "hang" and one.rank is not None), key=lambda one: _sequence(one.line.text)
+        (one for one in standing if one.cause == "hang" and one.rank is not None),
+        key=lambda one: _sequence(one.line.text),
     )
     late = {one.rank: one for one in waited}
     homes = record.homes
     missing = sorted(rank for rank in homes if rank not in late)
     behind = {rank: number for rank, one in late.items() if (number := _sequence(one.line.text))}
     if 0 < len(missing) < len(late):
-        who, why = missing[0], f"rank {missing[0]} never came to the collective that the others waited in"
+        who, why = (
+            missing[0],
+            f"rank {missing[0]} never came to the collective that the others waited in",
+        )
     elif len(set(behind.values())) > 1:
         who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])
         why = f"rank {who} is at collective {behind[who]}, the others at {max(behind.values())}"

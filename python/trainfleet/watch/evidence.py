@@ -1,4 +1,6 @@
-"""Evidence: what a line of the logs gives away, by whom and when it was said, and whether its process outlived it."""
+"""Evidence: what a line of the logs gives away, by whom and when it was said, and whether its
+process outlived it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ Writer = tuple[int | None, int | None, str]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a line gives away. `node` and `rank` are those it is about, `line` is by whom it was said.
+    """What a line gives away. `node` and `rank` are those it is about, `line` is by whom it was
+    said.
 
-    `error`: a process's exception. `firm`: the words say so, it is not inferred from the lack of others; `closed`: they mean
-    nothing else.
+    `error`: a process's exception. `firm`: the words say so, it is not inferred from the lack of
+    others; `closed`: they mean nothing else.
     """
 
     weight: Weight
@@ -41,7 +44,9 @@ class Evidence:
     firm: bool = True
     closed: bool = False
     guessed: bool = False  # of an exception in which no catalogue has a word
-    groups: Mapping[str, str] = field(default_factory=dict)  # what the sign's groups matched: peer, rank, pid, joined, all
+    groups: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what the sign's groups matched: peer, rank, pid, joined, all
 
 
 @dataclass
@@ -60,7 +65,9 @@ class Record:
 
     book: Book
     evidence: list[Evidence] = field(default_factory=list)
-    steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)  # by node: when it told of its last two steps
+    steps: dict[int | None, tuple[float, float]] = field(
+        default_factory=dict
+    )  # by node: when it told of its last two steps
     closed: float | None = None  # when the work was said to be ended well
     streams: dict[Writer, ProcessLines] = field(default_factory=lambda: defaultdict(ProcessLines))
 
@@ -70,27 +77,51 @@ class Record:
         return {rank: node for node, rank, _ in self.streams if rank is not None}
 
 
-def signed(sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str) -> Evidence:
+def signed(
+    sign: Found, line: LogLine, time: float, writer: Writer, index: int, words: str
+) -> Evidence:
     """The evidence that a sign in a line is: from a process itself, never proof."""
     what, match = sign
     weight, closed = what.weight, what.closed
     if weight == Weight.PROOF and writer[2] == "rank" and what.cause not in ("busy", "preempted"):
         weight, closed = Weight.WORD, False
     groups = {key: value for key, value in match.groupdict().items() if value}
-    cause = f"-{what.cause}" if what.cancels else f"+{what.cause}" if what.forestalls else what.cause
+    cause = (
+        f"-{what.cause}" if what.cancels else f"+{what.cause}" if what.forestalls else what.cause
+    )
     return Evidence(
-        weight, cause, time, line, writer, index, writer[0], writer[1], words, firm=what.firm, closed=closed, groups=groups
+        weight,
+        cause,
+        time,
+        line,
+        writer,
+        index,
+        writer[0],
+        writer[1],
+        words,
+        firm=what.firm,
+        closed=closed,
+        groups=groups,
     )
 
 
 def survived(evidence: Evidence, record: Record) -> bool:
-    """Whether the job went on after it: its process wrote of a step later, or others did of more than the one they were in."""
-    untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"  # it stood among lines that may be anybody's
+    """Whether the job went on after it: its process wrote of a step later, or others did of more
+    than the one they were in.
+    """
+    untold = (
+        evidence.writer[2] == "kernel" and evidence.line.who == "agent"
+    )  # it stood among lines that may be anybody's
     stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
     if stream.progress > evidence.index:
         return True
     mild = evidence.weight <= Weight.HINT or evidence.cause == "rendezvous"
-    if mild and evidence.writer[2] not in OUTSIDE and not evidence.error and stream.calm > evidence.time + BREATH:
+    if (
+        mild
+        and evidence.writer[2] not in OUTSIDE
+        and not evidence.error
+        and stream.calm > evidence.time + BREATH
+    ):
         return True
     ended = record.closed is not None and evidence.time > record.closed - SKEW
     if ended and (evidence.weight <= Weight.HINT or not evidence.firm):

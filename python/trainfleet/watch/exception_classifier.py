@@ -1,4 +1,6 @@
-"""What a process's exceptions mean, by their words, by where they were raised, and by what was done there."""
+"""What a process's exceptions mean, by their words, by where they were raised, and by what was done
+there.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ RESTORING = re.compile(
     r"|torch/serialization\.py \w*load"
 )
 STARTING = re.compile(
-    r"subprocess\.py _execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
+    r"subprocess\.py "
+    r"_execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
 )  # a program
 _NUMBER = re.compile(
     r"\bOs \{ code: (?P<code>\d+),|\(os error (?P<number>\d+)\)|(?<![\w.])(?P<name>E[A-Z]{3,12})\b"
 )  # errno(3), as Rust and C tell it
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
-SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")  # functions that write
+SAVING = re.compile(
+    r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)"
+)  # functions that write
 OWN = re.compile(
     r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
 )  # a file of the program's own
@@ -34,23 +39,39 @@ LIBRARY = re.compile(
 MISFIT = re.compile(  # a library that calls another, which is older or newer than it takes it for
     r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but"
     r"|(?:module|type object) '[\w.]+' has no attribute"
-    r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object has no attribute"
+    r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object "
+    r"has no attribute"
 )
-KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")  # a line that takes a checkpoint apart
-CALLED = re.compile(  # torch and numpy as they check what they were called with: all else that can fail in them has words
+KEYS = re.compile(
+    r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\["
+)  # a line that takes a checkpoint apart
+# torch and numpy as they check what they were called with: all else that can fail in them has words
+CALLED = re.compile(
     r"/(?:site|dist)-packages/(?:torch/(?:functional|_tensor\.py|autograd|optim|amp|linalg|fft|nn/(?!parallel))|numpy/|einops/)"
 )
 WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
-RAISED = ("Exception", "RuntimeError", "ValueError")  # by a program itself, where its own line is the innermost
+RAISED = (
+    "Exception",
+    "RuntimeError",
+    "ValueError",
+)  # by a program itself, where its own line is the innermost
 TELLING = {"unknown": 0, "code": 1}  # causes that are named where nothing says more
-SLIPS = ("NameError", "UnboundLocalError", "RecursionError")  # exceptions that only the program's text can cause
+SLIPS = (
+    "NameError",
+    "UnboundLocalError",
+    "RecursionError",
+)  # exceptions that only the program's text can cause
 
 
 def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:
     """The root of each of a process's chains of exceptions."""
     for chain in stream.tracebacks.chains:
         causes = [_error(writer, block, block is chain[0]) for block in chain]
-        if found := max(causes, key=lambda one: (not one.guessed, one.weight, one.firm, TELLING.get(one.cause, 2)), default=None):
+        if found := max(
+            causes,
+            key=lambda one: (not one.guessed, one.weight, one.firm, TELLING.get(one.cause, 2)),
+            default=None,
+        ):
             yield found
 
 
@@ -58,12 +79,30 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
     line = block.line
     by = ("error", "library", "any") if line.who == "rank" else ("error", "library", "any", "agent")
     node, rank, _ = writer
-    blank = Evidence(Weight.WORD, "unknown", line.time, line, writer, block.index, node, rank, block.message[0], True, False)
+    blank = Evidence(
+        Weight.WORD,
+        "unknown",
+        line.time,
+        line,
+        writer,
+        block.index,
+        node,
+        rank,
+        block.message[0],
+        True,
+        False,
+    )
     text = numbered(stated(block.text))
     if last := _LAST.search(text):  # what NCCL had warned of
         text = f"{text[: last.start()]}\nNCCL WARN {last[1]}"
-    sign = firmer(first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text))
-    if block.bare and (told := implied(block.text, by)) and (sign is None or sign[0].weight < told[0].weight):
+    sign = firmer(
+        first_sign(by, stated(block.inner)) if block.inner else None, first_sign(by, text)
+    )
+    if (
+        block.bare
+        and (told := implied(block.text, by))
+        and (sign is None or sign[0].weight < told[0].weight)
+    ):
         sign = told
     where = first_sign(("frame",), block.where)
     if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
@@ -83,7 +122,9 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
 
 
 def numbered(text: str) -> str:
-    """A text with the numbers of errno(3) as Python writes them, in whatever form another language does."""
+    """A text with the numbers of errno(3) as Python writes them, in whatever form another language
+    does.
+    """
     return _NUMBER.sub(_number, text)
 
 
@@ -93,7 +134,9 @@ def _number(match: re.Match[str]) -> str:
 
 
 def _handled(cause: str, firm: bool, block: PrintedException) -> str:
-    """What was wrong, by what was done with the file: data that is read as a checkpoint, a checkpoint that is written."""
+    """What was wrong, by what was done with the file: data that is read as a checkpoint, a
+    checkpoint that is written.
+    """
     missing = cause in ("data", "disk") and re.search(r"\[Errno (?:2|13)\]", block.text)
     if missing and STARTING.search(f"{block.frames}\n{block.source}"):
         return "environment"
@@ -103,8 +146,8 @@ def _handled(cause: str, firm: bool, block: PrintedException) -> str:
 
 
 def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> Evidence:
-    """An exception in which no catalogue has a word: the program's, where Python or its own line raises it, or where it argues
-    about arguments; else nobody knows its cause.
+    """An exception in which no catalogue has a word: the program's, where Python or its own line
+    raises it, or where it argues about arguments; else nobody knows its cause.
     """
     if block.panicked:
         return replace(blank, cause="code")
@@ -129,7 +172,9 @@ def _guess(blank: Evidence, block: PrintedException, text: str, root: bool) -> E
 
 
 def _misfits(block: PrintedException, text: str) -> bool:
-    """Whether a library failed over another of a version that it was not made for, or as it was imported."""
+    """Whether a library failed over another of a version that it was not made for, or as it was
+    imported.
+    """
     frames = block.frames.split("\n")
     importing = sum(frame.endswith(" <module>") for frame in frames) > 1
     return LIBRARY.search(frames[-1]) is not None and (importing or MISFIT.search(text) is not None)

@@ -1,4 +1,6 @@
-"""What a line means that is no exception, of what its writer may say: a library's word, a log's complaint, a process's exit."""
+"""What a line means that is no exception, of what its writer may say: a library's word, a log's
+complaint, a process's exit.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,29 @@ from dataclasses import replace
 from .catalogue import Sign, first_sign, signs
 from .causes import Weight
 
-DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?")  # a line of slurmctld or slurmd
-SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")  # an error or the end of a process, as c10 logs it
-LOGGED = re.compile(r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - (?:ERROR|CRITICAL|FATAL) - )\s*")
-CONJECTURE = re.compile(r"(?i)(?:some |the )?(?:potential|possible|likely|common) (?:root )?(?:causes?|reasons?)\b")
-PARTING = re.compile(r"(?i)\b(?:stopping|abort(?:ing|ed)|exiting|quitting|giving up|terminating|(?:can ?no|can.)t continue)\b")
+DAEMON = re.compile(
+    r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?"
+)  # a line of slurmctld or slurmd
+SEVERE = re.compile(
+    r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] "
+)  # an error or the end of a process, as c10 logs it
+LOGGED = re.compile(
+    r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - "
+    r"(?:ERROR|CRITICAL|FATAL) - )\s*"
+)
+CONJECTURE = re.compile(
+    r"(?i)(?:some |the )?(?:potential|possible|likely|common) (?:root )?(?:causes?|reasons?)\b"
+)
+PARTING = re.compile(
+    r"(?i)\b(?:stopping|abort(?:ing|ed)|exiting|quitting|giving up|terminating|(?:can ?no|can.)t "
+    r"continue)\b"
+)
 COMPLAINT = re.compile(
-    r"(?i)^(?!.*(?:warn|ignor|deprecat|retrying|retry (?:in|after|#|\d)|(?:will|to) retry|retry loop|fall(?:ing)? back|skip"
+    r"(?i)^(?!.*(?:warn|ignor|deprecat|retrying|retry (?:in|after|#|\d)|(?:will|to) retry|retry "
+    r"loop|fall(?:ing)? back|skip"
     r"|if you see|means that))"
-    r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could not|can.t|denied|refused|lost|killed|corrupt(?:ed)?"
+    r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could "
+    r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?"
     r"|\w+(?:Error|Exception))\b"
 )
 QUOTED = re.compile(
@@ -25,14 +41,20 @@ QUOTED = re.compile(
 )  # an exception behind other words
 ENDED = re.compile(  # a process, as its launcher tells
     r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
-    r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ a-z_(]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
-    r"|(?:exited|killed|terminated|died|crashed)(?: (?:by|on|of|with|from|due to))?:? signal:? (?P<signal>\d+))\b"
+    r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ "
+    r"a-z_(]{0,20}(?:code|status)?\W{0,4}(?P<code>-\d{1,2}|1[2-9]\d)"
+    r"|(?:exited|killed|terminated|died|crashed)(?: (?:by|on|of|with|from|due to))?:? signal:? "
+    r"(?P<signal>\d+))\b"
 )
 CUDA = re.compile(r"Cuda failure (?:\d+ )?'(?P<what>[^']+)'")
 FOLLOWED = re.compile(  # a launcher's word on processes that it ended itself
-    r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ ){0,2}(?:other|remaining|rest)\b"
+    r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ "
+    r"){0,2}(?:other|remaining|rest)\b"
 )
-OUTSIDE = ("kernel", "watch")  # who sees processes from outside: their lines are no process's output
+OUTSIDE = (
+    "kernel",
+    "watch",
+)  # who sees processes from outside: their lines are no process's output
 Found = tuple[Sign, re.Match[str]]
 
 
@@ -43,33 +65,55 @@ def meant(who: str, text: str) -> Found | None:
     by = ("library", "any") if who == "rank" else ("library", "any", "agent")
     if daemon := DAEMON.match(text):
         return first_sign(("agent",), text[daemon.end() :]) or first_sign(("agent",), text)
-    if (severe := SEVERE.match(text)) and (found := first_sign((*by, "error"), rest := text[severe.end() :])) and found[0].firm:
+    if (
+        (severe := SEVERE.match(text))
+        and (found := first_sign((*by, "error"), rest := text[severe.end() :]))
+        and found[0].firm
+    ):
         return _reasoned(found, by, rest)
     if logged := LOGGED.match(text):
         text = text[logged.end() :]
-        return _mild(_reasoned(first_sign((*by, "error"), text), by, text)) or implied(f"error: {text}", by)
+        return _mild(_reasoned(first_sign((*by, "error"), text), by, text)) or implied(
+            f"error: {text}", by
+        )
     text = stated(text)
     if not any(word in text for group in by for word in _words(group)):
         return implied(text, by)
     found = first_sign(by, text)
     if (told := implied(text, by)) and (found is None or found[0].weight < told[0].weight):
         found = told
-    if found is None and who == "agent" and (parts := text.split(" - ")[1:]):  # engines put one reason behind another
+    if (
+        found is None and who == "agent" and (parts := text.split(" - ")[1:])
+    ):  # engines put one reason behind another
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
     return _reasoned(found, by, text)
 
 
 def _reasoned(found: Found | None, by: tuple[str, ...], text: str) -> Found | None:
-    """What a line quotes as the reason of its complaint, where that is another cause: `Failed compilation: no such library`."""
-    if found is None or found[0].closed or found[0].weight != Weight.WORD or ": " not in text[found[1].end() :]:
+    """What a line quotes as the reason of its complaint, where that is another cause: `Failed
+    compilation: no such library`.
+    """
+    if (
+        found is None
+        or found[0].closed
+        or found[0].weight != Weight.WORD
+        or ": " not in text[found[1].end() :]
+    ):
         return found
     reason = first_sign((*by, "error"), text[found[1].end() :])
-    other = reason is not None and reason[0].firm and reason[0].weight == Weight.WORD and reason[0].cause != found[0].cause
+    other = (
+        reason is not None
+        and reason[0].firm
+        and reason[0].weight == Weight.WORD
+        and reason[0].cause != found[0].cause
+    )
     return reason and (replace(reason[0], closed=False), reason[1]) if other else found
 
 
 def implied(text: str, by: tuple[str, ...]) -> Found | None:
-    """What a line means in which no library speaks: a CUDA error that another quotes, an exit code, last words."""
+    """What a line means in which no library speaks: a CUDA error that another quotes, an exit code,
+    last words.
+    """
     if match := CUDA.search(text):
         return first_sign(("error",), f"CUDA error: {match['what']}")
     if "agent" in by and (match := ENDED.search(text)) and not FOLLOWED.search(text):
@@ -81,7 +125,11 @@ def implied(text: str, by: tuple[str, ...]) -> Found | None:
     if not COMPLAINT.search(text):
         return None
     named = QUOTED.search(text)
-    inner = (first_sign((*by, "error"), named[1]) or first_sign(("program",), named[1])) if named else None
+    inner = (
+        (first_sign((*by, "error"), named[1]) or first_sign(("program",), named[1]))
+        if named
+        else None
+    )
     return _mild(firmer(inner, first_sign((*by, "error"), text)) or inner)
 
 
@@ -90,19 +138,30 @@ def _unsure(found: Found | None) -> Found | None:
 
 
 def firmer(inner: Found | None, whole: Found | None) -> Found | None:
-    """What an exception's message means, of its last named part and the whole: that part where it is as weighty."""
-    return inner if inner and inner[0].firm and (not whole or inner[0].weight >= whole[0].weight) else whole
+    """What an exception's message means, of its last named part and the whole: that part where it
+    is as weighty.
+    """
+    return (
+        inner
+        if inner and inner[0].firm and (not whole or inner[0].weight >= whole[0].weight)
+        else whole
+    )
 
 
 def stated(text: str) -> str:
-    """A text without the guesses at its causes that some libraries add: they would be taken for causes."""
+    """A text without the guesses at its causes that some libraries add: they would be taken for
+    causes.
+    """
     match = CONJECTURE.search(text)
     return text[: match.start()] if match else text
 
 
 def _mild(found: Found | None) -> Found | None:
     """What a program only logged, as a hint: it may have got over it."""
-    return found and (replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False), found[1])
+    return found and (
+        replace(found[0], weight=min(found[0].weight, Weight.HINT), firm=False, closed=False),
+        found[1],
+    )
 
 
 @functools.cache

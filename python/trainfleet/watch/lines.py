@@ -1,4 +1,6 @@
-"""The lines of the nodes' logs: who wrote each, when, and what it says behind the prefixes that launchers put before it."""
+"""The lines of the nodes' logs: who wrote each, when, and what it says behind the prefixes that
+launchers put before it.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,29 @@ HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start a
 ALL = 96 << 20  # bytes of all logs together
 LONGEST = 4000  # characters of a line that are looked at
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
-_CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")  # but not a progress bar's `elapsed<remaining`
+_CLOCK = re.compile(
+    r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])"
+)  # but not a progress bar's `elapsed<remaining`
 _COLOURS = re.compile(
     r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
 )  # and what else moves a cursor or links
 _COUNT = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,4}\d+")
-_MEASURE = re.compile(r"(?i)\bloss\b|\btokens?/s|\bit/s|s/it|\bsamples\b|\blr\b|\bacc|\bgrad|\bppl\b|\d+ ?/ ?\d+|perplexity")
+_MEASURE = re.compile(
+    r"(?i)\bloss\b|\btokens?/s|\bit/s|s/it|\bsamples\b|\blr\b|\bacc|\bgrad|\bppl\b|\d+ ?/ "
+    r"?\d+|perplexity"
+)
 _CLOSING = re.compile(r"^(?:finished|stopped)\b.*\d|^[Tt]raining (?:complete|finished|done)")
 _CAUTION = re.compile(
-    r"\bW(?:ARN(?:ING)?)?\b|\[[WEF]\d* |<warn>|NCCL INFO|[Rr]etry|\bE(?:RROR)?\b|[Ee]rror|[Ff]ail|Exception|refused"
+    r"\bW(?:ARN(?:ING)?)?\b|\[[WEF]\d* |<warn>|NCCL "
+    r"INFO|[Rr]etry|\bE(?:RROR)?\b|[Ee]rror|[Ff]ail|Exception|refused"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a node's log: seconds of the day, the rank that wrote it, or else who did (agent, kernel, node)."""
+    """One line of a node's log: seconds of the day, the rank that wrote it, or else who did (agent,
+    kernel, node).
+    """
 
     time: float
     node: int | None
@@ -43,7 +53,9 @@ class LogLine:
 
 
 def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> list[LogLine]:
-    """The lines of a node's log behind byte `start`; of one that is too long, one of `logs`, the first and the last."""
+    """The lines of a node's log behind byte `start`; of one that is too long, one of `logs`, the
+    first and the last.
+    """
     try:
         with untrusted_input.open_regular(log) as file:
             size = file.seek(0, 2)
@@ -61,15 +73,27 @@ def read_lines(log: Path, node: int | None, start: int = 0, logs: int = 1) -> li
 
 
 def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
-    """The stamped lines; one without a stamp belongs to the line before it, and has that one's time if it tells none itself."""
+    """The stamped lines; one without a stamp belongs to the line before it, and has that one's time
+    if it tells none itself.
+    """
     lines = list(lines)
-    time, rank, who = next((time for text in lines if (time := _clock_of(text)) is not None), 0.0), None, "agent"
+    time, rank, who = (
+        next((time for text in lines if (time := _clock_of(text)) is not None), 0.0),
+        None,
+        "agent",
+    )
     for text in lines:
         held, told, stamp = opened(text)
         if held:
             time = _seconds(match[1]) if (match := _CLOCK.search(stamp)) else time
             yield from (
-                LogLine(time, node, rank if told is None else told, who if told is None else "agent", said[:LONGEST])
+                LogLine(
+                    time,
+                    node,
+                    rank if told is None else told,
+                    who if told is None else "agent",
+                    said[:LONGEST],
+                )
                 for said in held
             )
             continue
@@ -78,14 +102,20 @@ def parse(lines: Iterable[str], node: int | None) -> Iterator[LogLine]:
             number, other, clock, text = match.groups()
             if other == FORWARDER:  # which says nothing of the job
                 continue
-            time, rank, who = _seconds(clock), untrusted_input.whole(number or "", MOST), other or "rank"
+            time, rank, who = (
+                _seconds(clock),
+                untrusted_input.whole(number or "", MOST),
+                other or "rank",
+            )
         elif who == "agent" and rank is None and (match := _CLOCK.search(text[:60])):
             time = _seconds(match[1])
         yield LogLine(time, node, rank, who, text)
 
 
 def _clock_of(text: str) -> float | None:
-    """The clock of a line, if it has one: lines before the first that does are taken for as old as that."""
+    """The clock of a line, if it has one: lines before the first that does are taken for as old as
+    that.
+    """
     match = _STAMP.fullmatch(text[:LONGEST])
     if match is None and (match := _CLOCK.search(text[:60])):
         return _seconds(match[1])
@@ -117,7 +147,9 @@ def is_closing(text: str) -> bool:
 
 def is_progress(text: str) -> bool:
     """Whether this tells of a step, as training loops do: its number with a measure."""
-    return is_closing(text) or (_COUNT.search(text) is not None and _MEASURE.search(text) is not None)
+    return is_closing(text) or (
+        _COUNT.search(text) is not None and _MEASURE.search(text) is not None
+    )
 
 
 def is_calm(text: str) -> bool:

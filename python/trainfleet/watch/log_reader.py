@@ -1,4 +1,6 @@
-"""The intake of all nodes' lines: each is read as a traceback's, a launcher's report's, a sign of a cause, or one of life."""
+"""The intake of all nodes' lines: each is read as a traceback's, a launcher's report's, a sign of a
+cause, or one of life.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,24 @@ from .line_classifier import OUTSIDE, meant
 from .lines import DAY, LogLine, is_calm, is_closing, is_progress
 from .prefixes import TRACEBACK, learned, strip
 
-KERNEL = re.compile(  # a record of the kernel's log, by what syslog or dmesg put before it, or by the part of it that speaks
-    r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ )?(?:\S+ )?kernel: |"
+# a record of the kernel's log, by what syslog or dmesg put before it, or by the part of it that
+# speaks
+KERNEL = re.compile(
+    r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
+    r")?(?:\S+ )?kernel: |"
     r"kern: +\w+: +(?:\[\S+\]: )?|"
-    r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport \S+: |mce: |EDAC |nfs: server |"
-    r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: |oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
+    r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport "
+    r"\S+: |mce: |EDAC |nfs: server |"
+    r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: "
+    r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
     r"INFO: task |systemd-oomd))"
 )
-_EXITS = {"9": ("killed", Weight.WORD), "11": ("code", Weight.WORD), "7": ("host-memory", Weight.HINT),
-          "4": ("environment", Weight.HINT)}  # fmt: skip
+_EXITS = {
+    "9": ("killed", Weight.WORD),
+    "11": ("code", Weight.WORD),
+    "7": ("host-memory", Weight.HINT),
+    "4": ("environment", Weight.HINT),
+}
 
 
 def read(lines: Iterable[LogLine], book: Book) -> Record:
@@ -42,7 +53,9 @@ def read(lines: Iterable[LogLine], book: Book) -> Record:
 
 
 def _days(nodes: Mapping[int | None, list[LogLine]]) -> dict[int | None, list[float]]:
-    """For each line what to add to its clock, so that a node's times rise over midnight and the nodes' ends lie together."""
+    """For each line what to add to its clock, so that a node's times rise over midnight and the
+    nodes' ends lie together.
+    """
     shifts, reference = {}, None
     for node in sorted(nodes, key=lambda node: -1 if node is None else node):
         day, before, mine = 0.0, None, []
@@ -67,29 +80,47 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
     for index, (line, shift) in enumerate(zip(lines, shifts, strict=True)):
         prefixed, text = (None, line.text) if line.who in OUTSIDE else strip(line.text, own)
         rank = line.rank if line.rank is not None else prefixed
-        writer: Writer = (line.node, rank, line.who if line.who in OUTSIDE or rank is None else "rank")
+        writer: Writer = (
+            line.node,
+            rank,
+            line.who if line.who in OUTSIDE or rank is None else "rank",
+        )
         if rank is None and line.who == "agent" and (stamp := KERNEL.match(text)):
             writer, text = (line.node, None, "kernel"), text[stamp.end() :]
         stream, time = record.streams[writer], line.time + shift
-        if TRACEBACK in text and writer[2] == "agent" and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0])):
-            stream.signed.append(signed(sign, line, time, writer, index, text.strip()))  # an engine quotes the program
+        if (
+            TRACEBACK in text
+            and writer[2] == "agent"
+            and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0]))
+        ):
+            stream.signed.append(
+                signed(sign, line, time, writer, index, text.strip())
+            )  # an engine quotes the program
         if shift:
             line = replace(line, time=time)
         if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
             continue
         if line.node is not None:
             record.book.note(line.node, rank, text)
-        if rank is None and writer[2] != "kernel" and (found := report.take(line, index, time, text, record.book)):
+        if (
+            rank is None
+            and writer[2] != "kernel"
+            and (found := report.take(line, index, time, text, record.book))
+        ):
             stream.signed += found
         elif writer[2] not in OUTSIDE and stream.tracebacks.take(line, index, text):
             continue
-        elif sign := meant("agent" if line.who == "agent" and writer[2] == "rank" else writer[2], text):
+        elif sign := meant(
+            "agent" if line.who == "agent" and writer[2] == "rank" else writer[2], text
+        ):
             stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
         else:
             _note_life(record, stream, writer, index, time, text)
 
 
-def _note_life(record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str) -> None:
+def _note_life(
+    record: Record, stream: ProcessLines, writer: Writer, index: int, time: float, text: str
+) -> None:
     """Remembers that a process went on."""
     if writer[2] in (*OUTSIDE, "node"):
         return
@@ -104,7 +135,9 @@ def _note_life(record: Record, stream: ProcessLines, writer: Writer, index: int,
 
 @dataclass
 class TorchrunReport:
-    """torchrun's report of a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9 (pid: 771)`."""
+    """torchrun's report of a node's first failed rank: `rank : 3 (local_rank: 1)`, `exitcode : -9
+    (pid: 771)`.
+    """
 
     entry: int = 0
     rank: int | None = None
@@ -120,10 +153,25 @@ class TorchrunReport:
         elif match := re.match(r"\s*exitcode\s+: (-?\d+)\s+\(pid: (\d+)\)", text):
             if self.rank is not None and line.node is not None:
                 book.pids.setdefault((line.node, int(match[2])), self.rank)
-            if self.entry == 0 and (fate := _EXITS.get(match[1].removeprefix("-"))) and match[1].startswith("-"):
+            if (
+                self.entry == 0
+                and (fate := _EXITS.get(match[1].removeprefix("-")))
+                and match[1].startswith("-")
+            ):
                 words = f"rank {self.rank} was killed by signal {match[1][1:]}"
                 writer: Writer = (line.node, None, line.who)
                 return [
-                    Evidence(fate[1], fate[0], time, line, writer, index, line.node, self.rank, words, firm=fate[0] != "killed")
+                    Evidence(
+                        fate[1],
+                        fate[0],
+                        time,
+                        line,
+                        writer,
+                        index,
+                        line.node,
+                        self.rank,
+                        words,
+                        firm=fate[0] != "killed",
+                    )
                 ]  # by whom, nobody tells here
         return []

@@ -1,4 +1,6 @@
-"""Runs one attempt of a request and follows it: shows progress, passes stops on, ends all nodes when one part has failed."""
+"""Runs one attempt of a request and follows it: shows progress, passes stops on, ends all nodes
+when one part has failed.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +28,35 @@ TO_SAVE = 300.0  # seconds before that at which a run is asked to save and stop
 CONCLUDED = ("finished", "stopped")  # events of ranks that completed their work
 TURNS = ("launched", "restarted", "queued", "began", *CONCLUDED)
 WAITING = (Phase.QUEUED, Phase.STARTING)
-STILL = 1800.0  # seconds: training a tokenizer on its sample is the longest stretch without progress
+STILL = (
+    1800.0  # seconds: training a tokenizer on its sample is the longest stretch without progress
+)
 STUCK = 300.0  # the same once it is trained: of what tokenizes then, every MiB of text is progress
-ALIVE = 5.0  # seconds without a beat after which a node that can't be reached counts as lost, and not as slow
+# seconds without a beat after which a node that can't be reached counts as lost, and not as slow
+ALIVE = 5.0
 CUT_OFF = 143  # the exit code of SIGTERM
 SILENT_GRACE = 60.0  # seconds that a node which does not answer gets once the ranks are done
-FAILED_GRACE = 3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
+FAILED_GRACE = (
+    3.0  # seconds that the other nodes get, once one has failed, to say why they fail too
+)
 MOST = 1 << 22  # bytes of a log's beginning that are read
 SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """This machine reaches no other host of the fleet, and another stands by: that one is to lead."""
+    """This machine reaches no other host of the fleet, and another stands by: that one is to
+    lead.
+    """
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes whose ranks still beat then.
+    """How an attempt ended: its last status, the alarm that ended it, if one did, and the nodes
+    whose ranks still beat then.
 
-    `concluded`: the ranks had completed their work; what happened to their nodes afterwards does not count. `cut_off`: this
-    machine's name, where it reached no other host then. `asked`: it was asked to stop.
+    `concluded`: the ranks had completed their work; what happened to their nodes afterwards does
+    not count. `cut_off`: this machine's name, where it reached no other host then. `asked`: it was
+    asked to stop.
     """
 
     status: Status
@@ -77,7 +88,8 @@ class Watch:
     """What follows the attempts of one request's job, and stays the same over them.
 
     show      shows progress; its argument is what the job waits for, "" if nothing
-    progress  of a job without beats: any value that changes while it advances; None for a job that sends beats
+    progress  of a job without beats: any value that changes while it advances; None for a job that
+              sends beats
     still     seconds without a change of that after which such a job counts as stalled
     replaces  nodes whose links slow the others down are replaced (fleet.slow)
     ends      unix time at which all machines are reclaimed
@@ -110,7 +122,10 @@ class MonitoredAttempt:
         self.watch, self.request = watch, request
         self.run, self.backend, self.say = watch.run, watch.backend, watch.say
         self.asked = False  # to stop
-        self.progress: tuple[object, float] = None, time.monotonic()  # its last value, and since when
+        self.progress: tuple[object, float] = (
+            None,
+            time.monotonic(),
+        )  # its last value, and since when
         self.seen: Status | None = None
         self.sentry: Sentry | None = None
         self.nccl: FabricLog | None = None
@@ -119,7 +134,9 @@ class MonitoredAttempt:
         self.unreachable = frozenset[int]()  # nodes that do not answer but whose ranks still beat
 
     def follow(self, running: Handle | None = None) -> AttemptOutcome:
-        """Its outcome; when this returns or raises, no process of it is left on any reachable node."""
+        """Its outcome; when this returns or raises, no process of it is left on any reachable
+        node.
+        """
         self.watch.place.refresh()
         self.watch.confirm()
         handle = running or self.backend.submit(self.request)
@@ -158,30 +175,52 @@ class MonitoredAttempt:
                 if time.monotonic() - failed_at > FAILED_GRACE:
                     break
             if (slow := self._note_slow()) and slow.node is not None:
-                alarm, status = slow, replace(status, lost={slow.node: slow.words}, silent=frozenset({slow.node}))
+                alarm, status = (
+                    slow,
+                    replace(status, lost={slow.node: slow.words}, silent=frozenset({slow.node})),
+                )
                 break
             time.sleep(POLL)
         self.watch.show("")
         return self._outcome(handle, status, alarm)
 
     def _outcome(self, handle: Handle, status: Status, alarm: Alarm | None) -> AttemptOutcome:
-        """How it ended, as it was before the rest were stopped: that they were killed says nothing."""
+        """How it ended, as it was before the rest were stopped: that they were killed says
+        nothing.
+        """
         status = self._with_cut_off(status)
         if alarm or status.failed:
             status = self._with_absent(status)
-        alive = status.silent & self.sentry.alive(ALIVE) if self.sentry and status.silent else frozenset[int]()
-        concluded = (alarm is not None or status.failed) and self.request.job.beats and self._is_concluded()
+        alive = (
+            status.silent & self.sentry.alive(ALIVE)
+            if self.sentry and status.silent
+            else frozenset[int]()
+        )
+        concluded = (
+            (alarm is not None or status.failed) and self.request.job.beats and self._is_concluded()
+        )
         if concluded:
-            self.say(f"the ranks are done; what had not ended on their nodes is ended now{f' ({alarm.words})' if alarm else ''}")
+            self.say(
+                "the ranks are done; what had not ended on their nodes is ended "
+                f"now{f' ({alarm.words})' if alarm else ''}"
+            )
         failed = (alarm is not None or status.failed) and not concluded
         cut_off = self.backend.cut_off(handle) if failed else ""
         return AttemptOutcome(status, alarm, alive, concluded, cut_off, self.asked)
 
     def _await_silent(self, handle: Handle, silent: frozenset[int]) -> None:
-        """Waits for nodes that do not answer while the ranks are done: what is left on them can be ended only once they do."""
-        deadline, who = time.monotonic() + SILENT_GRACE, ", ".join(str(self.request.host(node)) for node in sorted(silent))
+        """Waits for nodes that do not answer while the ranks are done: what is left on them can be
+        ended only once they do.
+        """
+        deadline, who = (
+            time.monotonic() + SILENT_GRACE,
+            ", ".join(str(self.request.host(node)) for node in sorted(silent)),
+        )
         if silent:
-            self.say(f"no answer from {who}: waiting up to {SILENT_GRACE:.0f} s, to end what is left there")
+            self.say(
+                f"no answer from {who}: waiting up to {SILENT_GRACE:.0f} s, to end what is left "
+                "there"
+            )
         while silent and time.monotonic() < deadline:
             time.sleep(POLL)
             silent = self.backend.status(handle).silent
@@ -189,7 +228,9 @@ class MonitoredAttempt:
             self.say(f"still no answer from {who}: make clean ends what is left there")
 
     def _with_cut_off(self, status: Status) -> Status:
-        """The status; where another user had the engine end the job, ranks that had not concluded count as cut off."""
+        """The status; where another user had the engine end the job, ranks that had not concluded
+        count as cut off.
+        """
         if not status.ended_by or self.asked:
             return status
         self.watch.place.refresh()
@@ -197,11 +238,23 @@ class MonitoredAttempt:
         return status if concluded else replace(status, exits={**status.exits, 0: CUT_OFF})
 
     def _with_absent(self, status: Status) -> Status:
-        """The status, with the nodes that are gone without the engine's knowing: no exit code, no beat, and no answer."""
-        if status.ended or not (unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)):
+        """The status, with the nodes that are gone without the engine's knowing: no exit code, no
+        beat, and no answer.
+        """
+        if status.ended or not (
+            unheard := set(range(len(status.hosts))) - set(status.exits) - set(status.lost)
+        ):
             return status
         unheard -= self.sentry.alive(ALIVE) if self.sentry else frozenset()
-        gone = {node: why for node, why in self.backend.absent(status.hosts).items() if node in unheard} if unheard else {}
+        gone = (
+            {
+                node: why
+                for node, why in self.backend.absent(status.hosts).items()
+                if node in unheard
+            }
+            if unheard
+            else {}
+        )
         return replace(status, lost={**status.lost, **gone})
 
     def _supplement(self) -> None:
@@ -212,7 +265,9 @@ class MonitoredAttempt:
             self.say(f"what the engine keeps of the nodes' output is not seen: {error}")
 
     def _refresh(self) -> None:
-        """Brings the run folder up to date. While that fails, stale heartbeats do not count against the ranks."""
+        """Brings the run folder up to date. While that fails, stale heartbeats do not count against
+        the ranks.
+        """
         if time.monotonic() - self.refreshed < self.watch.place.pace:
             return
         try:
@@ -225,7 +280,9 @@ class MonitoredAttempt:
         self.refreshed = time.monotonic()
 
     def _notice(self, status: Status) -> None:
-        """Records changes: why the job waits, and that it runs. From then on its ranks are watched, in each attempt anew."""
+        """Records changes: why the job waits, and that it runs. From then on its ranks are watched,
+        in each attempt anew.
+        """
         if self.trouble:
             return
         before, self.seen = self.seen, status
@@ -234,23 +291,33 @@ class MonitoredAttempt:
             if not (waited and before and before.reason == status.reason):
                 self.run.note("queued", phase=status.phase.value, reason=status.reason)
             self.sentry = None
-        elif status.phase is Phase.RUNNING and (before is None or waited or before.attempt != status.attempt):
+        elif status.phase is Phase.RUNNING and (
+            before is None or waited or before.attempt != status.attempt
+        ):
             if waited:
                 self.run.note("running", attempt=status.attempt, hosts=list(status.hosts))
             attempt = fence.current(self.run.folder).order
             job = self.request.job
             ranks, limits = job.nodes * job.ranks_per_node, Limits().later(self.watch.place.lag)
             self.sentry = Sentry(self.run.folder, ranks, attempt, limits) if job.beats else None
-            self.nccl = FabricLog(self.run, job.folder, self.watch.kind) if job.torchrun and job.nodes > 1 else None
+            self.nccl = (
+                FabricLog(self.run, job.folder, self.watch.kind)
+                if job.torchrun and job.nodes > 1
+                else None
+            )
 
     def _hear_nccl(self) -> None:
-        """Reports what is wrong with the fabric by NCCL's log: the run goes on, but slower than it could."""
+        """Reports what is wrong with the fabric by NCCL's log: the run goes on, but slower than it
+        could.
+        """
         for why in self.nccl.wrong() if self.nccl else ():
             self.say(f"node 0: {why}")
             self.run.note("fabric", node=0, why=why)
 
     def _is_broken(self, status: Status) -> bool:
-        """Whether a part of the job has failed. A node that does not answer while its ranks beat has not: only SSH is down."""
+        """Whether a part of the job has failed. A node that does not answer while its ranks beat
+        has not: only SSH is down.
+        """
         lost = set(status.lost)
         if lost and self.sentry:
             alive = status.silent & self.sentry.alive(ALIVE)
@@ -263,12 +330,23 @@ class MonitoredAttempt:
         return bool(lost) or any(status.exits.values())
 
     def _still(self, status: Status) -> Alarm | None:
-        """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no progress for too long."""
+        """An alarm where a job whose processes send no heartbeats, as tokenizing, has made no
+        progress for too long.
+        """
         done, now = self.watch.progress(), time.monotonic()
-        if self.request.job.beats or self.trouble or status.phase is not Phase.RUNNING or done != self.progress[0]:
+        if (
+            self.request.job.beats
+            or self.trouble
+            or status.phase is not Phase.RUNNING
+            or done != self.progress[0]
+        ):
             self.progress = done, now
         still, limit = now - self.progress[1], self.watch.still()
-        return Alarm(f"no rank has moved for {still:.0f} s (limit {limit:.0f} s)") if still > limit else None
+        return (
+            Alarm(f"no rank has moved for {still:.0f} s (limit {limit:.0f} s)")
+            if still > limit
+            else None
+        )
 
     def _is_concluded(self) -> bool:
         """Whether the ranks' last event is that they finished, or stopped as they were asked to."""
@@ -276,25 +354,41 @@ class MonitoredAttempt:
         return next((name for name in reversed(names) if name in TURNS), "") in CONCLUDED
 
     def _stops(self, handle: Handle) -> bool:
-        """Passes a request to stop on; True when all ends at once: it was the second one, or no rank runs that could save."""
+        """Passes a request to stop on; True when all ends at once: it was the second one, or no
+        rank runs that could save.
+        """
         if self.watch.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if self.watch.sequel and self.watch.sequel.is_asked_to_stop():  # what goes before it has nothing to save
+        if (
+            self.watch.sequel and self.watch.sequel.is_asked_to_stop()
+        ):  # what goes before it has nothing to save
             self.asked = True
             self.say("stopping")
             return True
-        if not self.asked and (self.watch.interrupts.count or self.run.is_asked_to_stop() or self._is_spent() or self._is_over()):
+        if not self.asked and (
+            self.watch.interrupts.count
+            or self.run.is_asked_to_stop()
+            or self._is_spent()
+            or self._is_over()
+        ):
             self.asked = True
             gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
             self.say(gently if self.request.job.beats else "stopping")
-            self.run.ask_to_stop() if self.request.job.beats else self.backend.stop(handle, at_once=False)
+            self.run.ask_to_stop() if self.request.job.beats else self.backend.stop(
+                handle, at_once=False
+            )
         return self.asked and self.seen is not None and self.seen.phase is Phase.QUEUED
 
     def _is_over(self) -> bool:
-        """Whether the machines are about to be reclaimed, at a time that was known from the start."""
+        """Whether the machines are about to be reclaimed, at a time that was known from the
+        start.
+        """
         if over := self.watch.ends is not None and time.time() > self.watch.ends - TO_SAVE:
-            self.say("the capacity block ends; next: make setup with another one, then make train resumes from the checkpoint")
+            self.say(
+                "the capacity block ends; next: make setup with another one, then make train "
+                "resumes from the checkpoint"
+            )
         return over
 
     def _is_spent(self) -> bool:
@@ -303,14 +397,32 @@ class MonitoredAttempt:
         return spent
 
     def _note_slow(self) -> Alarm | None:
-        """Records ranks and links that slow the others down; an alarm where a node with such links is to be replaced."""
+        """Records ranks and links that slow the others down; an alarm where a node with such links
+        is to be replaced.
+        """
         for beat in self.sentry.newly_slow() if self.sentry else ():
-            self.run.note("slow", rank=beat.rank, node=beat.node, step=beat.step, busy_seconds=beat.busy_seconds)
+            self.run.note(
+                "slow",
+                rank=beat.rank,
+                node=beat.node,
+                step=beat.step,
+                busy_seconds=beat.busy_seconds,
+            )
         for node, why in self.sentry.slow_links().items() if self.sentry else ():
-            who = "the link between the two nodes" if node is None else f"node {node} ({self.request.host(node)})"
+            who = (
+                "the link between the two nodes"
+                if node is None
+                else f"node {node} ({self.request.host(node)})"
+            )
             self.say(f"{who}: {why}")
             self.run.note("slow-link", node=node, host=self.request.host(node), why=why)
-            if self.watch.replaces and node is not None and self.sentry and self.sentry.slower and not self.asked:
+            if (
+                self.watch.replaces
+                and node is not None
+                and self.sentry
+                and self.sentry.slower
+                and not self.asked
+            ):
                 return Alarm(why, None, node)
         return None
 
@@ -329,8 +441,14 @@ class FabricLog:
         self.since, self.heard = time.time(), False
 
     def wrong(self) -> list[str]:
-        """What is wrong with the fabric, returned once: after the first step, as NCCL connects on the first collective."""
-        if self.heard or not (self.run.metrics.exists() and self.log.exists()) or self.run.metrics.stat().st_mtime < self.since:
+        """What is wrong with the fabric, returned once: after the first step, as NCCL connects on
+        the first collective.
+        """
+        if (
+            self.heard
+            or not (self.run.metrics.exists() and self.log.exists())
+            or self.run.metrics.stat().st_mtime < self.since
+        ):
             return []
         self.heard = True
         with untrusted_input.open_regular(self.log) as file:

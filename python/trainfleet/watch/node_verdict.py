@@ -1,10 +1,12 @@
-"""Node 0's own verdict on a failed job, for engines that retry by themselves: is another attempt worth it?
+"""Node 0's own verdict on a failed job, for engines that retry by themselves: is another attempt
+worth it?
 
     python -m trainfleet.watch.node_verdict FOLDER NODES CODE BEGAN
 
-Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads what all nodes wrote from S3 into a
-temporary folder, judges it as a launcher would (verdict.py) and prints the verdict. The exit code is AGAIN where another attempt
-may succeed, and 0 where the program would fail the same way, or the cause is unknown.
+Node 0 runs it with the job's exit code and the time at which this attempt began. It downloads what
+all nodes wrote from S3 into a temporary folder, judges it as a launcher would (verdict.py) and
+prints the verdict. The exit code is AGAIN where another attempt may succeed, and 0 where the
+program would fail the same way, or the cause is unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ SETTLE = 2 * EVERY + 1.0  # seconds after which the other nodes' last lines are 
 
 @telling
 def main(arguments: list[str]) -> int:
-    folder, nodes, code, began = Path(arguments[0]), int(arguments[1]), int(arguments[2]), float(arguments[3])
+    folder, nodes, code, began = (
+        Path(arguments[0]),
+        int(arguments[1]),
+        int(arguments[2]),
+        float(arguments[3]),
+    )
     time.sleep(SETTLE)
     with tempfile.TemporaryDirectory(prefix="trainfleet-verdict-") as own:
         held = temporary_folders.hold(Path(own))
@@ -48,7 +55,10 @@ def main(arguments: list[str]) -> int:
             newer = [line for line in feed.read_text().splitlines() if is_since(line, began)]
             feed.write_text("".join(f"{line}\n" for line in newer))
         verdict = judge(
-            request_of(folder, nodes), AttemptOutcome(Status(Phase.ENDED, exits={0: code}), None), Run(folder), Start(began, {})
+            request_of(folder, nodes),
+            AttemptOutcome(Status(Phase.ENDED, exits={0: code}), None),
+            Run(folder),
+            Start(began, {}),
         )
         os.close(held)
         os.chdir("/")

@@ -1,4 +1,6 @@
-"""What launchers, loggers and shippers put before a line: forms that are known, and those that a log gives away itself."""
+"""What launchers, loggers and shippers put before a line: forms that are known, and those that a
+log gives away itself.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ _FAR = 200  # characters that a prefix may have
 _JSON = 1 << 16  # characters of a line of JSON that is opened
 _MESSAGES = ("message", "msg", "log", "text", "event", "textPayload", "MESSAGE", "@message", "line")
 _STACKS = ("exc_info", "exception", "stack_trace", "traceback", "stack", "exc_text")
-# Colours, ISO stamps (with CRI's stream and flag; not Slurm's daemons', which say who speaks), bare clocks and milliseconds of an
-# epoch, the names of pods, containers and hosts (pdsh's, docker compose's), Ray's, SkyPilot's, MPI's, srun's and torch's labels.
+# Colours, ISO stamps (with CRI's stream and flag; not Slurm's daemons', which say who speaks), bare
+# clocks and milliseconds of an epoch, the names of pods, containers and hosts (pdsh's, docker
+# compose's), Ray's, SkyPilot's, MPI's, srun's and torch's labels.
 _PREFIX = re.compile(
     r"""(?:\x1b\[[0-9;]*m
     |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?[ ](?:(?:stdout|stderr)[ ][FP][ ])?(?:\#\#\[\w+\])?
@@ -43,27 +46,39 @@ _PREFIX = re.compile(
     |\[(?:default|trainer)\d*\|?\d*\]:[ ]?
     |\[rank(?P<rank>\d+)\]:[ ]?
     |[ ]{0,4}(?P<slurm>\d+):[ ](?=[ ]{2}|[\[(]|Traceback|\w)
-    |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",
+    |[A-Za-z][\w.-]*:[ ](?=Traceback[ ]\(|[ ]{2}File[ ]"))""",  # noqa: E501
     re.VERBOSE,
 )
 _TOKEN = re.compile(
-    r"(?P<rank>(?i:rank)[ =:]{0,2})\d+|(?P<level>\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b)|(?P<number>[\w.]*\d[\w.]*)"
+    r"(?P<rank>(?i:rank)[ =:]{0,2})\d+"
+    r"|(?P<level>\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b)|(?P<number>[\w.]*\d[\w.]*)"
     r"|(?P<blank>\s+)|(?P<rest>.)"
 )
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
 _WARNS = re.compile(r"\bW(?:ARN(?:ING)?)?\b|\[W")
-_GLUED = re.compile(r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])")  # a progress bar that was not ended by a line's end
+_GLUED = re.compile(
+    r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])"
+)  # a progress bar that was not ended by a line's end
 _BOX = re.compile(r"\s*[│|]$")
 Shapes = tuple[re.Pattern[str], ...]
 
 
 def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
-    """The rank that prefixes of a line tell, if they do, and what stands behind them, with its indentation. `own`: the log's."""
+    """The rank that prefixes of a line tell, if they do, and what stands behind them, with its
+    indentation. `own`: the log's.
+    """
     rank, text = None, text.removesuffix("\r").removesuffix("\x1b[0m")
     if "<" in text and (match := _GLUED.match(text)):
         text = text[match.end() :]
     while match := _PREFIX.match(text):
-        number = next((match[name] for name in ("rank", "mpi", "slurm", "tag", "word", "colon", "sky") if match[name]), None)
+        number = next(
+            (
+                match[name]
+                for name in ("rank", "mpi", "slurm", "tag", "word", "colon", "sky")
+                if match[name]
+            ),
+            None,
+        )
         rank = untrusted_input.whole(number, MOST) if number else rank
         if not match.end():
             break
@@ -74,12 +89,16 @@ def strip(text: str, own: Shapes = ()) -> tuple[int | None, str]:
             if _WARNS.search(match[0]) and not rest.startswith((" ", TRACEBACK)):
                 continue
             number = match.groupdict().get("rank")
-            return untrusted_input.whole(number, MOST) if number else rank, _BOX.sub("", rest) if match[0][0] in "│|" else rest
+            return untrusted_input.whole(number, MOST) if number else rank, _BOX.sub(
+                "", rest
+            ) if match[0][0] in "│|" else rest
     return rank, text
 
 
 def learned(texts: Iterable[str]) -> Shapes:
-    """The prefixes of a log that are in no list: what stands before heads and frames of its tracebacks alike."""
+    """The prefixes of a log that are in no list: what stands before heads and frames of its
+    tracebacks alike.
+    """
     heads, frames, margin = dict[str, None](), set[str](), _FAR
     for text in texts:
         if margin and text and not text.isspace():
@@ -108,13 +127,23 @@ def _shape(before: str) -> str:
         elif token["blank"]:
             shape += re.escape(token[0]) if token.end() == len(before) else r"\s+"
         else:
-            shape += _LEVEL if token["level"] else r"[\w.]*\d[\w.]*" if token["number"] else re.escape(token[0])
+            shape += (
+                _LEVEL
+                if token["level"]
+                else r"[\w.]*\d[\w.]*"
+                if token["number"]
+                else re.escape(token[0])
+            )
     return shape
 
 
 def opened(text: str) -> tuple[list[str], int | None, str]:
-    """The lines in a line of JSON, as shippers and structured loggers write it, with its rank and stamp; [] if it is none."""
-    if not (text[:1] == "{" and '"' in text[:4] and len(text) < _JSON and text.rstrip().endswith("}")):
+    """The lines in a line of JSON, as shippers and structured loggers write it, with its rank and
+    stamp; [] if it is none.
+    """
+    if not (
+        text[:1] == "{" and '"' in text[:4] and len(text) < _JSON and text.rstrip().endswith("}")
+    ):
         return [], None, ""
     try:
         record = json.loads(text)

@@ -1,10 +1,13 @@
-"""Runs attempts of a job until it is done, is stopped, or fails in a way that another attempt would not mend.
+"""Runs attempts of a job until it is done, is stopped, or fails in a way that another attempt would
+not mend.
 
-The cause decides (causes.py). Failures of machines and services are retried from the last checkpoint (a node lost, a rank killed
-or silent, storage that throttles), and failures of one node on other nodes (a broken device, a missing environment). What the
-program would do again is not retried (a bug, no device memory, broken data, numbers that are not finite).
+The cause decides (causes.py). Failures of machines and services are retried from the last
+checkpoint (a node lost, a rank killed or silent, storage that throttles), and failures of one node
+on other nodes (a broken device, a missing environment). What the program would do again is not
+retried (a bug, no device memory, broken data, numbers that are not finite).
 
-An attempt whose ranks saved and left because a machine is about to be reclaimed did not fail: the next runs without that machine.
+An attempt whose ranks saved and left because a machine is about to be reclaimed did not fail: the
+next runs without that machine.
 """
 
 from __future__ import annotations
@@ -35,19 +38,27 @@ TAKEN_BACK = ("cancelled", "preempted")  # causes that an engine reports
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended after its last attempt: with which verdict, if it failed, and whether it was asked to stop."""
+    """How a job ended after its last attempt: with which verdict, if it failed, and whether it was
+    asked to stop.
+    """
 
     verdict: Verdict | None
     asked: bool
 
 
 def persevere(
-    watch: Watch, request: Request, jobs: Sequence[Job], refit: Callable[[Job], None], running: Handle | None = None
+    watch: Watch,
+    request: Request,
+    jobs: Sequence[Job],
+    refit: Callable[[Job], None],
+    running: Handle | None = None,
 ) -> Ended:
-    """No verdict when every node ended well, or stopped as it was asked to; else the one that ended the last attempt.
+    """No verdict when every node ended well, or stopped as it was asked to; else the one that ended
+    the last attempt.
 
-    `jobs` are what may run in the request's place: the same job for as many nodes, then for fewer; `refit` makes the run
-    folder's config that of one of them. `running`: another launcher has submitted the request, and it is only followed.
+    `jobs` are what may run in the request's place: the same job for as many nodes, then for fewer;
+    `refit` makes the run folder's config that of one of them. `running`: another launcher has
+    submitted the request, and it is only followed.
     """
     run, broken, fruitless, restarts = watch.run, dict[str, str](), 0, 0
     while True:
@@ -56,7 +67,11 @@ def persevere(
             watch.confirm()
             request = request.with_environment({fence.VARIABLE: str(fence.begin(run.folder))})
         outcome, running = MonitoredAttempt(watch, request).follow(running), None
-        if not outcome.failed or watch.interrupts.count > 1 or (outcome.asked and not request.job.beats):
+        if (
+            not outcome.failed
+            or watch.interrupts.count > 1
+            or (outcome.asked and not request.job.beats)
+        ):
             if following := without_taken(watch, request, outcome, jobs, broken, noticed):
                 request, restarts = following, restarts + 1
                 begin_again(run, request, refit, restarts, "preempted", ", ".join(broken))
@@ -70,27 +85,45 @@ def persevere(
         await_next(watch, verdict, fruitless, broken)
         lost = {} if itself else lost_hosts(request, outcome.status)
         request, restarts = another(watch, following_of(request, jobs), broken, lost), restarts + 1
-        others = "".join(f" and {host}" for host in lost if host != verdict.host) if verdict.host in lost else ""
+        others = (
+            "".join(f" and {host}" for host in lost if host != verdict.host)
+            if verdict.host in lost
+            else ""
+        )
         begin_again(run, request, refit, restarts, verdict.cause, verdict.who + others)
 
 
 def await_next(watch: Watch, verdict: Verdict, fruitless: int, broken: dict[str, str]) -> None:
-    """Says that another attempt follows, and waits before it; a host that is to blame joins the `broken` ones."""
+    """Says that another attempt follows, and waits before it; a host that is to blame joins the
+    `broken` ones.
+    """
     if verdict.then is Then.ELSEWHERE:
         broken[verdict.host] = f"{verdict.kind.words}: {verdict.words}"
         watch.run.note("quarantined", host=verdict.host, evidence=broken[verdict.host])
-    watch.say(str(conclude(watch.run, verdict, f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows")))
+    watch.say(
+        str(
+            conclude(
+                watch.run,
+                verdict,
+                f"stopped all nodes; attempt {fruitless + 1} of {ATTEMPTS} follows",
+            )
+        )
+    )
     pause(watch, BACK_OFF[min(fruitless, len(BACK_OFF)) - 1])
 
 
-def explain(watch: Watch, request: Request, outcome: AttemptOutcome, since: Start) -> tuple[Verdict, bool]:
+def explain(
+    watch: Watch, request: Request, outcome: AttemptOutcome, since: Start
+) -> tuple[Verdict, bool]:
     """The verdict on an attempt that failed, and whether it is on this machine itself.
 
     Raises:
         CutOff: it is, and another host stands by.
     """
     standby = watch.standby()
-    if not outcome.cut_off or not (standby or outcome.alive):  # others show that they live, if this one is what went away
+    if not outcome.cut_off or not (
+        standby or outcome.alive
+    ):  # others show that they live, if this one is what went away
         return judge(request, outcome, watch.run, since), False
     verdict = blame_itself(request, outcome, standby)
     if standby:
@@ -102,28 +135,49 @@ def blame_itself(request: Request, outcome: AttemptOutcome, standby: str) -> Ver
     """The verdict on this machine, which reaches no other."""
     here, others = outcome.cut_off, [str(request.host(node)) for node in sorted(outcome.alive)]
     lives = " and ".join(dict.fromkeys(filter(None, [standby, *others])))
-    why = f"the launcher on it reaches no other host over SSH, while {lives} can be seen at work on the shared folder"
+    why = (
+        f"the launcher on it reaches no other host over SSH, while {lives} can be seen at work "
+        "on the shared folder"
+    )
     node = request.hosts.index(here) if here in request.hosts else None
     return Verdict("lost-node", why, node, None, here, (), CAUSES["lost-node"].next, sure=True)
 
 
 def lost_hosts(request: Request, status: Status) -> dict[str, str]:
-    """The machines that can't be reached any more, each with why; of an engine's choice too, where it can leave some out."""
+    """The machines that can't be reached any more, each with why; of an engine's choice too, where
+    it can leave some out.
+    """
     placed = request.placed(status.hosts if status.leaves else ())
     return {placed.host(node): why for node, why in status.lost.items() if placed.host(node)}
 
 
 def following_of(request: Request, jobs: Sequence[Job]) -> list[Job]:
     """The jobs that may follow a request: of its launch, one attempt later."""
-    return [replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs]
+    return [
+        replace(job, launch=request.job.launch, attempt=request.job.attempt + 1) for job in jobs
+    ]
 
 
-def begin_again(run: run_folder.Run, request: Request, refit: Callable[[Job], None], restarts: int, cause: str, who: str) -> None:
+def begin_again(
+    run: run_folder.Run,
+    request: Request,
+    refit: Callable[[Job], None],
+    restarts: int,
+    cause: str,
+    who: str,
+) -> None:
     """Records the next attempt in the run folder, and why there is one."""
     if request.job.nodes != run.read_results().get("nodes"):
         refit(request.job)
     run.update_results(restarts=restarts)
-    run.note("restarted", attempt=restarts, cause=cause, who=who, nodes=request.job.nodes, hosts=list(request.hosts))
+    run.note(
+        "restarted",
+        attempt=restarts,
+        cause=cause,
+        who=who,
+        nodes=request.job.nodes,
+        hosts=list(request.hosts),
+    )
 
 
 def notices(run: run_folder.Run) -> list[int]:
@@ -132,12 +186,18 @@ def notices(run: run_folder.Run) -> list[int]:
 
 
 def without_taken(
-    watch: Watch, request: Request, outcome: AttemptOutcome, jobs: Sequence[Job], broken: dict[str, str], noticed: int
+    watch: Watch,
+    request: Request,
+    outcome: AttemptOutcome,
+    jobs: Sequence[Job],
+    broken: dict[str, str],
+    noticed: int,
 ) -> Request | None:
-    """The next request, without the machines that AWS reclaims; None when the attempt ended for another reason.
+    """The next request, without the machines that AWS reclaims; None when the attempt ended for
+    another reason.
 
-    Those machines are added to `broken`. `noticed`: how many notices there were before this attempt. It does not wait for
-    replacements: they are new machines, which `make setup` makes.
+    Those machines are added to `broken`. `noticed`: how many notices there were before this
+    attempt. It does not wait for replacements: they are new machines, which `make setup` makes.
     """
     status = outcome.status
     placed = request.placed(status.hosts if status.leaves else ())
@@ -149,7 +209,10 @@ def without_taken(
     try:
         following = first_that_fits(watch.backend, following_of(request, jobs), [broken])
     except BackendError as error:
-        watch.say(f"saved, and stopped: {', '.join(hosts)} is taken away, and there are no others\n{error}")
+        watch.say(
+            f"saved, and stopped: {', '.join(hosts)} is taken away, and there are no "
+            f"others\n{error}"
+        )
         watch.say("next: make setup replaces it, then make train resumes from the checkpoint")
         return None
     watch.say(f"saved: {', '.join(hosts)} is taken away; going on with {following.job.nodes} nodes")
@@ -157,16 +220,33 @@ def without_taken(
 
 
 def is_taken_back(watch: Watch, request: Request, outcome: AttemptOutcome) -> bool:
-    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`) unasked by any user here."""
+    """Whether ranks saved and left because the engine ended their job (`slurm: job 7 CANCELLED`)
+    unasked by any user here.
+    """
     status, asked = outcome.status, outcome.asked or watch.interrupts.count
-    sign = first_sign(("agent",), status.reason) if status.ended and request.job.torchrun and not asked else None
+    sign = (
+        first_sign(("agent",), status.reason)
+        if status.ended and request.job.torchrun and not asked
+        else None
+    )
     stopped = watch.run.read_results().get("status") == "stopped"
-    return stopped and sign is not None and sign[0].cause in TAKEN_BACK and sign[0].weight == Weight.PROOF
+    return (
+        stopped
+        and sign is not None
+        and sign[0].cause in TAKEN_BACK
+        and sign[0].weight == Weight.PROOF
+    )
 
 
 def worth_it(verdict: Verdict, fruitless: int, run: run_folder.Run) -> bool:
-    """Whether another attempt can succeed. An unexplained failure is retried only if its ranks had started to run."""
-    return verdict.then is not Then.STOP and fruitless < ATTEMPTS and (verdict.cause != "unknown" or has_started(run))
+    """Whether another attempt can succeed. An unexplained failure is retried only if its ranks had
+    started to run.
+    """
+    return (
+        verdict.then is not Then.STOP
+        and fruitless < ATTEMPTS
+        and (verdict.cause != "unknown" or has_started(run))
+    )
 
 
 def has_started(run: run_folder.Run) -> bool:
@@ -175,7 +255,9 @@ def has_started(run: run_folder.Run) -> bool:
 
 
 def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
-    """The verdict with what was done about it, recorded as an event and, if the disk has room, in results.json."""
+    """The verdict with what was done about it, recorded as an event and, if the disk has room, in
+    results.json.
+    """
     verdict = replace(verdict, done=done)
     run.note("verdict", **verdict.record())
     with suppress(RunError):
@@ -183,8 +265,11 @@ def conclude(run: run_folder.Run, verdict: Verdict, done: str) -> Verdict:
     return verdict
 
 
-def another(watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]) -> Request:
-    """A request for the next attempt: without the `broken` hosts and, if possible, without the `lost` ones.
+def another(
+    watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: Mapping[str, str]
+) -> Request:
+    """A request for the next attempt: without the `broken` hosts and, if possible, without the
+    `lost` ones.
 
     Waits for lost nodes to come back when no others can replace them.
 
@@ -194,9 +279,15 @@ def another(watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: 
     deadline, said = time.monotonic() + PATIENCE, False
     while True:
         try:
-            return first_that_fits(watch.backend, jobs, [{**broken, **lost}, broken] if lost else [broken])
+            return first_that_fits(
+                watch.backend, jobs, [{**broken, **lost}, broken] if lost else [broken]
+            )
         except BackendError as error:
-            if time.monotonic() > deadline or watch.interrupts.count or watch.run.is_asked_to_stop():
+            if (
+                time.monotonic() > deadline
+                or watch.interrupts.count
+                or watch.run.is_asked_to_stop()
+            ):
                 raise
             if not said:
                 watch.say(f"waiting for nodes: {error}")
@@ -204,8 +295,11 @@ def another(watch: Watch, jobs: Sequence[Job], broken: Mapping[str, str], lost: 
         pause(watch, ASK_AGAIN)
 
 
-def first_that_fits(backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]) -> Request:
-    """The plan of the first job for which there are nodes; `choices` are sets of hosts to leave out, the preferred one first.
+def first_that_fits(
+    backend: Backend, jobs: Sequence[Job], choices: Iterable[Mapping[str, str]]
+) -> Request:
+    """The plan of the first job for which there are nodes; `choices` are sets of hosts to leave
+    out, the preferred one first.
 
     Raises:
         BackendError: there are nodes for none of them; says what the last one lacked.

@@ -1,7 +1,9 @@
-"""Requests to stop: Ctrl-C, SIGTERM and a closed terminal all mean a clean stop; a second Ctrl-C means at once.
+"""Requests to stop: Ctrl-C, SIGTERM and a closed terminal all mean a clean stop; a second Ctrl-C
+means at once.
 
-One SIGTERM to a process group, as timeouts and service managers send it, comes twice: make hands its own on to us. A closed
-terminal's SIGHUP comes from the kernel and again from the shell. So these count as one request, however often they come.
+One SIGTERM to a process group, as timeouts and service managers send it, comes twice: make hands
+its own on to us. A closed terminal's SIGHUP comes from the kernel and again from the shell. So
+these count as one request, however often they come.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A host that stands by: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a launcher that dies.
+"""A host that stands by: `python -m trainfleet.watch.standby RUN_FOLDER COMMAND...` replaces a
+launcher that dies.
 
-The launcher is only a command that resumes (`make train`), so taking over is running it again. The host beats meanwhile
-(health/lease.py: standby.json), and the launcher appoints another when it falls silent; of two the one that was appointed later
-stays.
+The launcher is only a command that resumes (`make train`), so taking over is running it again. The
+host beats meanwhile (health/lease.py: standby.json), and the launcher appoints another when it
+falls silent; of two the one that was appointed later stays.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class StandbyWatch:
         self.begun = term == "" and before is not None and before.code is None
 
     def keep(self) -> int:
-        """Stands by and takes over, as often as need be; the exit code of the launcher that ended the run, or 0."""
+        """Stands by and takes over, as often as need be; the exit code of the launcher that ended
+        the run, or 0.
+        """
         while silent := self.await_vacancy():
             gone = f"{silent.host} does not lead it any more" if silent.time == VACATED else UNHEARD
             print(f"{gone}; this host takes over", flush=True)
@@ -71,9 +74,11 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """The last renewal of a launcher that has fallen silent at its work; None when nobody is needed here any more.
+        """The last renewal of a launcher that has fallen silent at its work; None when nobody is
+        needed here any more.
 
-        It counts polls and compares no clocks, so that a file system that pauses for a minute costs one poll and is no death.
+        It counts polls and compares no clocks, so that a file system that pauses for a minute costs
+        one poll and is no death.
         """
         silent, last = 0.0, newest_holder(self.folder)
         self.begun = self.begun or (last is not None and last.term > self.term)
@@ -81,10 +86,17 @@ class StandbyWatch:
             if not self.beat():
                 print("another host stands by", flush=True)
                 return None
-            if self.begun and last and (last.code is not None or last.time == VACATED or silent >= PATIENCE):
+            if (
+                self.begun
+                and last
+                and (last.code is not None or last.time == VACATED or silent >= PATIENCE)
+            ):
                 return last if last.code is None else None
             if not self.begun and silent >= TO_BEGIN:
-                print(f"no launcher has begun within {TO_BEGIN:.0f} s; nobody stands by any more", flush=True)
+                print(
+                    f"no launcher has begun within {TO_BEGIN:.0f} s; nobody stands by any more",
+                    flush=True,
+                )
                 return None
             time.sleep(LOOK_EVERY)
             newest = self._look()
@@ -93,16 +105,26 @@ class StandbyWatch:
             last = newest or last
 
     def _look(self) -> Holder | None:
-        """The launcher, as the file server knows it: this client may remember for long that there was none."""
+        """The launcher, as the file server knows it: this client may remember for long that there
+        was none.
+        """
         with suppress(OSError):
-            os.close(untrusted_input.opener(str(self.folder / FILE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
+            os.close(
+                untrusted_input.opener(
+                    str(self.folder / FILE), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+                )
+            )
         return newest_holder(self.folder)
 
     def beat(self) -> bool:
         """Shows that this host stands by; False when another was appointed after it."""
         mine = Standby(platform.node(), os.getpid(), self.number, time.time())
         newest = newest_standby(self.folder)
-        if newest and newest.number >= self.number and (newest.host, newest.pid) != (mine.host, mine.pid):
+        if (
+            newest
+            and newest.number >= self.number
+            and (newest.host, newest.pid) != (mine.host, mine.pid)
+        ):
             return False
         with suppress(OSError):  # the disk may be away for a moment
             write_standby(self.folder, mine)
@@ -111,11 +133,14 @@ class StandbyWatch:
     def take_over(self, silent: Holder) -> int | None:
         """The exit code of the launcher that concluded the run; None when another leads it now.
 
-        A launcher that could not begin, say as hosts are missing, is started again for HOSTS_MAY_RETURN seconds.
+        A launcher that could not begin, say as hosts are missing, is started again for
+        HOSTS_MAY_RETURN seconds.
         """
         deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
         while True:
-            if tries and Run(self.folder).is_asked_to_stop():  # the first try looks at what is still running
+            if (
+                tries and Run(self.folder).is_asked_to_stop()
+            ):  # the first try looks at what is still running
                 return self.conclude(STOPPED)
             code = self.launch(silent)
             newest = newest_holder(self.folder) or silent
@@ -128,13 +153,19 @@ class StandbyWatch:
             if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)
             pause = TYPE_AGAIN[min(tries, len(TYPE_AGAIN) - 1)]
-            print(f"this host could not take over (exit code {code}); it tries again in {pause:.0f} s", flush=True)
+            print(
+                f"this host could not take over (exit code {code}); it tries again in "
+                f"{pause:.0f} s",
+                flush=True,
+            )
             if not self.pause(pause):
                 return None
             silent, tries = newest, tries + 1
 
     def launch(self, silent: Holder) -> int:
-        """The exit code of a launcher that succeeds the silent one. This host stands by until that one has the lease."""
+        """The exit code of a launcher that succeeds the silent one. This host stands by until that
+        one has the lease.
+        """
         environment = os.environ | {SUCCEEDS: silent.renewal}
         with subprocess.Popen(self.command, env=environment, preexec_fn=die_with_parent) as process:
             while (code := process.poll()) is None:
@@ -148,7 +179,11 @@ class StandbyWatch:
     def pause(self, seconds: float) -> bool:
         """Waits; a request to stop ends that. False when another host was appointed meanwhile."""
         until = time.monotonic() + seconds
-        while (mine := self.beat()) and time.monotonic() < until and not Run(self.folder).is_asked_to_stop():
+        while (
+            (mine := self.beat())
+            and time.monotonic() < until
+            and not Run(self.folder).is_asked_to_stop()
+        ):
             time.sleep(min(LOOK_EVERY, seconds))
         return mine
 

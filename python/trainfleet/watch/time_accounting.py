@@ -1,9 +1,11 @@
 """What a run's seconds were spent on: each second from a command's start to its end, counted once.
 
-There are moments, by the clocks of the launcher and rank 0: a command began, ranks were launched, an engine let them run,
-training began, an attempt failed and another followed, the last step was done. And there are spans: each line of metrics says how
-long it took since the line before, and how much of that was a checkpoint, a validation or a compiler. Time between spans goes to
-what was under way then. Where two clocks disagree, a moment counts as no earlier than the one before it, so the sum stays exact.
+There are moments, by the clocks of the launcher and rank 0: a command began, ranks were launched,
+an engine let them run, training began, an attempt failed and another followed, the last step was
+done. And there are spans: each line of metrics says how long it took since the line before, and how
+much of that was a checkpoint, a validation or a compiler. Time between spans goes to what was under
+way then. Where two clocks disagree, a moment counts as no earlier than the one before it, so the
+sum stays exact.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-USES = ("useful", "repeated", "validate", "checkpoint", "compile", "prepare", "queue", "start", "down")
+USES = (
+    "useful",
+    "repeated",
+    "validate",
+    "checkpoint",
+    "compile",
+    "prepare",
+    "queue",
+    "start",
+    "down",
+)
 AFTER = {  # what is under way after an event, until the next one
     "launched": "start",
     "queued": "queue",
@@ -31,7 +43,9 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds of training that ended at `time` (unix), and what of them other things took. `kept`: no crash lost its steps."""
+    """Seconds of training that ended at `time` (unix), and what of them other things took. `kept`:
+    no crash lost its steps.
+    """
 
     time: float
     seconds: float
@@ -43,31 +57,50 @@ class Span:
     @classmethod
     def of(cls, line: Record, kept: bool) -> Span | None:
         """The span of a line of metrics; None where that tells none, as before format 2."""
-        if not isinstance(line.get("time"), (int, float)) or not isinstance(line.get("span"), (int, float)):
+        if not isinstance(line.get("time"), (int, float)) or not isinstance(
+            line.get("span"), (int, float)
+        ):
             return None
-        apart = {name: float(line.get(f"in_{name}") or 0.0) for name in ("checkpoint", "validate", "compile")}
+        apart = {
+            name: float(line.get(f"in_{name}") or 0.0)
+            for name in ("checkpoint", "validate", "compile")
+        }
         return cls(float(line["time"]), max(0.0, float(line["span"])), kept, **apart)
 
     def uses(self, seconds: float, step: float) -> Iterator[tuple[str, float]]:
-        """How so many seconds of it, of which `step` are its first step's own work, divide among the uses."""
+        """How so many seconds of it, of which `step` are its first step's own work, divide among
+        the uses.
+        """
         rest = seconds
-        for name, wanted in (("checkpoint", self.checkpoint), ("validate", self.validate), ("compile", self.compile - step)):
+        for name, wanted in (
+            ("checkpoint", self.checkpoint),
+            ("validate", self.validate),
+            ("compile", self.compile - step),
+        ):
             spent = min(max(0.0, wanted), rest)
             rest -= spent
             yield name, spent
         yield "useful" if self.kept else "repeated", rest
 
 
-def ledger(events: Sequence[Record], metrics: Iterable[Record], now: float | None = None) -> dict[str, float]:
-    """Seconds by use, which add up to the time from each command's start to its end; {} where no command said when it began.
+def ledger(
+    events: Sequence[Record], metrics: Iterable[Record], now: float | None = None
+) -> dict[str, float]:
+    """Seconds by use, which add up to the time from each command's start to its end; {} where no
+    command said when it began.
 
-    `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines are removed from the metrics.
+    `now` (unix): the run still goes. What a crash lost comes from the `lost` events, as its lines
+    are removed from the metrics.
     """
     timed = [(line, span) for line in metrics if (span := Span.of(line, True))]
     spans = [span for _, span in timed]
     usual = median([_of_a_step(line, span) for line, span in timed if not span.compile] or [0.0])
     for event in events:
-        spans += [span for line in event.get("spans", ()) if event["event"] == "lost" and (span := Span.of(line, False))]
+        spans += [
+            span
+            for line in event.get("spans", ())
+            if event["event"] == "lost" and (span := Span.of(line, False))
+        ]
     spent = dict.fromkeys(USES, 0.0)
     launches = _launches(events)
     for launch, follower in zip(launches, [*launches[1:], None], strict=False):
@@ -94,20 +127,32 @@ def _launches(events: Sequence[Record]) -> list[list[Record]]:
     return [launch for launch in launches if "started" in launch[0]]
 
 
-def _sweep(launch: Sequence[Record], spans: Sequence[Span], usual: float, now: float | None, spent: dict[str, float]) -> None:
+def _sweep(
+    launch: Sequence[Record],
+    spans: Sequence[Span],
+    usual: float,
+    now: float | None,
+    spent: dict[str, float],
+) -> None:
     """Adds the seconds of one command: from moment to moment, each with what was under way."""
     begin = float(launch[0]["started"])
     last = max((span.time for span in spans), default=begin)
-    end = max(now or 0.0, last, *(event["time"] for event in launch))  # a launcher that was killed has no last word
+    end = max(
+        now or 0.0, last, *(event["time"] for event in launch)
+    )  # a launcher that was killed has no last word
     ended = {event["event"] for event in launch} & {*ENDS}
     at, use, stepping = begin, "prepare", False
-    moments: list[tuple[float, int, Record | Span]] = [(event["time"], 1, event) for event in launch]
+    moments: list[tuple[float, int, Record | Span]] = [
+        (event["time"], 1, event) for event in launch
+    ]
     moments += [(span.time, 0, span) for span in spans]
     for time, _, what in sorted(moments, key=lambda moment: moment[:2]):
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
             work = "useful" if what.kept else "repeated"
-            spent[work if stepping else use] += max(0.0, from_ - at)  # between two spans there is but the rounding
+            spent[work if stepping else use] += max(
+                0.0, from_ - at
+            )  # between two spans there is but the rounding
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds
             use = "checkpoint" if ended and time >= last else "down"
@@ -121,6 +166,8 @@ def _sweep(launch: Sequence[Record], spans: Sequence[Span], usual: float, now: f
 
 
 def goodput(spent: dict[str, float]) -> float | None:
-    """The fraction of all seconds that went into steps which were kept; None where nothing is known."""
+    """The fraction of all seconds that went into steps which were kept; None where nothing is
+    known.
+    """
     total = sum(spent.values())
     return round(spent.get("useful", 0.0) / total, 4) if total else None

@@ -1,4 +1,6 @@
-"""The exceptions in one process's output: each traceback's own, of whatever name, with its message and what it was chained to."""
+"""The exceptions in one process's output: each traceback's own, of whatever name, with its message
+and what it was chained to.
+"""
 
 from __future__ import annotations
 
@@ -9,50 +11,80 @@ from dataclasses import dataclass, field
 from .lines import LogLine, is_progress
 from .prefixes import TRACEBACK
 
-MESSAGE_LINES, MESSAGE_SECONDS = 16, 1.5  # how far the message of an exception may reach behind its first line
+MESSAGE_LINES, MESSAGE_SECONDS = (
+    16,
+    1.5,
+)  # how far the message of an exception may reach behind its first line
 CHAINS = 16  # of each process, the last
 FRAMES = 8  # of each traceback, the innermost
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _FRAME = "│╭╰❱|+"  # of rich's boxes and of exception groups
 _POINTED = re.compile(r"-+> ?\d+(?: |$)|-{20}")  # IPython's arrow to the line that failed
 _BARE = re.compile(
-    r"(?:error: )?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
+    r"(?:error: "
+    r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
-_HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')  # a frame of a traceback whose head was cut off
+_HEADLESS = re.compile(
+    r'\s+File "[^"]+", line \d+, in \S+$'
+)  # a frame of a traceback whose head was cut off
 _FLAT = re.compile(
-    r'File "[^"]+", line \d+, in (?:(?!File ").)*?\s((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): (?:(?!File ").)*)$'
+    r'File "[^"]+", line \d+, in (?:(?!File '
+    r'").)*?\s((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): (?:(?!File ").)*)$'
 )
 _LAUNCHER = re.compile(
-    r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} \d\d:|(?:ERROR|WARNING|INFO):torch\."
+    r"(?:srun|slurmstepd|sbatch|mpirun\S*|prterun|orterun|kubelet): |[IWEF]\d{4} "
+    r"\d\d:|(?:ERROR|WARNING|INFO):torch\."
 )
 _FOREIGN = re.compile(  # how others than Python's begin their last words: C++, Rust, Go, Java, glog
-    r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) )?panicked at |panic: )"
-    r'|Exception in thread "[^"]*" (?P<java>(?:[a-z_]\w*\.)+[A-Z][\w$]*)|Caused by: (?P<root>(?:[a-z_]\w*\.)+[A-Z][\w$]*(?=: |$))'
-    r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] (?P<check>.)"
+    r"(?P<head>terminate called (?:after|recurs)|libc\+\+abi: terminating|thread '.*' (?:\(\d+\) "
+    r")?panicked at |panic: )"
+    r'|Exception in thread "[^"]*" (?P<java>(?:[a-z_]\w*\.)+[A-Z][\w$]*)|Caused by: '
+    r"(?P<root>(?:[a-z_]\w*\.)+[A-Z][\w$]*(?=: |$))"
+    r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] "
+    r"(?P<check>.)"
 )
 _PANIC = re.compile(
     r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
 )  # a bug, where they say no more
-_WOVEN = re.compile(r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*")  # ranks that write over each other
+_WOVEN = re.compile(
+    r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*"
+)  # ranks that write over each other
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
-_IN = re.compile(  # a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
-    r'(?:> )?File "([^"]+)", line \d+(?:, in (\S+))?|File (\S+?):\d+, in ([\w.<>]+)|(?:Cell|Input) In ?\[\d+\]'
+# a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
+_IN = re.compile(
+    r'(?:> )?File "([^"]+)", line \d+(?:, in (\S+))?|File (\S+?):\d+, in '
+    r"([\w.<>]+)|(?:Cell|Input) In ?\[\d+\]"
     r"|((?:[~/]|[A-Z]:\\)\S*?|<ipython-\S+>)(?::\d+)? in\b ?([\w.<>]*)"
 )
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
-_HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")  # where an interpreter's packages lie
+_HOME = re.compile(
+    r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)"
+)  # where an interpreter's packages lie
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
-BUGS = frozenset({  # whatever their message says
-    "AttributeError", "IndentationError", "IndexError", "KeyError", "NameError", "RecursionError", "SyntaxError", "TabError",
-    "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
-})  # fmt: skip
+BUGS = frozenset(
+    {  # whatever their message says
+        "AttributeError",
+        "IndentationError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "RecursionError",
+        "SyntaxError",
+        "TabError",
+        "TypeError",
+        "UnboundLocalError",
+        "UnicodeEncodeError",
+        "ZeroDivisionError",
+    }
+)
 PROGRAM = BUGS | {"ImportError", "NotImplementedError", "StopIteration", "StopAsyncIteration"}
 
 
 @dataclass
 class PrintedException:
-    """An exception as it was printed: its line, where that stands among its node's, and the message with the lines behind it.
+    """An exception as it was printed: its line, where that stands among its node's, and the message
+    with the lines behind it.
 
     `bare`: without a traceback. `aside`: of a destructor or a thread, which its process outlives.
     """
@@ -76,8 +108,13 @@ class PrintedException:
 
     @property
     def inner(self) -> str:
-        """The message, from the last exception that it names within, as wrappers do: `X raised:`, and `RuntimeError: …` below."""
-        last = max((index for index, line in enumerate(self.message) if index and _NESTED.match(line)), default=0)
+        """The message, from the last exception that it names within, as wrappers do: `X raised:`,
+        and `RuntimeError: …` below.
+        """
+        last = max(
+            (index for index, line in enumerate(self.message) if index and _NESTED.match(line)),
+            default=0,
+        )
         return "\n".join(self.message[last:]) if last else ""
 
     @property
@@ -96,12 +133,16 @@ class PrintedException:
 
 @dataclass
 class Tracebacks:
-    """Reads the lines of one process in their order. A chain is the exceptions of one failure, the likeliest root first."""
+    """Reads the lines of one process in their order. A chain is the exceptions of one failure, the
+    likeliest root first.
+    """
 
     chains: deque[list[PrintedException]] = field(default_factory=lambda: deque(maxlen=CHAINS))
     base: int | None = None  # the indentation of the open traceback's head
     last: PrintedException | None = None  # takes up message lines
-    link: str = ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
+    link: str = (
+        ""  # how the next traceback belongs to the last one: "chained", "original", or not at all
+    )
     aside: bool = False
     dropped: bool = False  # the open traceback is one that Python ignored
     headless: bool = False  # the open traceback has no head, so perhaps no exception either
@@ -127,10 +168,16 @@ class Tracebacks:
             self.link = "chained"
             return True
         if text.startswith(("Exception ignored in", "Exception in thread", "Error in atexit")):
-            self.aside, self.dropped, self.last = True, not text.startswith("Exception in thread"), None
+            self.aside, self.dropped, self.last = (
+                True,
+                not text.startswith("Exception in thread"),
+                None,
+            )
             return True
         if foreign := _FOREIGN.match(text.strip()):
-            start = next(foreign.start(name) for name in ("head", "java", "root", "check") if foreign[name])
+            start = next(
+                foreign.start(name) for name in ("head", "java", "root", "check") if foreign[name]
+            )
             self.link = "original" if foreign["root"] and self.last else ""
             self._add(PrintedException(line, index, [text.strip()[start:]]))
             return True
@@ -149,7 +196,11 @@ class Tracebacks:
         self.frames.clear()
         self.source, self.headless = "", False
         before = text.partition(TRACEBACK)[0]
-        self.base = len(before) - len(before.lstrip()) if not before.strip(" +|") or "traceback :" in before else 0
+        self.base = (
+            len(before) - len(before.lstrip())
+            if not before.strip(" +|") or "traceback :" in before
+            else 0
+        )
         if before.strip() == "Original":
             self.link = "original"
 
@@ -158,7 +209,13 @@ class Tracebacks:
         stripped = text.strip()
         indent = len(text) - len(text.lstrip())
         frame = _IN.match(stripped.lstrip("│|+ "))
-        if frame or not stripped or indent > (self.base or 0) or stripped[0] in _FRAME[:4] or _POINTED.match(stripped):
+        if (
+            frame
+            or not stripped
+            or indent > (self.base or 0)
+            or stripped[0] in _FRAME[:4]
+            or _POINTED.match(stripped)
+        ):
             if frame:
                 self.frames.append(" ".join(filter(None, frame.groups())).replace("\\", "/"))
                 self.source = ""
@@ -172,7 +229,16 @@ class Tracebacks:
                 return False
         if not self.dropped:
             said = [stripped.lstrip("|+ ")]
-            self._add(PrintedException(line, index, said, aside=self.aside, frames="\n".join(self.frames), source=self.source))
+            self._add(
+                PrintedException(
+                    line,
+                    index,
+                    said,
+                    aside=self.aside,
+                    frames="\n".join(self.frames),
+                    source=self.source,
+                )
+            )
         self.aside = self.dropped = False
         return True
 
@@ -187,7 +253,11 @@ class Tracebacks:
     def _goes_on(self, line: LogLine, text: str) -> bool:
         """Whether the line belongs to the message of the last exception."""
         block = self.last
-        if block is None or len(block.message) > MESSAGE_LINES or abs(line.time - block.line.time) > MESSAGE_SECONDS:
+        if (
+            block is None
+            or len(block.message) > MESSAGE_LINES
+            or abs(line.time - block.line.time) > MESSAGE_SECONDS
+        ):
             self.last = None
             return False
         if is_progress(text) or _LAUNCHER.match(text):

@@ -1,4 +1,6 @@
-"""The verdict: who failed first, of what, the last lines, what was done about it, and what to type."""
+"""The verdict: who failed first, of what, the last lines, what was done about it, and what to
+type.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ from .prefixes import TRACEBACK
 TAIL = 12  # lines
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a healthy node's end
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}  # by POSIX's shells
-FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")  # no cause of anything
-OURS = re.compile(r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): ")
+FOLLOWED = re.compile(
+    r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: "
+)  # no cause of anything
+OURS = re.compile(
+    r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): "
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,9 @@ def start_now(request: Request) -> Start:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The one block that a user reads after a failure. `sure`: it may be acted on without a look at the logs."""
+    """The one block that a user reads after a failure. `sure`: it may be acted on without a look at
+    the logs.
+    """
 
     cause: str  # a key of CAUSES
     words: str
@@ -62,8 +70,15 @@ class Verdict:
 
     @property
     def who(self) -> str:
-        where = f"node {self.node}" + (f" ({self.host})" if self.host else "") if self.node is not None else ""
-        return " on ".join(filter(None, (f"rank {self.rank}" if self.rank is not None else "", where))) or "the job"
+        where = (
+            f"node {self.node}" + (f" ({self.host})" if self.host else "")
+            if self.node is not None
+            else ""
+        )
+        return (
+            " on ".join(filter(None, (f"rank {self.rank}" if self.rank is not None else "", where)))
+            or "the job"
+        )
 
     @property
     def kind(self) -> Cause:
@@ -71,7 +86,9 @@ class Verdict:
 
     @property
     def then(self) -> Then:
-        """What follows. No host is left out on mere suspicion, nor for what another attempt elsewhere would only repeat."""
+        """What follows. No host is left out on mere suspicion, nor for what another attempt
+        elsewhere would only repeat.
+        """
         then = self.kind.then_on(self.nodes)
         if then is Then.ELSEWHERE and not (self.host and self.sure):
             return Then.STOP if self.kind.of_a_node else Then.HERE
@@ -103,7 +120,11 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
     status = outcome.status
     request = request.placed(status.hosts if status.leaves else ())
     attempt = fence.current(run.folder)
-    faults = [event for event in run.read_events() if event["event"] == "fault" and _is_of(event, attempt.order, since)]
+    faults = [
+        event
+        for event in run.read_events()
+        if event["event"] == "fault" and _is_of(event, attempt.order, since)
+    ]
     lines: list[LogLine] = []
     look_again(*{log.parent for log in request.logs})
     for node, log in enumerate(request.logs):
@@ -112,64 +133,105 @@ def judge(request: Request, outcome: AttemptOutcome, run: run_folder.Run, since:
         if log.exists() and log.stat().st_mtime >= since.time - SKEW:
             lines += read_lines(log, node, logs=len(request.logs))
     lines += [*_faults(faults), *_seen(outcome)]
-    pids = {(beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()}
+    pids = {
+        (beat.node, beat.pid): beat.rank for beat in read_beats(run.folder, attempt.number).values()
+    }
     hosts = {host: node for node, host in enumerate(request.hosts)}
     finding = diagnose(lines, pids, hosts, request.job.nodes)
     verdict = of_finding(finding, lines, request.host(finding.node)) if finding else None
     if verdict is None or verdict.cause == "unknown":
         verdict = _abstained(verdict, _unexplained(request, status, lines, since), request)
     verdict = _with_others(verdict, status, request, outcome.alive)
-    stopped = any(event["event"] == "stopped" and event["time"] >= since.time - SKEW for event in run.read_events())
+    stopped = any(
+        event["event"] == "stopped" and event["time"] >= since.time - SKEW
+        for event in run.read_events()
+    )
     if verdict.cause in FROM_OUTSIDE and not stopped and (cut := _cut_short(lines, verdict.node)):
         verdict = replace(verdict, words=f"{verdict.words}; {cut}")
-    fault = next((event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None)
+    fault = next(
+        (event for event in faults if event.get("rank") == verdict.rank and event.get("next")), None
+    )
     return replace(verdict, next=fault["next"]) if fault else verdict
 
 
-def _with_others(verdict: Verdict, status: Status, request: Request, alive: frozenset[int]) -> Verdict:
+def _with_others(
+    verdict: Verdict, status: Status, request: Request, alive: frozenset[int]
+) -> Verdict:
     """The verdict on a lost node, with the other nodes that were lost."""
     others = [node for node in status.lost if node != verdict.node and node not in alive]
     if verdict.node not in status.lost or not others:
         return verdict
-    named = "; ".join(f"lost node {node} ({request.host(node)}): {status.lost[node]}" for node in others)
+    named = "; ".join(
+        f"lost node {node} ({request.host(node)}): {status.lost[node]}" for node in others
+    )
     return replace(verdict, words=f"{verdict.words}; {named}", nodes=1 + len(others))
 
 
 def _cut_short(lines: list[LogLine], node: int | None) -> str:
-    """A sentence on a node, this one or any, that was asked to leave and ended before its ranks had saved; "" for none."""
-    stops = (line for line in lines if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node))
+    """A sentence on a node, this one or any, that was asked to leave and ended before its ranks had
+    saved; "" for none.
+    """
+    stops = (
+        line
+        for line in lines
+        if line.who == "node" and line.text.startswith(ASKED) and node in (None, line.node)
+    )
     if (asked := next(stops, None)) is None:
         return ""
     after = [line for line in lines if line.node == asked.node and line.time >= asked.time]
     if any(line.text.startswith(LATE) for line in after):
-        return f"node {asked.node} had not saved when its time to leave was over: steps since the last checkpoint are done again"
+        return (
+            f"node {asked.node} had not saved when its time to leave was over: steps since "
+            "the last checkpoint are done again"
+        )
     lived = max(line.time for line in after) - asked.time
-    limit = "the engine kills before the grace time (ECS_CONTAINER_STOP_TIMEOUT on its instances, Slurm's KillWait)"
-    return f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without having saved: {limit}"
+    limit = (
+        "the engine kills before the grace time (ECS_CONTAINER_STOP_TIMEOUT on its "
+        "instances, Slurm's KillWait)"
+    )
+    return (
+        f"node {asked.node} was {asked.text}, and ended within {lived:.0f} s without having "
+        f"saved: {limit}"
+    )
 
 
 def _is_of(event: run_folder.Record, order: int, since: Start) -> bool:
-    """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does not tell."""
+    """Whether a fault is of this attempt. A node's clock may be behind ours, so the time alone does
+    not tell.
+    """
     own = event.get("order")
     return bool(event["time"] >= since.time - SKEW) if own is None else own == order
 
 
 def of_finding(finding: Diagnosis, lines: list[LogLine], host: str) -> Verdict:
-    """The verdict that a finding in these lines makes; `host`: the name of its node, "" if it is not known."""
+    """The verdict that a finding in these lines makes; `host`: the name of its node, "" if it is
+    not known.
+    """
     cause = CAUSES[finding.cause]
     quoted = tuple(map(plain, quote(finding, lines)))
-    return Verdict(finding.cause, plain(finding.words), finding.node, finding.rank, host, quoted, cause.next,
-                   sure=finding.sure, nodes=len(finding.nodes))  # fmt: skip
+    return Verdict(
+        finding.cause,
+        plain(finding.words),
+        finding.node,
+        finding.rank,
+        host,
+        quoted,
+        cause.next,
+        sure=finding.sure,
+        nodes=len(finding.nodes),
+    )
 
 
 def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verdict:
-    """No cause, but who seems to have failed first, of what, and the last words of all: an exception that nobody knows, unless
-    another node was killed and left no word.
+    """No cause, but who seems to have failed first, of what, and the last words of all: an
+    exception that nobody knows, unless another node was killed and left no word.
     """
     if named is None or (silent.cause == "killed" and silent.node != named.node):
         return silent
     others = tuple(line for line in silent.lines if named.words not in line)
-    return replace(named, lines=(*named.lines, *others), next=f"less {request.logs[named.node or 0]}")
+    return replace(
+        named, lines=(*named.lines, *others), next=f"less {request.logs[named.node or 0]}"
+    )
 
 
 def plain(words: str) -> str:
@@ -178,17 +240,25 @@ def plain(words: str) -> str:
 
 
 def _unexplained(request: Request, status: Status, lines: list[LogLine], since: Start) -> Verdict:
-    """The verdict when no line names a cause: the node that a signal ended, or the first that failed, with all last lines.
+    """The verdict when no line names a cause: the node that a signal ended, or the first that
+    failed, with all last lines.
 
     SIGTERM comes last: an engine asks the other nodes of a failed job to end.
     """
-    ended = sorted((code == 128 + SIGTERM, _exit(code)[1] != "killed", node) for node, code in status.exits.items() if code)
+    ended = sorted(
+        (code == 128 + SIGTERM, _exit(code)[1] != "killed", node)
+        for node, code in status.exits.items()
+        if code
+    )
     node = ended[0][2] if ended else None
     words, cause = _exit(status.exits.get(node) if node is not None else None)
     log, said = request.logs[node or 0], last_words([*lines, *_said_of_all(request.job_log, since)])
     said = tuple(line for line in said if line != status.reason)  # which is told as the cause
     reason, _, remedy = status.reason.partition(" next: ")
-    then = remedy or f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
+    then = (
+        remedy
+        or f"less {request.job_log if request.job_log.exists() and not log.exists() else log}"
+    )
     return Verdict(cause, reason or words, node, None, request.host(node), said, then)
 
 
@@ -207,7 +277,9 @@ def last_words(lines: list[LogLine]) -> tuple[str, ...]:
     last = {(line.node, line.rank, line.who): line for line in lines if line.text.strip()}
     newest = sorted(last.values(), key=lambda line: line.time)[-TAIL:]
     if len(newest) == 1:
-        return tuple([line.text for line in lines if (line.node, line.rank, line.who) in last][-TAIL:])
+        return tuple(
+            [line.text for line in lines if (line.node, line.rank, line.who) in last][-TAIL:]
+        )
     return tuple(f"{_writer(line)}: {line.text}" for line in newest)
 
 
@@ -217,7 +289,9 @@ def _writer(line: LogLine) -> str:
 
 
 def _said_of_all(log: Path, since: Start) -> Iterator[LogLine]:
-    """The lines of the engine's log of the job, which has no clock, but for those on nodes ended because another failed."""
+    """The lines of the engine's log of the job, which has no clock, but for those on nodes ended
+    because another failed.
+    """
     lines = read_lines(log, None, since.ends.get(log, 0))
     moment = time_of_day(log.stat().st_mtime) if lines else 0.0
     yield from (replace(line, time=moment) for line in lines if not FOLLOWED.search(line.text))
@@ -228,25 +302,53 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
     now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield LogLine(now, alarm.node, alarm.rank, "watch", alarm.words)
-    for words in status.reason.splitlines():  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
+    for words in (
+        status.reason.splitlines()
+    ):  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
         yield LogLine(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
-        how = f"slow node {node}: its ranks beat, and it answers late" if node in outcome.alive else f"lost node {node}"
+        how = (
+            f"slow node {node}: its ranks beat, and it answers late"
+            if node in outcome.alive
+            else f"lost node {node}"
+        )
         yield LogLine(now - 1, node, None, "watch", f"{how}: {why}")
     for node, code in status.exits.items():
         if code == UNLOGGED:
-            yield LogLine(now - 1, node, None, "watch", f"unlogged node {node}: its part failed, and its log can't be written")
+            yield LogLine(
+                now - 1,
+                node,
+                None,
+                "watch",
+                f"unlogged node {node}: its part failed, and its log can't be written",
+            )
     severed = [node for node, code in status.exits.items() if code == SEVERED]
     if severed and len(severed) == len(status.exits):
-        yield LogLine(now - 1, None, None, "watch", "severed nodes: their parts failed, and none of them reaches the run folder")
+        yield LogLine(
+            now - 1,
+            None,
+            None,
+            "watch",
+            "severed nodes: their parts failed, and none of them reaches the run folder",
+        )
         severed = []
     for node in severed:
-        yield LogLine(now - 1, node, None, "watch", f"severed node {node}: its part failed, and it does not reach the run folder")
+        yield LogLine(
+            now - 1,
+            node,
+            None,
+            "watch",
+            f"severed node {node}: its part failed, and it does not reach the run folder",
+        )
 
 
 def _faults(faults: list[run_folder.Record]) -> Iterator[LogLine]:
     """The faults that ranks recorded, as the last lines of their tracebacks."""
     for event in faults:
-        words = f"{event['error']}: {event['message']}" + (f"; why: {event['why']}" if event.get("why") else "")
+        words = f"{event['error']}: {event['message']}" + (
+            f"; why: {event['why']}" if event.get("why") else ""
+        )
         for text in (f"{TRACEBACK}:", *event.get("traceback", ())[:-1], words):
-            yield LogLine(time_of_day(event["time"]), event.get("node"), event.get("rank"), "rank", text)
+            yield LogLine(
+                time_of_day(event["time"]), event.get("node"), event.get("rank"), "rank", text
+            )

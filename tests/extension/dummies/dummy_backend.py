@@ -23,6 +23,8 @@ def bench(folder: Path, cases: Any) -> Iterator[Any]:
 
     here = str(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", here, prepend=os.pathsep)  # an installer would leave it among the packages
+        patch.setenv(
+            "PYTHONPATH", here, prepend=os.pathsep
+        )  # an installer would leave it among the packages
         for made in cases.on_this_machine(folder, patch):
             yield replace(made, name=Meadow.name, config=cases.config_of(Meadow.name, folder))

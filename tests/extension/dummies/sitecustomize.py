@@ -11,7 +11,10 @@ from trainfleet.watch import catalogue
 from trainfleet.watch.causes import CAUSES, Cause
 
 node_types.INSTANCE_TYPES["x9.48xlarge"] = replace(
-    node_types.INSTANCE_TYPES["p5.48xlarge"], name="x9.48xlarge", usd_per_hour=77.0, sagemaker_usd_per_hour=99.0
+    node_types.INSTANCE_TYPES["p5.48xlarge"],
+    name="x9.48xlarge",
+    usd_per_hour=77.0,
+    sagemaker_usd_per_hour=99.0,
 )
 OPTIMIZERS["lion"] = Optimizer("lion", "dummy_parts:lion", moments=5, others=5)
 FAMILIES["giraffe"] = replace(FAMILIES["llama"], name="giraffe", module="dummy_parts:Giraffe")

@@ -1,4 +1,6 @@
-"""A backend that a package of yours adds: its files as `make new-backend` writes them, whole enough to be planned on."""
+"""A backend that a package of yours adds: its files as `make new-backend` writes them, whole enough
+to be planned on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def require_name(name: str) -> None:
     """ConfigError for what can't be the name of a new backend."""
     problem = ""
     if not re.fullmatch(FORM, name):
-        problem = f"must be of the form {FORM}: small letters, digits and _, as Python names a module"
+        problem = (
+            f"must be of the form {FORM}: small letters, digits and _, as Python names a module"
+        )
     elif keyword.iskeyword(name):
         problem = f"{name} is a word of Python's own"
     elif name in [*BACKENDS]:
@@ -43,12 +47,19 @@ def write(name: str, where: Path) -> list[Path]:
     require_name(name)
     folder = where / f"trainfleet-{name}"
     if folder.exists():
-        raise ConfigError.of("NAME", f"{folder} is there already", next="another NAME; or move it away")
+        raise ConfigError.of(
+            "NAME", f"{folder} is there already", next="another NAME; or move it away"
+        )
     made = []
     for template, path in MADE.items():
         file = folder / path.replace(PLACE, name)
         file.parent.mkdir(parents=True, exist_ok=True)
         text = (FILES / template).read_text(encoding="utf-8")
-        run_folder.write_atomic(file, text.replace(PLACE, name).replace(CLASS, name.replace("_", " ").title().replace(" ", "")))
+        run_folder.write_atomic(
+            file,
+            text.replace(PLACE, name).replace(
+                CLASS, name.replace("_", " ").title().replace(" ", "")
+            ),
+        )
         made.append(file)
     return made

@@ -1,14 +1,15 @@
-"""A cluster that Slurm manages: a job is one sbatch, its nodes' parts are the tasks of one srun; Slurm says when and where.
+"""A cluster that Slurm manages: a job is one sbatch, its nodes' parts are the tasks of one srun;
+Slurm says when and where.
 
-Two places run this. Where sbatch is (a login node, in a folder that every node sees) it plans, submits, follows and stops.
-Anywhere else, with that machine as fleet.hosts, what is typed is handed to it (launch/remote_launch.py), as to an ssh fleet's
-head.
+Two places run this. Where sbatch is (a login node, in a folder that every node sees) it plans,
+submits, follows and stops. Anywhere else, with that machine as fleet.hosts, what is typed is handed
+to it (launch/remote_launch.py), as to an ssh fleet's head.
 
-A job goes on without its launcher: Slurm starts it again when a node fails and when it was preempted, and its own script when its
-time limit comes, or a failure is worth it (sbatch.py).
+A job goes on without its launcher: Slurm starts it again when a node fails and when it was
+preempted, and its own script when its time limit comes, or a failure is worth it (sbatch.py).
 
-What is covered: a real Slurm of four nodes is in the tests (tests/fleet/slurmlab.py), with and without accounting. What is not:
-pyxis, apptainer, nodes that are made when a job needs them.
+What is covered: a real Slurm of four nodes is in the tests (tests/fleet/slurmlab.py), with and
+without accounting. What is not: pyxis, apptainer, nodes that are made when a job needs them.
 """
 
 from __future__ import annotations
@@ -57,21 +58,44 @@ from ..node_script import values_of
 from ..run_storage import Place
 from . import cluster_checks, cluster_file, options, pulse, resources, sbatch, site_defaults
 from .beside import Beside
-from .client import COMMENT, GIVEN, GONE, TIMEOUT, Said, SlurmClient, as_asked, ask_here, how_it_ended, refused
+from .client import (
+    COMMENT,
+    GIVEN,
+    GONE,
+    TIMEOUT,
+    Said,
+    SlurmClient,
+    as_asked,
+    ask_here,
+    how_it_ended,
+    refused,
+)
 from .client import SlurmJob as Known
 from .parallelcluster import Cluster
 from .partitions import Partitions
 from .reasons import PHASES, is_for_nodes, why_waiting
 from .shared_folder import Shared
 
-TO_END = 60.0  # seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
+# seconds until nothing of a job runs that is ended at once: KillWait, and the nodes' epilog
+TO_END = 60.0
 NAMED = 8  # nodes of which a line tells
-USERS = {"ubuntu2204": "ubuntu", "ubuntu2404": "ubuntu", "rocky9": "rocky", "alinux2023": "ec2-user", "rhel9": "ec2-user"}
-STARTS = {"CONFIGURING": "its nodes are being started", "SUSPENDED": "it is suspended; next: scontrol resume lets it go on"}
+USERS = {
+    "ubuntu2204": "ubuntu",
+    "ubuntu2404": "ubuntu",
+    "rocky9": "rocky",
+    "alinux2023": "ec2-user",
+    "rhel9": "ec2-user",
+}
+STARTS = {
+    "CONFIGURING": "its nodes are being started",
+    "SUSPENDED": "it is suspended; next: scontrol resume lets it go on",
+}
 
 
 class Login(Head):
-    """The machine that has sbatch, reached by SSH: the head of the cluster that was made, or what the config names."""
+    """The machine that has sbatch, reached by SSH: the head of the cluster that was made, or what
+    the config names.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -82,9 +106,15 @@ class Login(Head):
         fleet = self.config.fleet
         if fleet.hosts:
             return self.config
-        address, user = Cluster(self.config).head(), fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os]
+        address, user = (
+            Cluster(self.config).head(),
+            fleet.ssh.user or USERS[fleet.slurm.parallelcluster.os],
+        )
         ssh = replace(fleet.ssh, user=user)
-        return replace(self.config, fleet=replace(fleet, hosts=(f"head={address}",) if address else (), ssh=ssh))
+        return replace(
+            self.config,
+            fleet=replace(fleet, hosts=(f"head={address}",) if address else (), ssh=ssh),
+        )
 
     @functools.cached_property
     def transport(self) -> Transport:
@@ -105,7 +135,9 @@ class Slurm(Backend):
     """Slurm, as a backend (base.py)."""
 
     name, inherits = "slurm", GIVEN
-    can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS})
+    can = frozenset(
+        {Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS}
+    )
     is_here, owned, tried_on, seat = False, True, "real Slurm", SEATING
     pretended = MappingProxyType({Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"})
 
@@ -124,7 +156,9 @@ class Slurm(Backend):
         return self._head
 
     def harm(self) -> Harm:
-        return Harm(steps=Beside(self.config, self.engine, self.folder, self.interpreter, self.hands_over))
+        return Harm(
+            steps=Beside(self.config, self.engine, self.folder, self.interpreter, self.hands_over)
+        )
 
     @property
     def lingers(self) -> bool:
@@ -138,7 +172,9 @@ class Slurm(Backend):
         """The nodes' Python."""
         return self._head.interpreter if self._head else self.fleet.python or sys.executable
 
-    def _ask_head(self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None) -> Said:
+    def _ask_head(
+        self, words: Sequence[str], stdin: str, environment: Mapping[str, str] | None
+    ) -> Said:
         """What one of Slurm's commands says on the machine that has them."""
         head = self._head
         if head is None or not head.located.fleet.hosts:
@@ -148,7 +184,11 @@ class Slurm(Backend):
         command = f"bash -lc {shlex.quote(as_asked(words, shlex.join(words)))}"
         answer = head.transport.ask(host, command, stdin=stdin, timeout=TIMEOUT)
         if isinstance(answer, HostFailure):
-            raise BackendError(answer.message, where=host.name, next=answer.next or "look at fleet.hosts and fleet.ssh")
+            raise BackendError(
+                answer.message,
+                where=host.name,
+                next=answer.next or "look at fleet.hosts and fleet.ssh",
+            )
         return Said(answer.exit_code, answer.stdout, answer.stderr)
 
     @staticmethod
@@ -157,14 +197,31 @@ class Slurm(Backend):
         yield from supported_keys.refuse(config)
         yield from options.refuse(config)
         if slurm.time_limit is not None and slurm.notice >= 60 * slurm.time_limit:
-            yield "fleet.slurm.notice", f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; less works"
+            yield (
+                "fleet.slurm.notice",
+                f"{slurm.notice} s: fleet.slurm.time_limit is {slurm.time_limit} min in all; "
+                "less works",
+            )
         if folder is not None and not folder.startswith("/"):
-            yield "fleet.shared_folder", f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. /fsx/trainfleet"
+            yield (
+                "fleet.shared_folder",
+                f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. "
+                "/fsx/trainfleet",
+            )
         if (slurm.container is None) != (config.fleet.image == "none"):
-            works = "pyxis or apptainer" if slurm.container is None else "null, or another fleet.image"
-            yield "fleet.slurm.container", f"{slurm.container or 'null'}: fleet.image is {config.fleet.image}; {works} works"
+            works = (
+                "pyxis or apptainer" if slurm.container is None else "null, or another fleet.image"
+            )
+            yield (
+                "fleet.slurm.container",
+                f"{slurm.container or 'null'}: fleet.image is {config.fleet.image}; {works} works",
+            )
         if config.fleet.hosts and folder is None:
-            yield "fleet.shared_folder", "null: on a machine that is reached by SSH it must be said where runs/ and data/ are"
+            yield (
+                "fleet.shared_folder",
+                "null: on a machine that is reached by SSH it must be said where runs/ and data/ "
+                "are",
+            )
         if slurm.create:
             yield from cluster_file.refuse(config)
 
@@ -172,12 +229,19 @@ class Slurm(Backend):
         """One batch script. Slurm chooses the nodes, but for those in `without` and in quarantine.
 
         Raises:
-            BackendError: the job is to be carried out, and the cluster can't take it; with what it has.
+            BackendError: the job is to be carried out, and the cluster can't take it; with what it
+                has.
         """
-        without = {entry.host: f"in quarantine: {entry.evidence}" for entry in self.quarantine.entries().values()} | dict(without)
-        ground = sbatch.Ground(self.folder, "python" if job.image else self.interpreter, tuple(sorted(without)))
+        without = {
+            entry.host: f"in quarantine: {entry.evidence}"
+            for entry in self.quarantine.entries().values()
+        } | dict(without)
+        ground = sbatch.Ground(
+            self.folder, "python" if job.image else self.interpreter, tuple(sorted(without))
+        )
         code = f"{self._head.code}/python" if self._head else str(CODE)
-        # An image has the code that it was built with; it says itself whether its versions are these.
+        # An image has the code that it was built with; it says itself whether its versions are
+        # these.
         own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else python_path(code)
         environment = self._fabric(job) | own | dict(job.environment)
         config, notes = self._sited()
@@ -187,24 +251,37 @@ class Slurm(Backend):
         return Request(job, (script,))
 
     def _sited(self) -> tuple[Config, list[str]]:
-        """The config with what the site sets where sbatch is, and a line for each variable that does."""
+        """The config with what the site sets where sbatch is, and a line for each variable that
+        does.
+        """
         if self._known is None:
             with suppress(BackendError):  # a launch fails at its next question, with the reason
                 self._known = site_defaults.apply(self.config, site_defaults.read(self.engine))
-        return self._known or (self.config, ["what the environment of sbatch sets (SBATCH_ACCOUNT ...) is not known yet"])
+        return self._known or (
+            self.config,
+            ["what the environment of sbatch sets (SBATCH_ACCOUNT ...) is not known yet"],
+        )
 
     def _fabric(self, job: Job) -> dict[str, str]:
-        """What is known of the fabric before a node is; its card and its ports are found there (entrypoint.py)."""
+        """What is known of the fabric before a node is; its card and its ports are found there
+        (entrypoint.py).
+        """
         kind = self.fleet.node_type
         if not job.torchrun:
             return {}
-        found = fabric_environment(kind, CARD, f"{PORTS}{kind.fabric}" if kind else "", alone=job.nodes == 1)
+        found = fabric_environment(
+            kind, CARD, f"{PORTS}{kind.fabric}" if kind else "", alone=job.nodes == 1
+        )
         there = {name: value for name, value in found.items() if CARD in value or PORTS in value}
         plain = {name: value for name, value in found.items() if name not in there}
-        return plain | ({CARDS: " ".join(f"{name}={value}" for name, value in there.items())} if there else {})
+        return plain | (
+            {CARDS: " ".join(f"{name}={value}" for name, value in there.items())} if there else {}
+        )
 
     def submit(self, request: Request) -> Handle:
-        """One sbatch for a token. Where two submit it at once, the job that starts second finds the first's claim, and leaves."""
+        """One sbatch for a token. Where two submit it at once, the job that starts second finds the
+        first's claim, and leaves.
+        """
         job = request.job
         if number := self._number(job.folder, request.token):
             return self._handle(job.folder, number, request.token, job.nodes)
@@ -214,8 +291,15 @@ class Slurm(Backend):
         for file in (job_starts.claim(job.folder, request.token), run_folder.job_log(job.folder)):
             run_folder.make_folder(file.parent)
         environment = {**request.environment, **secrets, sbatch.TOKEN: request.token}
-        comment = f"{COMMENT} {request.token} {job.nodes} {job.folder} {Path(self.folder, run_folder.RUNS, self.config.name)}"
-        words = ["--parsable", f"--export={','.join(sorted({*self.inherits, *environment}))}", f"--comment={comment}"]
+        comment = (
+            f"{COMMENT} {request.token} {job.nodes} {job.folder} "
+            f"{Path(self.folder, run_folder.RUNS, self.config.name)}"
+        )
+        words = [
+            "--parsable",
+            f"--export={','.join(sorted({*self.inherits, *environment}))}",
+            f"--comment={comment}",
+        ]
         said = self.engine.sbatch(words, request.artifacts[0].text, environment)
         number = said.out.strip().partition(";")[0]
         if said.code or not untrusted_input.whole(number):
@@ -225,7 +309,9 @@ class Slurm(Backend):
         return self._handle(job.folder, number, request.token, job.nodes)
 
     def _number(self, folder: Path, token: str) -> str:
-        """The job that carries a token out: by its claim, or, where who submitted it died before leaving one, by Slurm."""
+        """The job that carries a token out: by its claim, or, where who submitted it died before
+        leaving one, by Slurm.
+        """
         if number := job_starts.number(folder, token):
             return number
         return next((job.id for job in self.engine.mine().values() if _token(job) == token), "")
@@ -234,7 +320,9 @@ class Slurm(Backend):
         return Handle(self.name, f"{folder}:{number}", token, nodes)
 
     def status(self, handle: Handle) -> Status:
-        """The job's state from Slurm and its nodes' exit codes: a failed node counts at once, while others still end."""
+        """The job's state from Slurm and its nodes' exit codes: a failed node counts at once, while
+        others still end.
+        """
         name, _, number = handle.id.rpartition(":")
         folder = Path(name)
         if not number or not self._is_of(handle.token, folder, number):
@@ -243,9 +331,21 @@ class Slurm(Backend):
         phase, (start, exits) = PHASES.get(job.state, Phase.ENDED), job_starts.exits(folder, number)
         hosts = tuple(expand_hosts(job.nodes))
         if phase is Phase.ENDED:
-            ended = job_starts.ends(folder, number, start, handle.nodes) if job.state != GONE or start >= 0 else []
+            ended = (
+                job_starts.ends(folder, number, start, handle.nodes)
+                if job.state != GONE or start >= 0
+                else []
+            )
             exits = {node: exits.get(node, code) for node, code in enumerate(ended)}
-            return Status(phase, self._with_leader(how_it_ended(job), job), max(start, 0) + 1, exits, {}, hosts, leaves=True)
+            return Status(
+                phase,
+                self._with_leader(how_it_ended(job), job),
+                max(start, 0) + 1,
+                exits,
+                {},
+                hosts,
+                leaves=True,
+            )
         if phase is Phase.QUEUED:
             return Status(phase, self._why_waiting(job), job.restarts + 1)
         exits = exits if start == job.restarts else {}
@@ -253,17 +353,31 @@ class Slurm(Backend):
             self.engine.wake()  # Slurm will have something to say soon
         if phase is Phase.RUNNING and handle.token in self._asked:
             phase = Phase.STOPPING
-        words = STARTS.get(job.state) or (job_starts.why_cancelled(folder, number, start) if any(exits.values()) else "")
+        words = STARTS.get(job.state) or (
+            job_starts.why_cancelled(folder, number, start) if any(exits.values()) else ""
+        )
         return Status(phase, words, job.restarts + 1, exits, {}, hosts, leaves=True)
 
     def _why_waiting(self, job: Known) -> str:
         words = self._with_leader(why_waiting(job.reason), job)
-        nodes = self.engine.unavailable(self._sited()[0].fleet.slurm.partition or "") if is_for_nodes(job.reason) else {}
-        return "; ".join([words, *(f"{node} is {why}" for node, why in list(nodes.items())[:NAMED])])
+        nodes = (
+            self.engine.unavailable(self._sited()[0].fleet.slurm.partition or "")
+            if is_for_nodes(job.reason)
+            else {}
+        )
+        return "; ".join(
+            [words, *(f"{node} is {why}" for node, why in list(nodes.items())[:NAMED])]
+        )
 
     def _with_leader(self, words: str, job: Known) -> str:
-        """The words with the job of ours that this one was to begin after, where it has not begun: by its run, and how it is."""
-        number = re.match(r"afterok:([0-9]{1,18})\b", job.dependency) if "Dependency" in job.reason else None
+        """The words with the job of ours that this one was to begin after, where it has not begun:
+        by its run, and how it is.
+        """
+        number = (
+            re.match(r"afterok:([0-9]{1,18})\b", job.dependency)
+            if "Dependency" in job.reason
+            else None
+        )
         with suppress(BackendError):
             if number and (ours := _ours(leader := self.engine.look(number[1]))):
                 run = Path(ours[3]).name
@@ -278,7 +392,9 @@ class Slurm(Backend):
         return job is not None and _token(job) == token
 
     def stop(self, handle: Handle, at_once: bool) -> None:
-        """Not at once: SIGTERM to the nodes' entrypoints. At once: SIGKILL to their steps, and the job is cancelled."""
+        """Not at once: SIGTERM to the nodes' entrypoints. At once: SIGKILL to their steps, and the
+        job is cancelled.
+        """
         number = handle.id.rpartition(":")[2]
         status = self.status(handle)
         self._asked.add(handle.token)
@@ -293,7 +409,9 @@ class Slurm(Backend):
         self.engine.wake()
 
     def _end(self, handle: Handle, number: str) -> None:
-        said = self.engine.ask(["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i"], "", None)
+        said = self.engine.ask(
+            ["squeue", "--noheader", "--steps", f"--jobs={number}", "--format=%i"], "", None
+        )
         for step in re.findall(r"(?m)^[0-9]{1,18}\.[0-9]{1,18}$", said.out):
             self.engine.ask(["scancel", "--signal=KILL", step], "", None)
         self._cancel(number)
@@ -310,9 +428,19 @@ class Slurm(Backend):
     def find(self, run: Run) -> Handle:
         """The newest job of the run that has not ended, as Slurm has it."""
         where = str(Path(self.folder, run.folder))
-        mine = [(int(job.id), words) for job in self.engine.mine().values() if (words := _ours(job)) and PHASES.get(job.state)]
-        number, words = max(((number, words) for number, words in mine if words[4] == where), default=(0, []))
-        return self._handle(Path(words[3]), str(number), words[1], int(words[2])) if number else Handle(self.name, "", "", 0)
+        mine = [
+            (int(job.id), words)
+            for job in self.engine.mine().values()
+            if (words := _ours(job)) and PHASES.get(job.state)
+        ]
+        number, words = max(
+            ((number, words) for number, words in mine if words[4] == where), default=(0, [])
+        )
+        return (
+            self._handle(Path(words[3]), str(number), words[1], int(words[2]))
+            if number
+            else Handle(self.name, "", "", 0)
+        )
 
     def place(self, run: Run) -> Place:
         """Here, as this machine sees what the nodes see; elsewhere a mirror of it."""
@@ -337,7 +465,9 @@ class Slurm(Backend):
         return Entrance(self._head, cluster) if self._head else cluster
 
     def probe(self) -> Probe | None:
-        """What sinfo says of the nodes, and one of them itself; None of a cluster that is made, whose types are known."""
+        """What sinfo says of the nodes, and one of them itself; None of a cluster that is made,
+        whose types are known.
+        """
         if self.fleet.slurm.create:
             return None
         lines, facts = resources.report(self.engine, self._sited()[0].fleet.slurm)
@@ -345,7 +475,9 @@ class Slurm(Backend):
 
 
 class Entrance(Machines):
-    """Machines (base.py) behind a machine that is reached by SSH: what all nodes share is set up through it."""
+    """Machines (base.py) behind a machine that is reached by SSH: what all nodes share is set up
+    through it.
+    """
 
     def __init__(self, head: Head, cluster: Cluster | Partitions) -> None:
         self.head, self.cluster, self.made = head, cluster, cluster.made
@@ -384,9 +516,13 @@ def as_slurm_says(name: str) -> Host:
 
 
 def _ours(job: Known) -> list[str]:
-    """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for another user's job."""
+    """The words of `submit`'s comment: ours, token, nodes, the job's folder, the run's; [] for
+    another user's job.
+    """
     words = job.comment.split(" ", 4)
-    return words if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]) else []
+    return (
+        words if len(words) == 5 and words[0] == COMMENT and untrusted_input.whole(words[2]) else []
+    )
 
 
 def _token(job: Known) -> str:

@@ -1,8 +1,9 @@
-"""Slurm's commands and the jobs that they report: one query for all jobs of this process, at the pace at which they change.
+"""Slurm's commands and the jobs that they report: one query for all jobs of this process, at the
+pace at which they change.
 
-squeue knows a job until some minutes (MinJobAge) after its end, sacct from then on, if the cluster keeps accounting. Where
-neither does, what the job left in its folder decides. While slurmctld does not answer, jobs are as they were seen last: it may be
-restarted under running jobs.
+squeue knows a job until some minutes (MinJobAge) after its end, sacct from then on, if the cluster
+keeps accounting. Where neither does, what the job left in its folder decides. While slurmctld does
+not answer, jobs are as they were seen last: it may be restarted under running jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from .reasons import WELL, why_refused
 TIMEOUT = 60.0  # seconds that a command gets: slurmctld is slow when many ask
 SHORTEST, LONGEST = 1.0, 15.0  # seconds between two looks: longer while nothing changes
 SILENT = 60.0  # seconds between two looks while slurmctld does not answer, at most
-# The reason and the comment hold whatever somebody has written, a `|` too: one is last, and ours has none (submit).
+# The reason and the comment hold whatever somebody has written, a `|` too: one is last, and ours
+# has none (submit).
 FIELDS = ("JobID", "State", "RestartCnt", "NodeList", "Dependency", "Comment", "Reason")
 CANCELLED, NO_REASON = "CANCELLED", "None"  # squeue's words
 GONE = "GONE"  # the state of a job that neither squeue nor sacct knows
@@ -41,16 +43,27 @@ class Said:
     error: str
 
 
-# What a site's or a user's environment says to these commands, beside what they are asked: a filter of squeue's, a question of
-# scancel's, another job than was planned (site_defaults.py reads what is said to sbatch).
+# What a site's or a user's environment says to these commands, beside what they are asked: a filter
+# of squeue's, a question of scancel's, another job than was planned (site_defaults.py reads what is
+# said to sbatch).
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
-GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")  # of this process's environment: what a job needs anywhere
+GIVEN = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "SLURM_CONF",
+)  # of this process's environment: what a job needs anywhere
 CLUSTERS = "SLURM_CLUSTERS"  # all of Slurm's commands go by it
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
 
-def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None) -> Said:
-    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given, and without what is SAID.
+def ask_here(
+    words: Sequence[str], stdin: str = "", environment: Mapping[str, str] | None = None
+) -> Said:
+    """Runs one of Slurm's commands on this machine, with `environment` alone if it is given, and
+    without what is SAID.
 
     Raises:
         BackendError: there is no such command, or it gives no answer.
@@ -58,22 +71,45 @@ def ask_here(words: Sequence[str], stdin: str = "", environment: Mapping[str, st
     if HEAD in os.environ:  # no login shell has started this: profiles say where Slurm is
         words = ["bash", "-lc", as_asked(words, 'exec "$@"'), "bash", *words]
     elif shutil.which(words[0]) is None:
-        why = "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that has them"
-        raise BackendError(f"there is no {words[0]} here", why=why, next="module load slurm; or fleet.hosts: [your login node]")
+        why = (
+            "fleet.backend slurm needs Slurm's commands, or fleet.hosts with the machine that "
+            "has them"
+        )
+        raise BackendError(
+            f"there is no {words[0]} here",
+            why=why,
+            next="module load slurm; or fleet.hosts: [your login node]",
+        )
     elif words[0] != "env":
         given = os.environ if environment is None else environment
         environment = {name: value for name, value in given.items() if not name.startswith(SAID)}
     try:
-        done = subprocess.run(words, input=stdin, capture_output=True, text=True, errors="replace", env=environment,
-                              timeout=TIMEOUT, check=False)  # fmt: skip
+        done = subprocess.run(
+            words,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=TIMEOUT,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
-        raise BackendError(f"{words[0]} gives no answer", why=f"none in {TIMEOUT:.0f} s", next="scontrol ping; sinfo") from error
+        raise BackendError(
+            f"{words[0]} gives no answer",
+            why=f"none in {TIMEOUT:.0f} s",
+            next="scontrol ping; sinfo",
+        ) from error
     return Said(done.returncode, done.stdout, done.stderr)
 
 
 def as_asked(words: Sequence[str], command: str) -> str:
     """Returns bash's command for these words, without what is SAID; `env` alone tells it."""
-    return command if words[0] == "env" else f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
+    return (
+        command
+        if words[0] == "env"
+        else f"unset {' '.join(f'${{!{name}*}}' for name in SAID)}; {command}"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +133,15 @@ def parse(out: str) -> dict[str, SlurmJob]:
         if len(parts) == len(FIELDS) and untrusted_input.whole(parts[0]):
             number, state, restarts, nodes, dependency, comment, reason = parts
             reason = reason.removesuffix("|")  # which every field ends with
-            found[number] = SlurmJob(number, state, reason, untrusted_input.whole(restarts) or 0, nodes, dependency, comment)
+            found[number] = SlurmJob(
+                number,
+                state,
+                reason,
+                untrusted_input.whole(restarts) or 0,
+                nodes,
+                dependency,
+                comment,
+            )
     return found
 
 
@@ -110,28 +154,41 @@ class SlurmClient:
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
-        self.nodes, self.nodes_until = dict[str, str](), 0.0  # those that take no job, and until when that is known
+        self.nodes, self.nodes_until = (
+            dict[str, str](),
+            0.0,
+        )  # those that take no job, and until when that is known
 
     def run(self, *words: str) -> str:
-        """What a command prints; BackendError where it ends badly, in plain words where its message is known."""
+        """What a command prints; BackendError where it ends badly, in plain words where its message
+        is known.
+        """
         said = self.ask(words, "", None)
         if said.code:
             raise refused(words[0], said.error or said.out)
         return said.out
 
     def sbatch(self, words: Sequence[str], script: str, environment: Mapping[str, str]) -> Said:
-        """What sbatch says of a script: in one environment, whether it is to submit it or only to look."""
+        """What sbatch says of a script: in one environment, whether it is to submit it or only to
+        look.
+        """
         given = {name: os.environ[name] for name in (*GIVEN, CLUSTERS) if name in os.environ}
         return self.ask(["sbatch", *words], script, {**given, **environment})
 
     def look(self, number: str) -> SlurmJob:
-        """The job as it was seen last, at the pace at which jobs change; BackendError while slurmctld has never answered."""
+        """The job as it was seen last, at the pace at which jobs change; BackendError while
+        slurmctld has never answered.
+        """
         new = number not in self.watched
         self.watched.add(number)
         if new or time.monotonic() >= self.next_look:
             self._look()
         if number not in self.jobs:
-            raise BackendError(f"nothing is known of job {number}", why=self.trouble, next="scontrol ping; make status again")
+            raise BackendError(
+                f"nothing is known of job {number}",
+                why=self.trouble,
+                next="scontrol ping; make status again",
+            )
         return self.jobs[number]
 
     def wake(self) -> None:
@@ -148,7 +205,10 @@ class SlurmClient:
             self.pause = min(2 * self.pause, SILENT)
             self.next_look = time.monotonic() + self.pause
             return
-        self.jobs |= {number: self._whole(found[number]) if number in found else self._of_old(number) for number in self.watched}
+        self.jobs |= {
+            number: self._whole(found[number]) if number in found else self._of_old(number)
+            for number in self.watched
+        }
         changed = any(self.jobs[number] != job for number, job in before.items())
         self.pause = SHORTEST if changed else min(1.5 * self.pause, LONGEST)
         self.next_look = time.monotonic() + self.pause
@@ -157,17 +217,32 @@ class SlurmClient:
         """What squeue says of these jobs, or of all of this user's."""
         which = ["--me"] if numbers is None else [f"--jobs={','.join(sorted(numbers))}"]
         form = ",".join(f"{name}:|" for name in FIELDS)
-        said = self.ask(["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None)
-        if said.code and not FORGOTTEN.search(said.error):  # one job that it has forgotten is an error, several are none
+        said = self.ask(
+            ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
+        )
+        if said.code and not FORGOTTEN.search(
+            said.error
+        ):  # one job that it has forgotten is an error, several are none
             raise refused("squeue", said.error)
         return parse(said.out)
 
     def unavailable(self, partitions: str = "") -> dict[str, str]:
-        """The nodes that take no job, each with its state and its administrator's reason; queried every LONGEST seconds."""
+        """The nodes that take no job, each with its state and its administrator's reason; queried
+        every LONGEST seconds.
+        """
         if time.monotonic() >= self.nodes_until:
             which = [f"--partition={partitions}"] if partitions else []
-            words = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail,maint", *which, "--format=%N|%T|%E"]
-            rows = [line.strip().split("|", 2) for line in self.ask(words, "", None).out.splitlines()]
+            words = [
+                "sinfo",
+                "--noheader",
+                "--Node",
+                "--states=down,drain,fail,maint",
+                *which,
+                "--format=%N|%T|%E",
+            ]
+            rows = [
+                line.strip().split("|", 2) for line in self.ask(words, "", None).out.splitlines()
+            ]
             self.nodes = {row[0]: f"{row[1]}, {row[2]}" for row in rows if len(row) == 3}
             self.nodes_until = time.monotonic() + LONGEST
         return self.nodes
@@ -177,14 +252,20 @@ class SlurmClient:
         known = self.jobs.get(job.id)
         if job.state != CANCELLED or job.reason != NO_REASON:
             return job
-        return known if known and known.state == CANCELLED else replace(job, reason=self._of_old(job.id).reason or NO_REASON)
+        return (
+            known
+            if known and known.state == CANCELLED
+            else replace(job, reason=self._of_old(job.id).reason or NO_REASON)
+        )
 
     def _of_old(self, number: str) -> SlurmJob:
         """A job that squeue has forgotten, as accounting has it."""
         known = self.jobs.get(number)
         if known and known.state == GONE:
             return known
-        said = self.ask(["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,NodeList"], "", None)
+        said = self.ask(
+            ["sacct", "-X", "-n", "-P", "-j", number, "-o", "JobID,State,NodeList"], "", None
+        )
         rows = [line.split("|") for line in said.out.splitlines() if line.startswith(f"{number}|")]
         if said.code or not rows:  # no accounting is kept
             return SlurmJob(number, GONE)
@@ -197,7 +278,9 @@ def how_it_ended(job: SlurmJob) -> str:
     if job.state in (WELL, "FAILED", GONE):
         return ""
     reason = re.sub(r"^by ([0-9]{1,10})$", lambda match: f"by {user_of(int(match[1]))}", job.reason)
-    return " ".join(filter(None, ("slurm: job", job.id, job.state, reason if reason != NO_REASON else "")))
+    return " ".join(
+        filter(None, ("slurm: job", job.id, job.state, reason if reason != NO_REASON else ""))
+    )
 
 
 def user_of(uid: int) -> str:
@@ -236,8 +319,13 @@ def read_partitions(out: str) -> list[Partition]:
 
 
 def _partition(row: Mapping[str, str]) -> Partition:
-    return Partition(row["PartitionName"], row.get("Default") == "YES", row.get("State", "UP") == "UP",
-                     minutes(row.get("MaxTime", "")), untrusted_input.whole(row.get("TotalNodes", "")) or 0)  # fmt: skip
+    return Partition(
+        row["PartitionName"],
+        row.get("Default") == "YES",
+        row.get("State", "UP") == "UP",
+        minutes(row.get("MaxTime", "")),
+        untrusted_input.whole(row.get("TotalNodes", "")) or 0,
+    )
 
 
 def minutes(text: str) -> int | None:

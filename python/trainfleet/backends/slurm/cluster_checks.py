@@ -1,4 +1,6 @@
-"""Checks whether a cluster can take a job before it is submitted: what sbatch would refuse, or let wait for ever."""
+"""Checks whether a cluster can take a job before it is submitted: what sbatch would refuse, or let
+wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,17 @@ from ...trust.errors import BackendError
 from .client import Partition, SlurmClient, read_partitions, refused
 
 PARTITION = "fleet.slurm.partition"
-REGISTERS = 60.0  # seconds that nodes get to register with a slurmctld that has just started: until then it has none for a job
-# What a job only waits for, so that sbatch takes it: ESLURM_NODE_NOT_AVAIL, ESLURM_NODES_BUSY (slurm_errno.c).
+# seconds that nodes get to register with a slurmctld that has just started: until then it has none
+# for a job
+REGISTERS = 60.0
+# What a job only waits for, so that sbatch takes it: ESLURM_NODE_NOT_AVAIL, ESLURM_NODES_BUSY
+# (slurm_errno.c).
 WAITS = re.compile("(?i)required node not available|requested nodes are busy")
 
 
-def require(engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]) -> None:
+def require(
+    engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, without: Mapping[str, str]
+) -> None:
     """BackendError where the cluster can't take the job; with what it has."""
     chosen = partitions(engine, slurm)
     _require_time(slurm, chosen)
@@ -30,7 +37,9 @@ def require(engine: SlurmClient, slurm: SlurmConfig, nodes: int, script: str, wi
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    if error.where != "fleet.nodes" or not engine.unavailable(names):  # else it may wait for nodes that are down or drained
+    if error.where != "fleet.nodes" or not engine.unavailable(
+        names
+    ):  # else it may wait for nodes that are down or drained
         raise explained(engine, error)
 
 
@@ -41,26 +50,50 @@ def partitions(engine: SlurmClient, slurm: SlurmConfig) -> list[Partition]:
         BackendError: there are no such, or they take no jobs now; with those that there are.
     """
     rows = read_partitions(engine.run("scontrol", "--oneliner", "show", "partition"))
-    asked, known = set(filter(None, (slurm.partition or "").split(","))), ", ".join(row.name for row in rows)
+    asked, known = (
+        set(filter(None, (slurm.partition or "").split(","))),
+        ", ".join(row.name for row in rows),
+    )
     chosen = [row for row in rows if (row.name in asked if asked else row.is_default)]
     then = f"make plan SET='{PARTITION}={rows[0].name}'" if rows else "sinfo"
     if unknown := sorted(asked - {row.name for row in rows}):
-        raise BackendError(f"there is no partition {', '.join(unknown)}; there are: {known}", where=PARTITION, next=then)
+        raise BackendError(
+            f"there is no partition {', '.join(unknown)}; there are: {known}",
+            where=PARTITION,
+            next=then,
+        )
     if not chosen:
-        raise BackendError(f"the cluster has no default partition; there are: {known}", where=PARTITION, next=then)
+        raise BackendError(
+            f"the cluster has no default partition; there are: {known}", where=PARTITION, next=then
+        )
     if not any(row.is_up for row in chosen):
         up = ", ".join(row.name for row in rows if row.is_up) or "none"
-        raise BackendError(f"the partition {chosen[0].name} takes no jobs now; others: {up}", where=PARTITION, next="sinfo")
+        raise BackendError(
+            f"the partition {chosen[0].name} takes no jobs now; others: {up}",
+            where=PARTITION,
+            next="sinfo",
+        )
     return chosen
 
 
 def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
     """What sbatch lets an administrator ask for, and the scheduler then lets wait for ever."""
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
-    if slurm.time_limit is not None and len(limits) == len(chosen) and slurm.time_limit > max(limits):
-        what = f"{slurm.time_limit} min is more than the partition {chosen[0].name} allows, {max(limits)} min"
+    if (
+        slurm.time_limit is not None
+        and len(limits) == len(chosen)
+        and slurm.time_limit > max(limits)
+    ):
+        what = (
+            f"{slurm.time_limit} min is more than the partition {chosen[0].name} allows, "
+            f"{max(limits)} min"
+        )
         key = "fleet.slurm.time_limit"
-        raise BackendError(what, where=key, next=f"make plan SET='{key}={max(limits)}'; the job is queued again by itself")
+        raise BackendError(
+            what,
+            where=key,
+            next=f"make plan SET='{key}={max(limits)}'; the job is queued again by itself",
+        )
 
 
 def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping[str, str]) -> None:
@@ -71,11 +104,21 @@ def _require_nodes(engine: SlurmClient, nodes: int, names: str, without: Mapping
     if left < nodes:
         rows = "".join(f"\n  {host}: {why}" for host, why in out.items())
         what = f"{nodes} nodes are wanted, {left} of {len(hosts)} hosts can take a job{rows}"
-        raise BackendError(what, where=f"partition {names}", next=f"NODES={left}; or another {PARTITION}" if left else "sinfo -R")
+        raise BackendError(
+            what,
+            where=f"partition {names}",
+            next=f"NODES={left}; or another {PARTITION}" if left else "sinfo -R",
+        )
 
 
 def _nodes(engine: SlurmClient, names: str, *states: str) -> list[str]:
-    return sorted(set(engine.run("sinfo", "--noheader", "--Node", f"--partition={names}", *states, "--format=%N").split()))
+    return sorted(
+        set(
+            engine.run(
+                "sinfo", "--noheader", "--Node", f"--partition={names}", *states, "--format=%N"
+            ).split()
+        )
+    )
 
 
 def explained(engine: SlurmClient, error: BackendError) -> BackendError:
@@ -83,18 +126,30 @@ def explained(engine: SlurmClient, error: BackendError) -> BackendError:
     if error.where not in ("fleet.slurm.account", "fleet.slurm.qos"):
         return error
     user = getpass.getuser()
-    said = engine.ask(["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=account,qos"], "", None)
+    said = engine.ask(
+        ["sacctmgr", "-n", "-P", "show", "assoc", f"user={user}", "format=account,qos"], "", None
+    )
     rows = [line.partition("|") for line in said.out.splitlines() if "|" in line]
     if said.code or not rows:
         return error
-    yours = "; ".join(f"account {account} with {qos.rstrip('|') or 'no QOS'}" for account, _, qos in rows)
-    return BackendError(f"{error.what}; {user} has {yours}", where=error.where, why=error.why, next=error.next)
+    yours = "; ".join(
+        f"account {account} with {qos.rstrip('|') or 'no QOS'}" for account, _, qos in rows
+    )
+    return BackendError(
+        f"{error.what}; {user} has {yours}", where=error.where, why=error.why, next=error.next
+    )
 
 
 def require_private(engine: SlurmClient) -> None:
-    """BackendError where secrets are given to a cluster whose accounting keeps every job's environment."""
+    """BackendError where secrets are given to a cluster whose accounting keeps every job's
+    environment.
+    """
     said = engine.run("scontrol", "show", "config")
     if re.search(r"(?m)^AccountingStoreFlags\s*=.*\bjob_env\b", said):
         why = "AccountingStoreFlags has job_env: the cluster's database would keep their values"
-        raise BackendError("secrets can't be given to this cluster", where="fleet.secrets", why=why,
-                           next="ask its administrators to leave job_env out; or SET='fleet.secrets=[]'")  # fmt: skip
+        raise BackendError(
+            "secrets can't be given to this cluster",
+            where="fleet.secrets",
+            why=why,
+            next="ask its administrators to leave job_env out; or SET='fleet.secrets=[]'",
+        )

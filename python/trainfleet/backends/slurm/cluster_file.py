@@ -1,9 +1,12 @@
-"""The cluster file of AWS ParallelCluster and the script by which its nodes set themselves up, from a config. Pure.
+"""The cluster file of AWS ParallelCluster and the script by which its nodes set themselves up, from
+a config. Pure.
 
-Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode, Scheduling, SharedStorage,
-CustomActions, Capacity Blocks); ParallelCluster 3.16, whose schema and validators judge what this makes (tests/oracles).
+Sources: docs.aws.amazon.com/parallelcluster/latest/ug (cluster configuration file: HeadNode,
+Scheduling, SharedStorage, CustomActions, Capacity Blocks); ParallelCluster 3.16, whose schema and
+validators judge what this makes (tests/oracles).
 
-What is covered: the file. What is not: a cluster made of it, nor what its image brings; none was made.
+What is covered: the file. What is not: a cluster made of it, nor what its image brings; none was
+made.
 """
 
 from __future__ import annotations
@@ -32,18 +35,50 @@ from ...plan.request import Artifact
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
 HEAD = "c5.4xlarge"  # the article's
-NOBODY = "127.0.0.1/32"  # who may come by SSH where only Session Manager leads in; ParallelCluster's own default is the world
+# who may come by SSH where only Session Manager leads in; ParallelCluster's own default is the
+# world
+NOBODY = "127.0.0.1/32"
 WITH_PYTHON = ("ubuntu2404",)  # the images whose own Python is one that the lock has packages for
 NONE_YET = "subnet-00000000000000000"
 HEAD_DISK = 200  # GiB: home folders, and the toolchain that compiles
-BOUGHT = {"on-demand": "ONDEMAND", "spot": "SPOT", "reservation": "ONDEMAND", "block": "CAPACITY_BLOCK"}
+BOUGHT = {
+    "on-demand": "ONDEMAND",
+    "spot": "SPOT",
+    "reservation": "ONDEMAND",
+    "block": "CAPACITY_BLOCK",
+}
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-CLOSED = "proprietary"  # kernel modules of a stack: ParallelCluster's images have the open ones alone, since 3.8
+# kernel modules of a stack: ParallelCluster's images have the open ones alone, since 3.8
+CLOSED = "proprietary"
 # Where ParallelCluster mounts nothing (its ReservedMountDirValidator).
-RESERVED = {f"/{name}" for name in (
-    "bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "opt", "opt/intel", "opt/parallelcluster",
-    "opt/parallelcluster/shared", "opt/slurm", "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var",
-)}  # fmt: skip
+RESERVED = {
+    f"/{name}"
+    for name in (
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "home",
+        "lib",
+        "lib64",
+        "media",
+        "mnt",
+        "opt",
+        "opt/intel",
+        "opt/parallelcluster",
+        "opt/parallelcluster/shared",
+        "opt/slurm",
+        "proc",
+        "root",
+        "run",
+        "sbin",
+        "srv",
+        "sys",
+        "tmp",
+        "usr",
+        "var",
+    )
+}
 
 
 def queues_of(config: Config) -> tuple[Queue, ...]:
@@ -51,19 +86,29 @@ def queues_of(config: Config) -> tuple[Queue, ...]:
     fleet = config.fleet
     queues = fleet.slurm.parallelcluster.queues or (Queue("compute1"),)
     return tuple(
-        Queue(queue.name, queue.instance_type or fleet.instance_type, queue.min, queue.max or fleet.nodes,
-              queue.capacity or capacity_of(config), queue.reservation or fleet.aws.reservation)
+        Queue(
+            queue.name,
+            queue.instance_type or fleet.instance_type,
+            queue.min,
+            queue.max or fleet.nodes,
+            queue.capacity or capacity_of(config),
+            queue.reservation or fleet.aws.reservation,
+        )
         for queue in queues
-    )  # fmt: skip
+    )
 
 
 def key_of(config: Config) -> str:
-    """The name of the key pair that opens the head: the config's, or the one that setup makes for the cluster."""
+    """The name of the key pair that opens the head: the config's, or the one that setup makes for
+    the cluster.
+    """
     return config.fleet.aws.key_pair or f"trainfleet-{cluster_name(config)}"
 
 
 def queue_of(config: Config) -> Queue:
-    """The queue that a job goes to: the first that fleet.slurm.partition names, or the first of all."""
+    """The queue that a job goes to: the first that fleet.slurm.partition names, or the first of
+    all.
+    """
     queues, asked = queues_of(config), (config.fleet.slurm.partition or "").split(",")
     return next((queue for queue in queues if queue.name in asked), queues[0])
 
@@ -72,7 +117,9 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
     """What the cluster costs, with a job on it."""
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
-    return spending.of_cluster(config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK))
+    return spending.of_cluster(
+        config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK)
+    )
 
 
 def subnet_of(config: Config) -> str:
@@ -81,41 +128,65 @@ def subnet_of(config: Config) -> str:
 
 
 def artifacts(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """cluster.yaml, and node.sh, which it names by its content. `maker`: the config that made the cluster, where it is there."""
+    """cluster.yaml, and node.sh, which it names by its content. `maker`: the config that made the
+    cluster, where it is there.
+    """
     script = node_script(config)
-    text = yaml.safe_dump(cluster(config, script, maker or config.fleet_name), sort_keys=False, width=120)
+    text = yaml.safe_dump(
+        cluster(config, script, maker or config.fleet_name), sort_keys=False, width=120
+    )
     command = f"pcluster create-cluster --cluster-configuration {FILE}"
     head = f"# The cluster {cluster_name(config)} as AWS ParallelCluster makes it: {command}"
-    return Artifact(FILE, f"{head}\n{text}"), *([Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ())
+    return Artifact(FILE, f"{head}\n{text}"), *(
+        [Artifact(SCRIPT, script)] if config.fleet.aws.bucket else ()
+    )
 
 
 def script_address(config: Config, script: str) -> str:
-    """Where node.sh lies in S3: another text is another object, so that an update of the cluster brings it."""
+    """Where node.sh lies in S3: another text is another object, so that an update of the cluster
+    brings it.
+    """
     digest = hashlib.sha256(script.encode()).hexdigest()[:12]
     return f"s3://{config.fleet.aws.bucket}/{cluster_name(config)}/setup/node-{digest}.sh"
 
 
 def node_script(config: Config) -> str:
-    """What each node runs when it starts: our scripts as they are, with the versions of docker/stack.lock.yaml."""
+    """What each node runs when it starts: our scripts as they are, with the versions of
+    docker/stack.lock.yaml.
+    """
     steps = list(_steps(config))
     texts = {
         name: (ROOT / "scripts" / name).read_text(encoding="utf-8")
         for name in sorted({"key.sh", *(step.script for step in steps)})
     }
-    what = f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the stack {config.fleet.stack}"
+    what = (
+        f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the stack "
+        f"{config.fleet.stack}"
+    )
     lines = ["#!/usr/bin/env bash", what, "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
     for name, text in texts.items():
-        lines += [f"cat > \"$folder/{name}\" << 'END-OF-{name}'", text.rstrip("\n"), f"END-OF-{name}"]
+        lines += [
+            f"cat > \"$folder/{name}\" << 'END-OF-{name}'",
+            text.rstrip("\n"),
+            f"END-OF-{name}",
+        ]
         lines.append(f'chmod 755 "$folder/{name}"')
-    lines += [step.command("$folder", is_root=True).replace("$folder/", '"$folder"/') for step in steps]
+    lines += [
+        step.command("$folder", is_root=True).replace("$folder/", '"$folder"/') for step in steps
+    ]
     return "\n".join([*lines, 'rm -rf "$folder"', ""])
 
 
 def _steps(config: Config) -> Iterator[InstallStep]:
-    """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: Python, the Neuron SDK, and limits."""
+    """What ParallelCluster's image lacks, which has the NVIDIA driver and EFA already: Python, the
+    Neuron SDK, and limits.
+    """
     stack = load_stack(config.fleet.stack)
     if not config.fleet.python or stack.neuron_packages:
-        why = "the environment in the shared folder begins with the node's Python, and Neuron's driver is built here"
+        why = (
+            "the environment in the shared folder begins with the node's Python, and Neuron's "
+            "driver is built here"
+        )
         yield InstallStep("build_tools.sh", ("headers",) if stack.neuron_packages else (), why)
     yield InstallStep("limits.sh", (str(NOFILE),), "locked memory and open files")
     if stack.neuron_packages:
@@ -135,7 +206,11 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
             "SlurmSettings": _settings(config),
             "SlurmQueues": [_queue(config, queue, script) for queue in queues_of(config)],
         },
-        **({"SharedStorage": [_storage(config)]} if fleet.fsx.dns_name or makes_file_system(config) else {}),
+        **(
+            {"SharedStorage": [_storage(config)]}
+            if fleet.fsx.dns_name or makes_file_system(config)
+            else {}
+        ),
         "Tags": pairs(own_tags(maker)),
     }
 
@@ -155,13 +230,22 @@ def _head(config: Config) -> dict[str, Any]:
 
 
 def _buckets(config: Config) -> dict[str, Any]:
-    names = dict.fromkeys(filter(None, (config.fleet.aws.bucket, *config.fleet.slurm.parallelcluster.buckets)))
-    return {"S3Access": [{"BucketName": name, "EnableWriteAccess": True} for name in names]} if names else {}
+    names = dict.fromkeys(
+        filter(None, (config.fleet.aws.bucket, *config.fleet.slurm.parallelcluster.buckets))
+    )
+    return (
+        {"S3Access": [{"BucketName": name, "EnableWriteAccess": True} for name in names]}
+        if names
+        else {}
+    )
 
 
 def _settings(config: Config) -> dict[str, Any]:
     wanted, idle = config.fleet.slurm.parallelcluster, config.fleet.idle_minutes
-    settings: dict[str, Any] = {"ScaledownIdletime": idle if idle is not None else -1, "QueueUpdateStrategy": "DRAIN"}
+    settings: dict[str, Any] = {
+        "ScaledownIdletime": idle if idle is not None else -1,
+        "QueueUpdateStrategy": "DRAIN",
+    }
     if wanted.database_uri:
         settings["Database"] = {"Uri": wanted.database_uri, "UserName": wanted.database_user,
                                 "PasswordSecretArn": wanted.database_secret}  # fmt: skip
@@ -169,8 +253,15 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
-    aws, row, block = config.fleet.aws, node_types.instance(queue.instance_type), queue.capacity == "block"
-    target, is_reserved = {"CapacityReservationId": queue.reservation}, queue.capacity in ("reservation", "block")
+    aws, row, block = (
+        config.fleet.aws,
+        node_types.instance(queue.instance_type),
+        queue.capacity == "block",
+    )
+    target, is_reserved = (
+        {"CapacityReservationId": queue.reservation},
+        queue.capacity in ("reservation", "block"),
+    )
     compute = {
         "Name": re.sub(r"[^a-z0-9]+", "-", (queue.instance_type or "").partition(".")[0]),
         "Instances": [{"InstanceType": queue.instance_type}],
@@ -183,11 +274,20 @@ def _queue(config: Config, queue: Queue, script: str) -> dict[str, Any]:
         "Name": queue.name,
         "CapacityType": BOUGHT[queue.capacity or "on-demand"],
         "ComputeResources": [compute],
-        "ComputeSettings": {"LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}},
+        "ComputeSettings": {
+            "LocalStorage": {"RootVolume": {"Size": aws.volume_gib, "Encrypted": True}}
+        },
         # A capacity block is placed by AWS:
         # https://docs.aws.amazon.com/parallelcluster/latest/ug/launch-instances-capacity-blocks.html
-        "Networking": {"SubnetIds": [subnet_of(config)], "PlacementGroup": {"Enabled": not block and bool(row and row.efa)}},
-        **({"CustomActions": {"OnNodeConfigured": {"Script": script_address(config, script)}}} if aws.bucket else {}),
+        "Networking": {
+            "SubnetIds": [subnet_of(config)],
+            "PlacementGroup": {"Enabled": not block and bool(row and row.efa)},
+        },
+        **(
+            {"CustomActions": {"OnNodeConfigured": {"Script": script_address(config, script)}}}
+            if aws.bucket
+            else {}
+        ),
         **({"Iam": found} if (found := _buckets(config)) else {}),
     }
 
@@ -197,57 +297,112 @@ def _storage(config: Config) -> dict[str, Any]:
     if fsx.dns_name:
         settings: dict[str, Any] = {"FileSystemId": fsx.dns_name.partition(".")[0]}
     else:
-        settings = {"StorageCapacity": fsx.size_gib, "DeploymentType": "SCRATCH_2", "DataCompressionType": "LZ4",
-                    "DeletionPolicy": "Retain"}  # fmt: skip
+        settings = {
+            "StorageCapacity": fsx.size_gib,
+            "DeploymentType": "SCRATCH_2",
+            "DataCompressionType": "LZ4",
+            "DeletionPolicy": "Retain",
+        }
         if fsx.type == "persistent":
-            settings |= {"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": fsx.throughput}
+            settings |= {
+                "DeploymentType": "PERSISTENT_2",
+                "PerUnitStorageThroughput": fsx.throughput,
+            }
         if found := list(links(config)):
             settings["DataRepositoryAssociations"] = found
-    return {"Name": "fsx", "MountDir": fsx.folder, "StorageType": "FsxLustre", "FsxLustreSettings": settings}
+    return {
+        "Name": "fsx",
+        "MountDir": fsx.folder,
+        "StorageType": "FsxLustre",
+        "FsxLustreSettings": settings,
+    }
 
 
 def links(config: Config) -> Iterator[dict[str, Any]]:
     """What the file system loads from S3 when it is read, and what it writes there."""
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
     if fsx.link:
-        yield {"Name": "linked", "FileSystemPath": "/linked", "DataRepositoryPath": fsx.link, "BatchImportMetaDataOnCreate": True,
-               "AutoImportPolicy": [*CHANGES]}  # fmt: skip
+        yield {
+            "Name": "linked",
+            "FileSystemPath": "/linked",
+            "DataRepositoryPath": fsx.link,
+            "BatchImportMetaDataOnCreate": True,
+            "AutoImportPolicy": [*CHANGES],
+        }
     if fsx.export and bucket:
         inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
         for name in ("runs", "data"):
-            to, path = f"s3://{bucket}/{cluster_name(config)}/{name}", f"/{inside}/{name}".replace("/./", "/")
-            yield {"Name": name, "FileSystemPath": path, "DataRepositoryPath": to, "AutoExportPolicy": [*CHANGES]}  # fmt: skip
+            to, path = (
+                f"s3://{bucket}/{cluster_name(config)}/{name}",
+                f"/{inside}/{name}".replace("/./", "/"),
+            )
+            yield {
+                "Name": name,
+                "FileSystemPath": path,
+                "DataRepositoryPath": to,
+                "AutoExportPolicy": [*CHANGES],
+            }
 
 
 def refuse(config: Config) -> Iterator[tuple[str, str]]:
-    """What ParallelCluster's schema lets through and AWS would not make, or what is missing for the file: (key, message) each."""
-    fleet, wanted, key = config.fleet, config.fleet.slurm.parallelcluster, "fleet.slurm.parallelcluster"
+    """What ParallelCluster's schema lets through and AWS would not make, or what is missing for the
+    file: (key, message) each.
+    """
+    fleet, wanted, key = (
+        config.fleet,
+        config.fleet.slurm.parallelcluster,
+        "fleet.slurm.parallelcluster",
+    )
     if not fleet.aws.region:
         yield "fleet.aws.region", "null: the cluster's file says the region, as us-west-2"
     if fleet.aws.subnets and fleet.aws.zones:
-        yield "fleet.aws.zones", f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets says where the nodes are; leave it out"
+        yield (
+            "fleet.aws.zones",
+            f"{', '.join(fleet.aws.zones)}: fleet.aws.subnets says where the nodes are; leave it "
+            "out",
+        )
     if not fleet.aws.subnets and wanted.head_subnet:
-        yield f"{key}.head_subnet", f"{wanted.head_subnet}: without fleet.aws.subnets the network is made, and the head is in it"
+        yield (
+            f"{key}.head_subnet",
+            f"{wanted.head_subnet}: without fleet.aws.subnets the network is made, and the head "
+            "is in it",
+        )
     if not fleet.aws.subnets and not fleet.instance_type:
-        yield "fleet.instance_type", "null: the network is made in a zone that offers it; or name fleet.aws.subnets"
+        yield (
+            "fleet.instance_type",
+            "null: the network is made in a zone that offers it; or name fleet.aws.subnets",
+        )
     if load_stack(fleet.stack).neuron_packages:
         yield from _refuse_neuron(config)
     if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:
         works = f"with {key}.os {WITH_PYTHON[0]} none is needed"
         yield (
             "fleet.aws.bucket",
-            f"null: the nodes of {wanted.os} take the script that installs Python from a bucket of yours; {works}",
+            f"null: the nodes of {wanted.os} take the script that installs Python from a bucket "
+            f"of yours; {works}",
         )
     if len(fleet.aws.ssh_from) > 1:
-        one = "ParallelCluster lets in one; a network that holds them all works, or fleet.aws.ssh_from [] by Session Manager"
+        one = (
+            "ParallelCluster lets in one; a network that holds them all works, or "
+            "fleet.aws.ssh_from [] by Session Manager"
+        )
         yield "fleet.aws.ssh_from", f"{len(fleet.aws.ssh_from)} networks: {one}"
     if wanted.os == "rocky9" and not fleet.aws.image:
-        yield f"{key}.os", "rocky9: ParallelCluster has no image of it; with fleet.aws.image it works"
+        yield (
+            f"{key}.os",
+            "rocky9: ParallelCluster has no image of it; with fleet.aws.image it works",
+        )
     given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
     if given and len(given) < 3:
-        yield f"{key}.database_{given[0]}", "database_uri, database_user and database_secret go together"
+        yield (
+            f"{key}.database_{given[0]}",
+            "database_uri, database_user and database_secret go together",
+        )
     if wanted.database_uri and len(cluster_name(config)) > LONGEST_WITH_DATABASE:
-        yield f"{key}.name", f"{cluster_name(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters"
+        yield (
+            f"{key}.name",
+            f"{cluster_name(config)}: with accounting at most {LONGEST_WITH_DATABASE} characters",
+        )
     yield from _refuse_queues(config)
     yield from _refuse_storage(config)
 
@@ -255,11 +410,21 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
 def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
     stack, wanted = load_stack(config.fleet.stack), config.fleet.slurm.parallelcluster.os
     if not config.fleet.aws.bucket:
-        yield "fleet.aws.bucket", "null: the nodes take the script that installs the Neuron SDK from a bucket of yours"
+        yield (
+            "fleet.aws.bucket",
+            "null: the nodes take the script that installs the Neuron SDK from a bucket of yours",
+        )
     system = load_system(wanted)
-    lack = "" if system.apt else "Neuron's packages are installed by apt, and its PyTorch needs a newer glibc"
+    lack = (
+        ""
+        if system.apt
+        else "Neuron's packages are installed by apt, and its PyTorch needs a newer glibc"
+    )
     if not lack and system.python < stack.python and not config.fleet.python:
-        lack = f"its Python is {system.python}, and the packages of stack {stack.name} begin with {stack.python}"
+        lack = (
+            f"its Python is {system.python}, and the packages of stack {stack.name} begin "
+            f"with {stack.python}"
+        )
     if lack:
         yield "fleet.slurm.parallelcluster.os", f"{wanted}: {lack}; ubuntu2404 works"
 
@@ -272,15 +437,36 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
     for queue in queues:
         yield from ((key, f"{queue.name}: {what}") for what in _lacks(queue))
         row = node_types.instance(queue.instance_type)
-        if row and not fleet.aws.image and load_stack(node_types.stack_of(row)).kernel_modules == CLOSED:
-            what = f"the NVIDIA driver of ParallelCluster's images knows no {row.name} (its issue 6014)"
-            yield key, f"{queue.name}: {what}; fleet.aws.image, one that pcluster build-image made, works, or backend ec2"
+        if (
+            row
+            and not fleet.aws.image
+            and load_stack(node_types.stack_of(row)).kernel_modules == CLOSED
+        ):
+            what = (
+                f"the NVIDIA driver of ParallelCluster's images knows no {row.name} (its "
+                "issue 6014)"
+            )
+            yield (
+                key,
+                f"{queue.name}: {what}; fleet.aws.image, one that pcluster build-image made, "
+                "works, or backend ec2",
+            )
     asked = fleet.slurm.partition
     if asked and (unknown := sorted(set(asked.split(",")) - set(names))):
-        yield "fleet.slurm.partition", f"{', '.join(unknown)} is none of the queues: {', '.join(names)}"
-    most = max((queue.max or 0 for queue in queues if not asked or queue.name in asked.split(",")), default=0)
+        yield (
+            "fleet.slurm.partition",
+            f"{', '.join(unknown)} is none of the queues: {', '.join(names)}",
+        )
+    most = max(
+        (queue.max or 0 for queue in queues if not asked or queue.name in asked.split(",")),
+        default=0,
+    )
     if 0 < most < fleet.nodes:
-        yield "fleet.nodes", f"{fleet.nodes}: the largest queue has at most {most}; NODES={most} works, or a larger max"
+        yield (
+            "fleet.nodes",
+            f"{fleet.nodes}: the largest queue has at most {most}; NODES={most} works, or a "
+            "larger max",
+        )
 
 
 def _lacks(queue: Queue) -> Iterator[str]:
@@ -295,7 +481,10 @@ def _lacks(queue: Queue) -> Iterator[str]:
     elif row is None:
         yield f"{queue.instance_type} is not in the table of instance types"
     elif row.accelerator and not row.efa and most > 1:
-        yield f"{queue.instance_type} has no EFA, so its nodes can't train together; max 1 works, or a larger size"
+        yield (
+            f"{queue.instance_type} has no EFA, so its nodes can't train together; max 1 "
+            "works, or a larger size"
+        )
     if queue.capacity in ("reservation", "block") and not queue.reservation:
         yield f"capacity {queue.capacity} needs a reservation, as cr-0123456789abcdef0"
     if queue.capacity == "block" and queue.min != most:
@@ -307,8 +496,15 @@ def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
     makes = makes_file_system(config)
     yield from refuse_size(fsx) if makes else refuse_unmade(fsx)
     if makes and fsx.efa:
-        yield "fleet.fsx.efa", "true: file systems that ParallelCluster makes have none; false works, or one of yours by dns_name"
+        yield (
+            "fleet.fsx.efa",
+            "true: file systems that ParallelCluster makes have none; false works, or one of "
+            "yours by dns_name",
+        )
     if fsx.dns_name and not re.fullmatch(r"fs-[0-9a-f]{17}\..+", fsx.dns_name):
-        yield "fleet.fsx.dns_name", f"{fsx.dns_name}: it begins with the file system's id, as fs-0123456789abcdef0.fsx..."
+        yield (
+            "fleet.fsx.dns_name",
+            f"{fsx.dns_name}: it begins with the file system's id, as fs-0123456789abcdef0.fsx...",
+        )
     if (makes or fsx.dns_name) and fsx.folder.rstrip("/") in RESERVED:
         yield "fleet.fsx.folder", f"{fsx.folder} is reserved; /fsx works"

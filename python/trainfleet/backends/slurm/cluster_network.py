@@ -1,6 +1,8 @@
-"""The network of a cluster whose config names no subnets: a stack that is made before the cluster and removed after it.
+"""The network of a cluster whose config names no subnets: a stack that is made before the cluster
+and removed after it.
 
-It belongs to the config that made the cluster; a second config on that cluster uses the same subnets.
+It belongs to the config that made the cluster; a second config on that cluster uses the same
+subnets.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def stack_of(config: Config, maker: str = "") -> EngineFleet:
 
 
 def asked(config: Config) -> tuple[Inputs, str]:
-    """Whose account it is, as far as permissions ask for it, and why the account could not be asked; "" where it could."""
+    """Whose account it is, as far as permissions ask for it, and why the account could not be
+    asked; "" where it could.
+    """
     calls = Calls(config.fleet.aws.region or "")
     inputs = replace(placeholders(config, calls.region), engine=NETWORK)
     try:
@@ -40,7 +44,9 @@ def asked(config: Config) -> tuple[Inputs, str]:
 
 
 def placed(config: Config, maker: str = "") -> Config:
-    """The config with subnets for nodes and head: its own, or those of the stack once it is made."""
+    """The config with subnets for nodes and head: its own, or those of the stack once it is
+    made.
+    """
     fleet = config.fleet
     if fleet.aws.subnets:
         return config
@@ -51,16 +57,26 @@ def placed(config: Config, maker: str = "") -> Config:
     if state is None or not {"Private", "Public"} <= state.outputs.keys():
         return config
     cluster = replace(fleet.slurm.parallelcluster, head_subnet=state.outputs["Public"])
-    aws, slurm = replace(fleet.aws, subnets=(state.outputs["Private"],)), replace(fleet.slurm, parallelcluster=cluster)
+    aws, slurm = (
+        replace(fleet.aws, subnets=(state.outputs["Private"],)),
+        replace(fleet.slurm, parallelcluster=cluster),
+    )
     return replace(config, fleet=replace(fleet, aws=aws, slurm=slurm))
 
 
 def changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """The request that would make or change the network; none where the subnets are the user's, or another config's network."""
+    """The request that would make or change the network; none where the subnets are the user's, or
+    another config's network.
+    """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()
     found: list[Artifact] = []
-    for number, (service, operation, body) in enumerate(stack_of(config).foresee(set()).requests, 1):
+    for number, (service, operation, body) in enumerate(
+        stack_of(config).foresee(set()).requests, 1
+    ):
         template = json.loads(str(body["TemplateBody"]))
-        found += [Artifact(FILE, yaml.safe_dump(template, sort_keys=False)), artifact(number, service, operation, body)]
+        found += [
+            Artifact(FILE, yaml.safe_dump(template, sort_keys=False)),
+            artifact(number, service, operation, body),
+        ]
     return tuple(found)

@@ -1,9 +1,10 @@
-"""The file system that an earlier cluster of this config left behind: found by tag, opened to the next cluster, and used by it.
+"""The file system that an earlier cluster of this config left behind: found by tag, opened to the
+next cluster, and used by it.
 
-ParallelCluster makes it with DeletionPolicy Retain and so keeps it, with its security group, when the
-cluster goes. The next cluster's file then names it in place of one to be made. The group's rules named
-groups of the cluster that is gone, so it is opened to the network that it is in, on Lustre's ports (FSx
-for Lustre user guide, "File system access control with Amazon VPC").
+ParallelCluster makes it with DeletionPolicy Retain and so keeps it, with its security group, when
+the cluster goes. The next cluster's file then names it in place of one to be made. The group's
+rules named groups of the cluster that is gone, so it is opened to the network that it is in, on
+Lustre's ports (FSx for Lustre user guide, "File system access control with Amazon VPC").
 
 What is not covered: ParallelCluster itself on such a file system; no cluster was made.
 """
@@ -29,10 +30,11 @@ PORTS = (988, 1023)  # TCP: Lustre's, the first and the last
 
 
 def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") -> Row | None:
-    """The file system of this config that no cluster has made that is there; None where there is none, or none is wanted.
+    """The file system of this config that no cluster has made that is there; None where there is
+    none, or none is wanted.
 
-    `maker`, `stack`: the config that made the cluster that is there, and the ARN of its stack. A cluster that has made a file
-    system goes on with that.
+    `maker`, `stack`: the config that made the cluster that is there, and the ARN of its stack. A
+    cluster that has made a file system goes on with that.
     """
     if not makes_file_system(config):
         return None
@@ -43,7 +45,8 @@ def left_behind(config: Config, calls: Calls, maker: str = "", stack: str = "") 
     ours = [
         row
         for row in rows
-        if row.get("Lifecycle") == "AVAILABLE" and is_ours(tags_of(row.get("Tags")), maker or config.fleet_name)
+        if row.get("Lifecycle") == "AVAILABLE"
+        and is_ours(tags_of(row.get("Tags")), maker or config.fleet_name)
     ]
     if stack and any(tags_of(row["Tags"]).get(STACK) == stack for row in ours):
         return None
@@ -55,24 +58,40 @@ def using(config: Config, row: Row | None) -> Config:
     if row is None:
         return config
     lustre = row.get("LustreConfiguration", {})
-    fsx = replace(config.fleet.fsx, dns_name=str(row["DNSName"]), mount_name=str(lustre.get("MountName") or "fsx"))
+    fsx = replace(
+        config.fleet.fsx,
+        dns_name=str(row["DNSName"]),
+        mount_name=str(lustre.get("MountName") or "fsx"),
+    )
     return replace(config, fleet=replace(config.fleet, fsx=fsx))
 
 
 def describe(config: Config, calls: Calls, row: Row) -> Iterator[str]:
-    """What stands, that it is used, and which links to S3 it lacks, with the commands that make them."""
+    """What stands, that it is used, and which links to S3 it lacks, with the commands that make
+    them.
+    """
     id_ = str(row["FileSystemId"])
     what, usd = resource_cost.of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
-    yield f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used; make clean PURGE=1 removes it"
+    yield (
+        f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used; "
+        "make clean PURGE=1 removes it"
+    )
     if row.get("StorageCapacity") != config.fleet.fsx.size_gib:
         yield f"  it has {row.get('StorageCapacity')} GiB, whatever fleet.fsx.size_gib says"
     of_it = [{"Name": "file-system-id", "Values": [id_]}]
-    there = {str(one.get("FileSystemPath")) for one in calls.pages(
-        "fsx", "DescribeDataRepositoryAssociations", "Associations", Filters=of_it)}  # fmt: skip
+    there = {
+        str(one.get("FileSystemPath"))
+        for one in calls.pages(
+            "fsx", "DescribeDataRepositoryAssociations", "Associations", Filters=of_it
+        )
+    }
     for link in links(config):
         if link["FileSystemPath"] not in there:
-            yield f"  its {link['FileSystemPath']} is not linked to {link['DataRepositoryPath']} any more; to link it:"
+            yield (
+                f"  its {link['FileSystemPath']} is not linked to {link['DataRepositoryPath']} "
+                "any more; to link it:"
+            )
             yield f"  {_command(id_, link, calls.region)}"
 
 
@@ -80,20 +99,43 @@ def _command(id_: str, link: dict[str, Any], region: str) -> str:
     """What links a folder of a file system to S3."""
     kind = next(kind for kind in ("AutoImportPolicy", "AutoExportPolicy") if kind in link)
     policy = f"{kind}={{Events=[{','.join(link[kind])}]}}"
-    words = ["aws", "fsx", "create-data-repository-association", "--region", region, "--file-system-id", id_,
-    "--file-system-path",
-             link["FileSystemPath"], "--data-repository-path", link["DataRepositoryPath"], "--s3", policy]  # fmt: skip
+    words = [
+        "aws",
+        "fsx",
+        "create-data-repository-association",
+        "--region",
+        region,
+        "--file-system-id",
+        id_,
+        "--file-system-path",
+        link["FileSystemPath"],
+        "--data-repository-path",
+        link["DataRepositoryPath"],
+        "--s3",
+        policy,
+    ]
     return shlex.join(words)
 
 
 def open_to_network(calls: Calls, row: Row) -> None:
     """Opens the groups of ours around the file system to its network, on Lustre's ports; once."""
-    cards = calls("ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"]))["NetworkInterfaces"]
+    cards = calls(
+        "ec2", "DescribeNetworkInterfaces", NetworkInterfaceIds=list(row["NetworkInterfaceIds"])
+    )["NetworkInterfaces"]
     (vpc,) = calls("ec2", "DescribeVpcs", VpcIds=[str(row["VpcId"])])["Vpcs"]
     first, last = PORTS
-    way = [{"IpProtocol": "tcp", "FromPort": first, "ToPort": last, "IpRanges": [{"CidrIp": str(vpc["CidrBlock"])}]}]
+    way = [
+        {
+            "IpProtocol": "tcp",
+            "FromPort": first,
+            "ToPort": last,
+            "IpRanges": [{"CidrIp": str(vpc["CidrBlock"])}],
+        }
+    ]
     groups = sorted({str(group["GroupId"]) for card in cards for group in card.get("Groups", ())})
-    for group in calls("ec2", "DescribeSecurityGroups", GroupIds=groups)["SecurityGroups"] if groups else ():
+    for group in (
+        calls("ec2", "DescribeSecurityGroups", GroupIds=groups)["SecurityGroups"] if groups else ()
+    ):
         if is_ours(tags_of(group.get("Tags")), None):
             for operation in ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress"):
                 with passing("InvalidPermission.Duplicate"):

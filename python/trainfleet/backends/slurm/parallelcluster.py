@@ -1,7 +1,8 @@
-"""A cluster of AWS ParallelCluster as machines: runs pcluster to create, update and delete it, and follows its progress.
+"""A cluster of AWS ParallelCluster as machines: runs pcluster to create, update and delete it, and
+follows its progress.
 
-Its file system is kept when the cluster is deleted, as it holds data; `make clean PURGE=1` removes it too. What there is of ours
-is found by its tags, whatever this machine remembers.
+Its file system is kept when the cluster is deleted, as it holds data; `make clean PURGE=1` removes
+it too. What there is of ours is found by its tags, whatever this machine remembers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ EVERY = 15.0  # seconds between two looks at what CloudFormation does
 PATIENCE = 3600.0  # seconds that it gets
 TIMEOUT = 300.0  # that pcluster gets for an answer: it validates first
 UNCHANGED = "No changes found"
-INSTALL = "pipx install aws-parallelcluster; it needs node too (docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
+INSTALL = (
+    "pipx install aws-parallelcluster; it needs node too "
+    "(docs.aws.amazon.com/parallelcluster/latest/ug/install-v3.html)"
+)
 # What CloudFormation's resources are, for people.
 KINDS = {
     "AWS::CloudFormation::Stack": "the cluster",
@@ -62,8 +66,9 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster, from describe-cluster: its status; its head's address and id once there is one; the config that made it, and the
-    ARN of its stack."""
+    """A cluster, from describe-cluster: its status; its head's address and id once there is one;
+    the config that made it, and the ARN of its stack.
+    """
 
     status: str
     address: str = ""
@@ -88,15 +93,22 @@ class Cluster(Machines):
 
     def __init__(self, config: Config) -> None:
         self.config, self.name = config, cluster_name(config)
-        self.region, self.system = config.fleet.aws.region or "", config.fleet.slurm.parallelcluster.os
+        self.region, self.system = (
+            config.fleet.aws.region or "",
+            config.fleet.slurm.parallelcluster.os,
+        )
         self.calls = Calls(self.region)
 
     def changes(self) -> tuple[Artifact, ...]:
-        """Its network, the cluster's file, the nodes' script and the caller's policy; none of what is as they say."""
+        """Its network, the cluster's file, the nodes' script and the caller's policy; none of what
+        is as they say.
+        """
         state = self.look() if is_there() else None  # it can be planned without pcluster
         return self._all(state, self._cluster(state) if is_there() else self._wanted(None))
 
-    def _all(self, state: ClusterState | None, cluster: tuple[Artifact, ...]) -> tuple[Artifact, ...]:
+    def _all(
+        self, state: ClusterState | None, cluster: tuple[Artifact, ...]
+    ) -> tuple[Artifact, ...]:
         found = (*cluster_network.changes(self.config, state.maker if state else ""), *cluster)
         return (*found, *policies(self.config, self._asked[0])) if found else ()
 
@@ -107,7 +119,9 @@ class Cluster(Machines):
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
         placed = cluster_network.placed(self.config, maker)
-        return cluster_file.artifacts(cluster_storage.using(placed, self._left_behind(state)), maker)
+        return cluster_file.artifacts(
+            cluster_storage.using(placed, self._left_behind(state)), maker
+        )
 
     def _left_behind(self, state: ClusterState | None) -> Row | None:
         """The file system that an earlier cluster of the same config left."""
@@ -119,21 +133,31 @@ class Cluster(Machines):
         wanted = self._wanted(state)
         if state is None or not state.is_ready:
             return wanted
-        said = self._pcluster("update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True)
+        said = self._pcluster(
+            "update-cluster", *self._file(wanted), "--dryrun", "true", may_fail=True
+        )
         return () if UNCHANGED in json.dumps(said) else wanted
 
     def prospect(self, hours: float | None, speed: float | None) -> Prospect:
-        """What the cluster costs, what the account lacks, and its files where pcluster can't say what would change."""
+        """What the cluster costs, what the account lacks, and its files where pcluster can't say
+        what would change.
+        """
         prices = in_region(self.config)
         try:
             changes = self.changes()
         except BackendError:
             changes = self._all(None, self._wanted(None))
-        told = priced(cluster_file.costs(self.config, prices), self.config.fleet.nodes, prices, hours)
-        return Prospect(("", *told, "", *plan_text.account(self.config, self.calls, *self._asked)), changes)
+        told = priced(
+            cluster_file.costs(self.config, prices), self.config.fleet.nodes, prices, hours
+        )
+        return Prospect(
+            ("", *told, "", *plan_text.account(self.config, self.calls, *self._asked)), changes
+        )
 
     def apply(self) -> int:
-        """Makes the cluster, or changes it, and follows until it stands; BackendError with the first thing that failed."""
+        """Makes the cluster, or changes it, and follows until it stands; BackendError with the
+        first thing that failed.
+        """
         state = self.look()
         if state and state.passes:
             print(f"{self.name} is on its way already: {state.status}", flush=True)
@@ -146,13 +170,19 @@ class Cluster(Machines):
             if key:
                 self._provide_key(key)
             if state is None and (row := self._left_behind(None)):
-                for line in cluster_storage.describe(cluster_network.placed(self.config), self.calls, row):
+                for line in cluster_storage.describe(
+                    cluster_network.placed(self.config), self.calls, row
+                ):
                     say(line)
                 cluster_storage.open_to_network(self.calls, row)
             self._begin(state, self._cluster(state))
         made = self._follow()
         address = made.address or "without a public address"
-        print(f"{self.name}: {made.status}, head node {address}; its nodes start when a job needs them", flush=True)
+        print(
+            f"{self.name}: {made.status}, head node {address}; its nodes start when a job needs "
+            "them",
+            flush=True,
+        )
         print("next: make train", flush=True)
         return 0
 
@@ -162,24 +192,39 @@ class Cluster(Machines):
             return
         for artifact in wanted:
             if artifact.name == cluster_file.SCRIPT:
-                s3.write(cluster_file.script_address(self.config, artifact.text), artifact.text.encode())
+                s3.write(
+                    cluster_file.script_address(self.config, artifact.text), artifact.text.encode()
+                )
         verb = "update-cluster" if state else "create-cluster"
-        said = self._pcluster(verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"]))
+        said = self._pcluster(
+            verb, *self._file(wanted), *([] if state else ["--rollback-on-failure", "false"])
+        )
         for warning in said.get("validationMessages") or ():
             print(f"{warning.get('level', '').lower()}: {warning.get('message', '')}", flush=True)
-        print(f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes", flush=True)
+        print(
+            f"{self.name} is being {'changed' if state else 'made'}; that takes about ten minutes",
+            flush=True,
+        )
 
     def _provide_key(self, key: str) -> None:
         """Makes the key pair of the cluster."""
         tags = [{"ResourceType": "key-pair", "Tags": pairs(own_tags(self.config.fleet_name))}]
         with passing("InvalidKeyPair.Duplicate"):
-            self.calls("ec2", "ImportKeyPair", KeyName=cluster_file.key_of(self.config), PublicKeyMaterial=key.encode(),
-                       TagSpecifications=tags)  # fmt: skip
+            self.calls(
+                "ec2",
+                "ImportKeyPair",
+                KeyName=cluster_file.key_of(self.config),
+                PublicKeyMaterial=key.encode(),
+                TagSpecifications=tags,
+            )
 
     def _file(self, wanted: Sequence[Artifact]) -> list[str]:
         folder = Path(tempfile.mkdtemp(prefix="trainfleet-cluster-"))
         file = folder / cluster_file.FILE
-        file.write_text(next(artifact.text for artifact in wanted if artifact.name == cluster_file.FILE), encoding="utf-8")
+        file.write_text(
+            next(artifact.text for artifact in wanted if artifact.name == cluster_file.FILE),
+            encoding="utf-8",
+        )
         return ["--cluster-name", self.name, "--cluster-configuration", str(file)]
 
     def _follow(self, gone: bool = False) -> ClusterState:
@@ -210,18 +255,33 @@ class Cluster(Machines):
 
     def _events(self) -> list[dict[str, Any]]:
         """CloudFormation's events of the cluster, the oldest first."""
-        said = self._pcluster("get-cluster-stack-events", "--cluster-name", self.name, may_fail=True)
+        said = self._pcluster(
+            "get-cluster-stack-events", "--cluster-name", self.name, may_fail=True
+        )
         return list(reversed(said.get("events") or ()))
 
     def _failed(self, state: ClusterState | None) -> BackendError:
         failed = [event for event in self._events() if "FAILED" in str(event.get("resourceStatus"))]
         first: dict[str, Any] = next(
-            (event for event in failed if "cancelled" not in str(event.get("resourceStatusReason")).lower()), {}
+            (
+                event
+                for event in failed
+                if "cancelled" not in str(event.get("resourceStatusReason")).lower()
+            ),
+            {},
         )
         why = in_words(first) or (state.why if state else "") or "pcluster does not say"
         status = state.status if state else "it is gone"
-        next_ = f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then make setup"
-        return BackendError(f"the cluster {self.name} could not be made: {status}", where=self.region, why=why, next=next_)
+        next_ = (
+            f"pcluster get-cluster-log-events --cluster-name {self.name}; make clean, then "
+            "make setup"
+        )
+        return BackendError(
+            f"the cluster {self.name} could not be made: {status}",
+            where=self.region,
+            why=why,
+            next=next_,
+        )
 
     def look(self) -> ClusterState | None:
         """The cluster; None where there is none."""
@@ -230,16 +290,25 @@ class Cluster(Machines):
             if "does not exist" in str(said.get("message")):
                 return None
             why, then = str(said.get("message"))[:300], "aws sts get-caller-identity"
-            raise BackendError("pcluster can't tell of the cluster", where=self.name, why=why, next=then)
+            raise BackendError(
+                "pcluster can't tell of the cluster", where=self.name, why=why, next=then
+            )
         head, reasons = said.get("headNode") or {}, said.get("failures") or [{}]
         address = str(head.get("publicIpAddress") or head.get("privateIpAddress") or "")
         maker = tags_of(said.get("tags")).get(CONFIG, "")
         why = str(reasons[0].get("failureReason") or "")
-        return ClusterState(str(said["clusterStatus"]), address, why, str(head.get("instanceId") or ""), maker,
-                     str(said.get("cloudformationStackArn") or ""))  # fmt: skip
+        return ClusterState(
+            str(said["clusterStatus"]),
+            address,
+            why,
+            str(head.get("instanceId") or ""),
+            maker,
+            str(said.get("cloudformationStackArn") or ""),
+        )
 
     def head(self) -> str:
-        """The address of the cluster's head, its id where only Session Manager leads in; "" without a cluster or pcluster.
+        """The address of the cluster's head, its id where only Session Manager leads in; "" without
+        a cluster or pcluster.
 
         Raises:
             BackendError: it is not ready.
@@ -251,8 +320,12 @@ class Cluster(Machines):
             what = f"the cluster {self.name} is not ready: {state.status}"
             raise BackendError(what, where=self.region, next="make setup follows it")
         if not state.is_ready or not state.address:
-            raise BackendError(f"the cluster {self.name} is of no use: {state.status}", where=self.region, why=state.why,
-                               next="make clean, then make setup")  # fmt: skip
+            raise BackendError(
+                f"the cluster {self.name} is of no use: {state.status}",
+                where=self.region,
+                why=state.why,
+                next="make clean, then make setup",
+            )
         return state.instance if self.config.fleet.aws.ssm_only else state.address
 
     def left(self) -> list[str]:
@@ -268,7 +341,8 @@ class Cluster(Machines):
 
     @told_of("not all of it is gone", "make clean goes on with it")
     def remove(self, purge: bool) -> None:
-        """Deletes the cluster, follows that, and proves that nothing is left but what holds data; on `purge` without exception.
+        """Deletes the cluster, follows that, and proves that nothing is left but what holds data;
+        on `purge` without exception.
 
         Raises:
             BackendError: something else is left; what, and what it costs.
@@ -277,16 +351,27 @@ class Cluster(Machines):
         try:
             self._delete()
         except BackendError:
-            Sweep(self.calls, own.stack, say).end_instances()  # whatever keeps pcluster from it, they cost nothing more
+            Sweep(
+                self.calls, own.stack, say
+            ).end_instances()  # whatever keeps pcluster from it, they cost nothing more
             raise
         stay = own.remove(purge, say)
-        prove_gone(surely(self.calls, self.config.fleet_name), stay, self.config.fleet_name, self.calls, own.troubles)
+        prove_gone(
+            surely(self.calls, self.config.fleet_name),
+            stay,
+            self.config.fleet_name,
+            self.calls,
+            own.troubles,
+        )
 
     def _delete(self) -> None:
         """Deletes the cluster and follows that, unless another config has made it."""
         state = self.look()
         if state and state.maker not in ("", self.config.fleet_name):
-            say(f"the cluster {self.name} stays: {state.maker} has made it, and make clean with that config removes it")
+            say(
+                f"the cluster {self.name} stays: {state.maker} has made it, and make clean with "
+                "that config removes it"
+            )
         elif state:
             if state.status != "DELETE_IN_PROGRESS":
                 self._pcluster("delete-cluster", "--cluster-name", self.name)
@@ -304,16 +389,35 @@ class Cluster(Machines):
             raise BackendError("there is no pcluster here", why=why, next=INSTALL)
         command = ["pcluster", verb, *words, "--region", self.region]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TIMEOUT,
+                check=False,
+            )
         except subprocess.TimeoutExpired as error:
             what, why = f"pcluster {verb} gives no answer", f"none in {TIMEOUT:.0f} s"
             raise BackendError(what, why=why, next="the same command again") from error
-        said = _parsed(done.stdout) or _parsed(done.stderr) or {"message": (done.stderr or done.stdout).strip()}
+        said = (
+            _parsed(done.stdout)
+            or _parsed(done.stderr)
+            or {"message": (done.stderr or done.stdout).strip()}
+        )
         if done.returncode and not may_fail:
-            errors = [entry for entry in said.get("configurationValidationErrors") or () if entry.get("level") == "ERROR"]
-            why = "; ".join(entry.get("message", "") for entry in errors) or str(said.get("message"))
+            errors = [
+                entry
+                for entry in said.get("configurationValidationErrors") or ()
+                if entry.get("level") == "ERROR"
+            ]
+            why = "; ".join(entry.get("message", "") for entry in errors) or str(
+                said.get("message")
+            )
             then = "make plan OUT=folder shows cluster.yaml"
-            raise BackendError(f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=then)
+            raise BackendError(
+                f"pcluster {verb} refuses", where=self.name, why=why[:2000], next=then
+            )
         return said
 
 
@@ -338,7 +442,11 @@ def in_words(event: dict[str, Any]) -> str:
         return ""
     verb, _, phase = status.partition("_")
     done = {"CREATE": "made", "UPDATE": "changed", "DELETE": "deleted"}.get(verb, verb.lower())
-    how = {"IN_PROGRESS": f"is being {done}", "COMPLETE": f"is {done}", "FAILED": f"could not be {done}"}.get(phase, status)
+    how = {
+        "IN_PROGRESS": f"is being {done}",
+        "COMPLETE": f"is {done}",
+        "FAILED": f"could not be {done}",
+    }.get(phase, status)
     why = str(event.get("resourceStatusReason") or "") if "FAILED" in status else ""
     name = f" ({event.get('logicalResourceId')})" if what is None or "FAILED" in status else ""
     return f"{what or kind}{name} {how}{f': {why}' if why else ''}"

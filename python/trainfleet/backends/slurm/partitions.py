@@ -21,12 +21,22 @@ class Partitions(Standing):
         version = self.engine.run("sinfo", "--version").strip()
         rows = read_partitions(self.engine.run("scontrol", "--oneliner", "show", "partition"))
         if not re.match(r"slurm\S* \d+\.\d+", version) or not rows:
-            why = f"sinfo --version says {show(version)}, and scontrol show partition names {len(rows)} partitions"
-            raise BackendError("this is no Slurm that can be used", why=why, next="module load slurm; scontrol ping")
+            why = (
+                f"sinfo --version says {show(version)}, and scontrol show partition names "
+                f"{len(rows)} partitions"
+            )
+            raise BackendError(
+                "this is no Slurm that can be used",
+                why=why,
+                next="module load slurm; scontrol ping",
+            )
         print(version)
         for row in rows:
             most = f"{row.most_minutes} min at most" if row.most_minutes else "no time limit"
-            print(f"partition {row.name}: {row.nodes} nodes, {most}{', the default' if row.is_default else ''}"
-                  f"{'' if row.is_up else ', takes no jobs now'}")  # fmt: skip
+            print(
+                f"partition {row.name}: {row.nodes} nodes, "
+                f"{most}{', the default' if row.is_default else ''}"
+                f"{'' if row.is_up else ', takes no jobs now'}"
+            )
         print("the cluster is set up by whoever looks after it\nnext: make train")
         return 0

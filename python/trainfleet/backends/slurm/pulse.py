@@ -1,7 +1,9 @@
-"""Whether the machines of a job's nodes still answer, asked of each itself: Slurm learns of a dead one only after SlurmdTimeout.
+"""Whether the machines of a job's nodes still answer, asked of each itself: Slurm learns of a dead
+one only after SlurmdTimeout.
 
-Each is asked for a TCP connection to its slurmd's port. A refusal is an answer too: then slurmd alone is gone. A node counts as
-absent only where another of the job answers: if none does, the network between here and them may be what is shut.
+Each is asked for a TCP connection to its slurmd's port. A refusal is an answer too: then slurmd
+alone is gone. A node counts as absent only where another of the job answers: if none does, the
+network between here and them may be what is shut.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ from .client import SlurmClient
 WAIT = 5.0  # seconds that a machine gets to answer: its kernel does, also under load
 AT_ONCE = 64  # machines that are asked
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}"
-# scontrol shows a port only where a node has one of its own. Free text that an administrator wrote comes after all of this.
-NODE = re.compile(rf"NodeName=({NAME}) .*?\bNodeAddr=([A-Za-z0-9_.:-]{{1,253}}) NodeHostName=\S+(?: Port=([0-9]{{1,5}}))?(?= |$)")
+# scontrol shows a port only where a node has one of its own. Free text that an administrator wrote
+# comes after all of this.
+NODE = re.compile(
+    rf"NodeName=({NAME}) .*?\bNodeAddr=([A-Za-z0-9_.:-]{{1,253}}) NodeHostName=\S+(?: "
+    rf"Port=([0-9]{{1,5}}))?(?= |$)"
+)
 PORT = re.compile(r"(?m)^SlurmdPort\s*=\s*([0-9]{1,5})\s*$")
 UNHEARD = (EHOSTDOWN, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT)
 
@@ -35,14 +41,22 @@ class SlurmdAddress:
 
 
 def absent(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, str]:
-    """The machines that do not answer, each with the words for it; none where no other answers, or Slurm doesn't say where."""
+    """The machines that do not answer, each with the words for it; none where no other answers, or
+    Slurm doesn't say where.
+    """
     known = places(engine, hosts)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = dict(zip(known, pool.map(answer, known.values()), strict=True))
     there = sum(said is True for said in answers.values())
-    told = f"while {there} other node{'' if there == 1 else 's'} of the job answer{'s' if there == 1 else ''}"
+    told = (
+        f"while {there} other node{'' if there == 1 else 's'} of the job "
+        f"answer{'s' if there == 1 else ''}"
+    )
     gone = [host for host, said in answers.items() if there and said is False]
-    return {host: f"no answer from {known[host].address}, port {known[host].port} (slurmd), {told}" for host in gone}
+    return {
+        host: f"no answer from {known[host].address}, port {known[host].port} (slurmd), {told}"
+        for host in gone
+    }
 
 
 def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress]:
@@ -57,7 +71,11 @@ def places(engine: SlurmClient, hosts: Sequence[str]) -> dict[str, SlurmdAddress
         return {}
     found = [match for row in rows if (match := NODE.match(row)) and match[1] in asked]
     ports = [untrusted_input.whole(match[3] or (usual[1] if usual else "")) for match in found]
-    return {match[1]: SlurmdAddress(match[2], port) for match, port in zip(found, ports, strict=True) if port and port < 2**16}
+    return {
+        match[1]: SlurmdAddress(match[2], port)
+        for match, port in zip(found, ports, strict=True)
+        if port and port < 2**16
+    }
 
 
 def answer(place: SlurmdAddress) -> bool | None:

@@ -1,4 +1,6 @@
-"""Slurm's reasons in plain words: why a job waits, how it ended, why it was refused (reasons.yaml, with its sources)."""
+"""Slurm's reasons in plain words: why a job waits, how it ended, why it was refused (reasons.yaml,
+with its sources).
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,29 @@ from ..base import Phase
 FILE = Path(__file__).with_name("reasons.yaml")
 # slurm.schedmd.com/squeue.html, JOB STATE CODES. What is none of these has ended.
 PHASES = {
-    "PENDING": Phase.QUEUED, "REQUEUED": Phase.QUEUED, "REQUEUE_FED": Phase.QUEUED, "REQUEUE_HOLD": Phase.QUEUED,
-    "SPECIAL_EXIT": Phase.QUEUED, "RESV_DEL_HOLD": Phase.QUEUED,
-    "CONFIGURING": Phase.STARTING, "SUSPENDED": Phase.STARTING, "STOPPED": Phase.STARTING, "RESIZING": Phase.RUNNING,
-    "RUNNING": Phase.RUNNING, "COMPLETING": Phase.STOPPING, "SIGNALING": Phase.RUNNING, "STAGE_OUT": Phase.STOPPING,
-}  # fmt: skip
+    "PENDING": Phase.QUEUED,
+    "REQUEUED": Phase.QUEUED,
+    "REQUEUE_FED": Phase.QUEUED,
+    "REQUEUE_HOLD": Phase.QUEUED,
+    "SPECIAL_EXIT": Phase.QUEUED,
+    "RESV_DEL_HOLD": Phase.QUEUED,
+    "CONFIGURING": Phase.STARTING,
+    "SUSPENDED": Phase.STARTING,
+    "STOPPED": Phase.STARTING,
+    "RESIZING": Phase.RUNNING,
+    "RUNNING": Phase.RUNNING,
+    "COMPLETING": Phase.STOPPING,
+    "SIGNALING": Phase.RUNNING,
+    "STAGE_OUT": Phase.STOPPING,
+}
 WELL = "COMPLETED"
 
 
 @dataclass(frozen=True)
 class SbatchRefusal:
-    """Why Slurm takes no job: in words, and by which key of fleet.slurm; "" where it is none of the config's."""
+    """Why Slurm takes no job: in words, and by which key of fleet.slurm; "" where it is none of the
+    config's.
+    """
 
     means: str
     key: str

@@ -1,7 +1,8 @@
-"""What a cluster's nodes have: by sinfo, in its own words (gres, features), and by a look at one of them, where one is free.
+"""What a cluster's nodes have: by sinfo, in its own words (gres, features), and by a look at one of
+them, where one is free.
 
-slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). What they print is another machine's: it is parsed here, the
-free text last.
+slurm.schedmd.com, sinfo.html (--format) and srun.html (--immediate). What they print is another
+machine's: it is parsed here, the free text last.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .client import SlurmClient
 
-COLUMNS = "%D|%c|%m|%R|%N|%G|%f"  # numbers first, then names, and last what administrators write as they like
+# numbers first, then names, and last what administrators write as they like
+COLUMNS = "%D|%c|%m|%R|%N|%G|%f"
 MOST_ROWS = 1000
-FREE_WITHIN = 20  # seconds in which a node must be free for a look: the answer of sinfo stands without it
+FREE_WITHIN = (
+    20  # seconds in which a node must be free for a look: the answer of sinfo stands without it
+)
 LOOK_MINUTES = 2
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes that are alike: how many, cores and MiB of each, partition, names, gres and features."""
+    """Nodes that are alike: how many, cores and MiB of each, partition, names, gres and
+    features.
+    """
 
     count: int
     cores: int
@@ -43,9 +49,13 @@ def read_nodes(out: str) -> list[Nodes]:
     """The rows of sinfo's answer in COLUMNS; lines that are none are passed over."""
     found = []
     for line in out.splitlines()[:MOST_ROWS]:
-        words = [untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))]
+        words = [
+            untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))
+        ]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]  # 64+: the least of several
+        numbers = [
+            untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)
+        ]  # 64+: the least of several
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
             found.append(Nodes(count_, cores_, memory_, *names))
@@ -64,32 +74,63 @@ def describe(rows: list[Nodes]) -> Iterator[str]:
         what = row.gres if row.gres not in ("", "(null)") else "no gres"
         features = f"; features {row.features}" if row.features not in ("", "(null)") else ""
         size = f"{row.cores} cores, {row.memory_mib / 1024:,.0f} GiB"
-        yield f"partition {row.partition}: {row.count} nodes ({row.names}) with {what}, {size}{features}"
+        yield (
+            f"partition {row.partition}: {row.count} nodes ({row.names}) with {what}, "
+            f"{size}{features}"
+        )
 
 
 def devices_of(rows: list[Nodes]) -> Devices | None:
-    """What fleet.accelerator is to say by sinfo alone: a kind that the gres or a feature names, where all nodes have the same."""
+    """What fleet.accelerator is to say by sinfo alone: a kind that the gres or a feature names,
+    where all nodes have the same.
+    """
     gpus = {found for row in rows if (found := gpus_of(row.gres))}
     if len(gpus) != 1:
         return None
     (one,) = gpus
-    words = [one.type, *(word for row in rows if gpus_of(row.gres) for word in row.features.split(","))]
+    words = [
+        one.type,
+        *(word for row in rows if gpus_of(row.gres) for word in row.features.split(",")),
+    ]
     named = {row.label: row for word in words if word and (row := find_accelerator(word))}
     return Devices(next(iter(named)), one.count) if len(named) == 1 else None
 
 
 def look(engine: SlurmClient, slurm: SlurmConfig, rows: list[Nodes]) -> Facts | str:
-    """What one of the nodes with GPUs says itself, in an allocation of seconds; why there is none, where none is free."""
+    """What one of the nodes with GPUs says itself, in an allocation of seconds; why there is none,
+    where none is free.
+    """
     with_gpus = next((row for row in rows if gpus_of(row.gres)), None)
     if with_gpus is None:
         return "no node has a gres of GPUs"
     given = {
-        "partition": slurm.partition or with_gpus.partition, "account": slurm.account, "qos": slurm.qos,
-        "constraint": slurm.constraint, "reservation": slurm.reservation, "gres": slurm.gres or f"gpu:{_most(with_gpus)}",
-    }  # fmt: skip
+        "partition": slurm.partition or with_gpus.partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": slurm.constraint,
+        "reservation": slurm.reservation,
+        "gres": slurm.gres or f"gpu:{_most(with_gpus)}",
+    }
     own = [f"--{name}={value}" for name, value in given.items() if value]
-    words = ["srun", f"--immediate={FREE_WITHIN}", "--nodes=1", "--ntasks=1", f"--time={LOOK_MINUTES}", "--mpi=none", "--quiet",
-             "--job-name=trainfleet-doctor", *own, "sh", "-s", "--", "--links", "", "", "", "localhost"]  # fmt: skip
+    words = [
+        "srun",
+        f"--immediate={FREE_WITHIN}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={LOOK_MINUTES}",
+        "--mpi=none",
+        "--quiet",
+        "--job-name=trainfleet-doctor",
+        *own,
+        "sh",
+        "-s",
+        "--",
+        "--links",
+        "",
+        "",
+        "",
+        "localhost",
+    ]
     try:
         said = engine.ask(words, reading.SCRIPT.read_text(encoding="utf-8"), None)
         return reading.parse(said.out) if not said.code else f"srun says: {_last(said.error)}"
@@ -105,12 +146,20 @@ def report(engine: SlurmClient, slurm: SlurmConfig) -> tuple[list[str], Facts | 
         return lines, None
     found = look(engine, slurm, rows)
     if isinstance(found, Facts):
-        return [*lines, f"a node that was free, {found.hostname}:", *(f"  {line}" for line in probe.describe(found))], found
-    lines.append(f"no node could be looked at within {FREE_WITHIN} s, so its network is not known: {found}")
+        return [
+            *lines,
+            f"a node that was free, {found.hostname}:",
+            *(f"  {line}" for line in probe.describe(found)),
+        ], found
+    lines.append(
+        f"no node could be looked at within {FREE_WITHIN} s, so its network is not known: {found}"
+    )
     if devices := devices_of(rows):
         lines += [f"by its gres, {KEY} is to say", probe.block(devices)]
     else:
-        lines.append(f"the gres names no kind of GPU that is known: {KEY} must, as in {KEY}: 8xh100")
+        lines.append(
+            f"the gres names no kind of GPU that is known: {KEY} must, as in {KEY}: 8xh100"
+        )
     return lines, None
 
 

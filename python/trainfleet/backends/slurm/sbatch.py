@@ -1,10 +1,13 @@
-"""The batch script that is given to sbatch: the resources that a job asks for, and how its nodes' parts run. Pure.
+"""The batch script that is given to sbatch: the resources that a job asks for, and how its nodes'
+parts run. Pure.
 
-Slurm runs it on the first node of each allocation, anew when the job was queued again. It makes sure that a token is one job; its
-srun starts trainfleet.entrypoint on every node; before the time limit it has the ranks save and leave, and queues the job again.
-Whether a failure is worth another start, while no launcher is there to say so, it asks launch/aftermath.py.
+Slurm runs it on the first node of each allocation, anew when the job was queued again. It makes
+sure that a token is one job; its srun starts trainfleet.entrypoint on every node; before the time
+limit it has the ranks save and leave, and queues the job again. Whether a failure is worth another
+start, while no launcher is there to say so, it asks launch/aftermath.py.
 
-Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT ENVIRONMENT VARIABLES).
+Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
+ENVIRONMENT VARIABLES).
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from ..node_script import entrypoint_words
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
 LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones off
-# A token's file says which job carries it out: a second one that was submitted for it finds that, and leaves. What the engine
-# told the ranks of an earlier start (supervisor.py, and here) is over. A signal ends `wait` too: the code is the child's once the
-# child is gone.
+# A token's file says which job carries it out: a second one that was submitted for it finds that,
+# and leaves. What the engine told the ranks of an earlier start (supervisor.py, and here) is over.
+# A signal ends `wait` too: the code is the child's once the child is gone.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
@@ -48,32 +51,47 @@ while kill -0 "$child" 2> /dev/null; do
   wait "$child"
   code=$?
 done
-"""
+"""  # noqa: E501
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'  # the ranks look for it at each step
+# the ranks look for it at each step
+ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
 # Of the gate, what each node runs: where its words go.
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
-# What each node is started by: where its exit code goes, and that the first one watches over all ranks while no launcher does.
-NODE = '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export {watch}={ranks}; exec "$@"'
+# What each node is started by: where its exit code goes, and that the first one watches over all
+# ranks while no launcher does.
+NODE = (
+    '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export '
+    '{watch}={ranks}; exec "$@"'
+)
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where a job runs: its folder and the Python of the nodes, as all of them see it; who is not to be used."""
+    """Where a job runs: its folder and the Python of the nodes, as all of them see it; who is not
+    to be used.
+    """
 
     folder: str
     python: str
     without: tuple[str, ...] = ()
 
 
-def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, str], notes: Iterable[str] = ()) -> Artifact:
+def script(
+    config: Config,
+    job: Job,
+    ground: Ground,
+    environment: Mapping[str, str],
+    notes: Iterable[str] = (),
+) -> Artifact:
     """job.sbatch; `notes` stand in its head."""
     words = ["-m", *entrypoint_words(job, SEATING)]
-    settings = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    settings = [
+        f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
+    ]
     lines = [
         "#!/bin/sh",
         *(f"#SBATCH {option}" for option in options(config, job, ground)),
@@ -89,24 +107,43 @@ def script(config: Config, job: Job, ground: Ground, environment: Mapping[str, s
 def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     """What the job asks of Slurm, as sbatch's options."""
     fleet, slurm = config.fleet, config.fleet.slurm
-    yield from (f"--job-name={job.name[:LONGEST_NAME]}", f"--nodes={job.nodes}", "--ntasks-per-node=1")
+    yield from (
+        f"--job-name={job.name[:LONGEST_NAME]}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+    )
     yield from ("--exclusive", "--mem=0") if fleet.exclusive else ()
     for name, value in (
-        ("partition", slurm.partition), ("account", slurm.account), ("qos", slurm.qos), ("time", slurm.time_limit),
-        ("constraint", slurm.constraint), ("reservation", slurm.reservation), ("gres", slurm.gres),
+        ("partition", slurm.partition),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
+        ("time", slurm.time_limit),
+        ("constraint", slurm.constraint),
+        ("reservation", slurm.reservation),
+        ("gres", slurm.gres),
         ("exclude", ",".join(ground.without)),
-    ):  # fmt: skip
+    ):
         if value:
             yield f"--{name}={value}"
     if job.after:  # where that one fails, this one goes
-        yield from (f"--dependency=afterok:{job.after.rpartition(':')[2]}", "--kill-on-invalid-dep=yes")
+        yield from (
+            f"--dependency=afterok:{job.after.rpartition(':')[2]}",
+            "--kill-on-invalid-dep=yes",
+        )
     yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
-    yield from (f"--chdir={ground.folder}", f"--output={run_folder.job_log(job.folder)}", "--open-mode=append")
+    yield from (
+        f"--chdir={ground.folder}",
+        f"--output={run_folder.job_log(job.folder)}",
+        "--open-mode=append",
+    )
     yield from slurm.options
 
 
 def _heading(job: Job, ground: Ground) -> Iterator[str]:
-    yield f"{job.kind} {job.name}: {job.nodes} nodes; the output of each goes to {job.folder}/logs/node-<i>.log"
+    yield (
+        f"{job.kind} {job.name}: {job.nodes} nodes; the output of each goes to "
+        f"{job.folder}/logs/node-<i>.log"
+    )
     if job.torchrun:
         seat = Seat(0, job.nodes, "$FIRST_HOST", job.port or 0)
         words = torchrun(seat, job.ranks_per_node, job.module, ground.python)
@@ -126,54 +163,108 @@ def _threads(job: Job) -> Iterator[str]:
 def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Iterator[str]:
     watched = job.nodes * job.ranks_per_node if job.beats else 0
     node = ["sh", "-c", shlex.quote(NODE.format(exit=EXIT, watch=WATCH, ranks=watched)), '"$mine"']
-    step = fold([*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])], WIDTH)
+    step = fold(
+        [*_srun(config, job, ground, job.nodes), *node, *map(shlex.quote, [ground.python, *words])],
+        WIDTH,
+    )
     notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
     folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, step)])
     start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
     claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
-    yield BODY.format(folder=folder, start=start, claim=claim, engine=run_folder.ENGINE, notice=notice, step=line).rstrip()
+    yield BODY.format(
+        folder=folder, start=start, claim=claim, engine=run_folder.ENGINE, notice=notice, step=line
+    ).rstrip()
     if config.fleet.slurm.requeue:
         judge = [ground.python, "-m", "trainfleet.launch.aftermath", str(job.folder)]
-        judged = " ".join([*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"'])
+        judged = " ".join(
+            [*_srun(config, job, ground, 1), *map(shlex.quote, judge), '"$mine" "$near"']
+        )
         yield AGAIN.format(judge=judged).rstrip()
     yield 'exit "$code"'
 
 
 def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> Iterator[str]:
-    """`start` in the background; where that is asked for, once the nodes of a job of several have passed the gate."""
+    """`start` in the background; where that is asked for, once the nodes of a job of several have
+    passed the gate.
+    """
     if not (config.fleet.slurm.gate and job.torchrun and job.nodes > 1):
         *lines, last = start
         yield from [*lines, f"{last} &"]
         return
-    all_, one, admission = _srun(config, job, ground, job.nodes), _srun(config, job, ground, 1), [ground.python, "-m", ADMISSION]
+    all_, one, admission = (
+        _srun(config, job, ground, job.nodes),
+        _srun(config, job, ground, 1),
+        [ground.python, "-m", ADMISSION],
+    )
     env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in NCCL_LOGS.items())]
-    entry = ["-m", "trainfleet.entrypoint", "--on", "slurm", "--folder", '"$mine/gate"', "--ranks", str(job.ranks_per_node), "--"]
+    entry = [
+        "-m",
+        "trainfleet.entrypoint",
+        "--on",
+        "slurm",
+        "--folder",
+        '"$mine/gate"',
+        "--ranks",
+        str(job.ranks_per_node),
+        "--",
+    ]
     yield "{ # the gate first: what each node is, and what the links between them carry"
-    yield from fold([*all_, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH)
-    yield from fold([*all_, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))], WIDTH)
-    yield from fold([*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH)
+    yield from fold(
+        [*all_, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH
+    )
+    yield from fold(
+        [*all_, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))],
+        WIDTH,
+    )
+    yield from fold(
+        [*one, *map(shlex.quote, [*admission, str(job.folder)]), '"$mine"', "&&"], WIDTH
+    )
     yield from start
     yield "} &"
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """srun's words, up to those of the command: one task a node, with all cores and devices that the job has there.
+    """srun's words, up to those of the command: one task a node, with all cores and devices that
+    the job has there.
 
-    --export: what sbatch was given reaches the tasks too. --cpu-bind: one task would otherwise be bound to one core.
+    --export: what sbatch was given reaches the tasks too. --cpu-bind: one task would otherwise be
+    bound to one core.
     """
-    own = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--export=ALL", "--input=none", "--mpi=none", "--cpu-bind=none",
-           "--kill-on-bad-exit=1"]  # fmt: skip
+    own = [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--export=ALL",
+        "--input=none",
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+    ]
     return [*own, *_container(config, job, ground)] if job.image else own
 
 
 def _container(config: Config, job: Job, ground: Ground) -> list[str]:
-    """The words by which srun starts a command in the job's image, which sees the folder of the runs where the nodes do.
+    """The words by which srun starts a command in the job's image, which sees the folder of the
+    runs where the nodes do.
 
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """
     folder, image = shlex.quote(ground.folder), shlex.quote(job.image)
     if config.fleet.slurm.container == "pyxis":
-        return [f"--container-image={image}", f"--container-mounts={folder}:{folder}", f"--container-workdir={folder}",
-                "--no-container-mount-home"]  # fmt: skip
+        return [
+            f"--container-image={image}",
+            f"--container-mounts={folder}:{folder}",
+            f"--container-workdir={folder}",
+            "--no-container-mount-home",
+        ]
     devices = ["--nv"] if config.fleet.device == "cuda" else []
-    return ["apptainer", "exec", *devices, "--bind", f"{folder}:{folder}", "--pwd", folder, f"docker://{image}"]
+    return [
+        "apptainer",
+        "exec",
+        *devices,
+        "--bind",
+        f"{folder}:{folder}",
+        "--pwd",
+        folder,
+        f"docker://{image}",
+    ]

@@ -14,9 +14,15 @@ from ..run_storage import Here
 
 
 class Shared(Here):
-    """The run's folder is the truth; `has_job`: whether the engine has a job of it that has not ended."""
+    """The run's folder is the truth; `has_job`: whether the engine has a job of it that has not
+    ended.
+    """
 
-    words, pace, lag = " on the cluster", 1.0, 5.0  # Lustre and NFS show what others wrote some seconds later
+    words, pace, lag = (
+        " on the cluster",
+        1.0,
+        5.0,
+    )  # Lustre and NFS show what others wrote some seconds later
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
         super().__init__(run)
@@ -34,7 +40,9 @@ class Shared(Here):
 
 
 def _is_alive(run: Run, holder: Holder) -> bool:
-    """Whether a launcher holds the lease: known at once on its own machine, elsewhere by its clock or its next renewal."""
+    """Whether a launcher holds the lease: known at once on its own machine, elsewhere by its clock
+    or its next renewal.
+    """
     if holder.host == platform.node() and holder.pid != os.getpid() and not identity(holder.pid):
         return False
     return is_held(holder, time.time()) or is_renewed(run.folder)

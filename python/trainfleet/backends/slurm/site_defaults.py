@@ -1,7 +1,9 @@
-"""What a site's environment says to sbatch, as options of the job: SBATCH_ACCOUNT and its like, read once, when a job is planned.
+"""What a site's environment says to sbatch, as options of the job: SBATCH_ACCOUNT and its like,
+read once, when a job is planned.
 
-sbatch reads them as options, over those of a script. So the client's commands run without them (client.py), and what applies
-stands in the script, where a plan shows it and every start of the job has it.
+sbatch reads them as options, over those of a script. So the client's commands run without them
+(client.py), and what applies stands in the script, where a plan shows it and every start of the job
+has it.
 
 Source: slurm.schedmd.com, sbatch.html, INPUT ENVIRONMENT VARIABLES.
 """
@@ -21,10 +23,15 @@ from .client import SlurmClient
 
 SWITCHES, WAIT = "SBATCH_REQ_SWITCH", "SBATCH_WAIT4SWITCH"
 NAMED = {  # variable → option, where the one is not named like the other
-    "SBATCH_BURST_BUFFER": "bb", "SBATCH_CPU_FREQ_REQ": "cpu-freq", "SBATCH_MEM_PER_NODE": "mem", SWITCHES: "switches",
-    "SBATCH_TIMELIMIT": "time", "SLURM_HINT": "hint",
-}  # fmt: skip
-# The options that a site may set. What else has a variable is the program's own, or changes neither where a job runs nor how.
+    "SBATCH_BURST_BUFFER": "bb",
+    "SBATCH_CPU_FREQ_REQ": "cpu-freq",
+    "SBATCH_MEM_PER_NODE": "mem",
+    SWITCHES: "switches",
+    "SBATCH_TIMELIMIT": "time",
+    "SLURM_HINT": "hint",
+}
+# The options that a site may set. What else has a variable is the program's own, or changes neither
+# where a job runs nor how.
 KNOWN = re.compile(
     "account|acctg-freq|batch|bb|cluster-constraint|constraint|core-spec|cpu-freq|cpus-per-gpu|delay-boot|distribution|gpu-bind|"
     "gpu-freq|gpus|gpus-per-node|gpus-per-socket|gpus-per-task|gres|gres-flags|hint|mem|mem-bind|mem-per-cpu|mem-per-gpu|network|"
@@ -35,7 +42,8 @@ FLAGS = ("overcommit", "spread-job", "use-min-nodes")
 
 
 def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[str]]:
-    """Returns the config with what its keys leave to the site, and for each variable what it sets, or that it is not used.
+    """Returns the config with what its keys leave to the site, and for each variable what it sets,
+    or that it is not used.
 
     Raises:
         BackendError: a value can't stand in a script.
@@ -49,11 +57,18 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
             notes.append(f"{variable} is not used: {key} decides that")
             continue
         if re.search(r"[^!-~]|[\\'\"#]", value):
-            what, then = f"{untrusted_input.show(value)} can't stand in a batch script", f"unset {variable}"
-            raise BackendError(what, where=variable, next=f"{then}; fleet.slurm has keys for what a job asks for")
+            what, then = (
+                f"{untrusted_input.show(value)} can't stand in a batch script",
+                f"unset {variable}",
+            )
+            raise BackendError(
+                what, where=variable, next=f"{then}; fleet.slurm has keys for what a job asks for"
+            )
         option = f"--{name}" if name in FLAGS else f"--{name}={value}"
         notes.append(f"{variable} sets {option}")
-        own: dict[str, Any] = {"partition": value} if name == "partition" else {"options": (*slurm.options, option)}
+        own: dict[str, Any] = (
+            {"partition": value} if name == "partition" else {"options": (*slurm.options, option)}
+        )
         slurm = replace(slurm, **own)
     return replace(config, fleet=replace(config.fleet, slurm=slurm)), notes
 
@@ -61,8 +76,15 @@ def apply(config: Config, environment: Mapping[str, str]) -> tuple[Config, list[
 def read(engine: SlurmClient) -> dict[str, str]:
     """Returns what is said to sbatch where it runs, in a login's environment."""
     entries = engine.ask(["env", "-0"], "", None).out.split("\0")
-    found = {name.rpartition("\n")[2]: value for name, _, value in (entry.partition("=") for entry in entries)}
-    said = {name: value for name, value in found.items() if re.fullmatch("SBATCH_[A-Z0-9_]+|SLURM_HINT", name)}
+    found = {
+        name.rpartition("\n")[2]: value
+        for name, _, value in (entry.partition("=") for entry in entries)
+    }
+    said = {
+        name: value
+        for name, value in found.items()
+        if re.fullmatch("SBATCH_[A-Z0-9_]+|SLURM_HINT", name)
+    }
     if (wait := said.pop(WAIT, "")) and SWITCHES in said:  # alone it has no effect
         said[SWITCHES] += f"@{wait}"
     return said

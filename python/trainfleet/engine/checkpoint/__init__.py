@@ -1,4 +1,5 @@
-"""Saves a run while it trains, and resumes it. What exists, and whether it is good, trainfleet.checkpoints decides.
+"""Saves a run while it trains, and resumes it. What exists, and whether it is good,
+trainfleet.checkpoints decides.
 
 checkpoints   what the training loop calls
 saving        a save in the background: begin, write, commit, remove old ones

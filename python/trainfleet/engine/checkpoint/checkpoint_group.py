@@ -1,7 +1,8 @@
-"""Collective steps of a checkpoint, on a gloo group of their own, apart from training's collectives.
+"""Collective steps of a checkpoint, on a gloo group of their own, apart from training's
+collectives.
 
-So a save can communicate in the background while training does in the foreground. Whatever fails on one rank fails on all of them
-with the same message: no rank is left waiting in a collective.
+So a save can communicate in the background while training does in the foreground. Whatever fails on
+one rank fails on all of them with the same message: no rank is left waiting in a collective.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-PATIENCE = timedelta(hours=1)  # a rank that died is noticed at once, by its closed connections; this is for slow disks
+PATIENCE = timedelta(
+    hours=1
+)  # a rank that died is noticed at once, by its closed connections; this is for slow disks
 T = TypeVar("T")
 
 
@@ -81,7 +84,8 @@ class Peers:
         """Runs `work` on every rank; returns the results, in rank order, at rank 0.
 
         Raises:
-            CheckpointError: on every rank, when any rank's part failed. Returning means that all are done.
+            CheckpointError: on every rank, when any rank's part failed. Returning means that all
+                are done.
         """
         result, failure = attempt(self.rank, what, work)
         gathered = self.gather((result, failure))
@@ -105,9 +109,15 @@ def attempt(rank: int, what: str, work: Callable[[], T]) -> tuple[T | None, Rank
         where = f" ({error.filename})" if error.filename else ""
         then = unwritable(Path(), error).next if error.errno == errno.EFBIG else ""
         return None, RankFailure(
-            rank, what, f"{error.strerror or error}{where}", error.errno in (errno.ENOSPC, errno.EDQUOT), then
+            rank,
+            what,
+            f"{error.strerror or error}{where}",
+            error.errno in (errno.ENOSPC, errno.EDQUOT),
+            then,
         )
     except TrainfleetError as error:
-        return None, RankFailure(rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next)
+        return None, RankFailure(
+            rank, what, f"{error.head}: {error.why}" if error.why else error.head, False, error.next
+        )
     except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
         return None, RankFailure(rank, what, f"{type(error).__name__}: {error}", False)

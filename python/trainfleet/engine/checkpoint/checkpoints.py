@@ -1,7 +1,8 @@
 """The checkpoints of a run, as its training loop sees them.
 
-A checkpoint's files hold the model, the optimizer's moments and every rank's random number generators. All else is in the marker
-or follows from the step: the learning rate, and which samples come next. The optimizer's settings are the config's, never saved.
+A checkpoint's files hold the model, the optimizer's moments and every rank's random number
+generators. All else is in the marker or follows from the step: the learning rate, and which samples
+come next. The optimizer's settings are the config's, never saved.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from .snapshot import Snapshot
 
 @dataclass
 class TrainingProgress:
-    """The progress of training: steps, samples and tokens done, seconds over all attempts, and what guard and loss scale know."""
+    """The progress of training: steps, samples and tokens done, seconds over all attempts, and what
+    guard and loss scale know.
+    """
 
     step: int = 0
     samples: int = 0
@@ -59,7 +62,9 @@ class Saved:
 
 
 class Checkpoints:
-    """Saves at step boundaries while training continues, and resumes a run. All ranks call every method together."""
+    """Saves at step boundaries while training continues, and resumes a run. All ranks call every
+    method together.
+    """
 
     def __init__(self, run: Run, config: Config, dataset: str, world: World) -> None:
         """`dataset` is the identity of the tokens that are trained on."""
@@ -80,7 +85,9 @@ class Checkpoints:
         return self.policy.on_failure == "stop"
 
     def proposal(self) -> Proposal:
-        """What this rank asks for at a step boundary; the vote gives all ranks the same decision."""
+        """What this rank asks for at a step boundary; the vote gives all ranks the same
+        decision.
+        """
         self._look()
         late = self.world.first and 0 < self.policy.every_seconds <= time.monotonic() - self.began
         first, self.asked = late and not self.asked, self.asked or late
@@ -94,7 +101,9 @@ class Checkpoints:
         """
         if decision.fail:
             self.settle()
-        return decision.save or (self.policy.every_steps > 0 and step % self.policy.every_steps == 0)
+        return decision.save or (
+            self.policy.every_steps > 0 and step % self.policy.every_steps == 0
+        )
 
     def save(self, parts: Parts, progress: TrainingProgress, loss: float) -> None:
         """Begins to save the state as it is now; training may change it once this returns.
@@ -102,7 +111,8 @@ class Checkpoints:
         It waits for a save that is still under way: `checkpoint.every` holds also on a slow disk.
 
         Raises:
-            RunError: that one failed, and the run is to stop when it does; on all ranks, as it failed on all.
+            RunError: that one failed, and the run is to stop when it does; on all ranks, as it
+                failed on all.
         """
         self._wait()
         if self.failed and self.stops:
@@ -114,7 +124,10 @@ class Checkpoints:
             self.snapshot = Snapshot(self.peers, state)
         self.snapshot.take(state, device)
         snapshot, commit = self.snapshot, self._commit(progress, loss)
-        self.under_way = Save(progress.step, lambda: saving.write(self.peers, self.store, snapshot, commit, self.policy))
+        self.under_way = Save(
+            progress.step,
+            lambda: saving.write(self.peers, self.store, snapshot, commit, self.policy),
+        )
 
     def settle(self) -> None:
         """Returns when no save is under way.
@@ -133,15 +146,21 @@ class Checkpoints:
         return done
 
     def resume(self, parts: Parts) -> TrainingProgress:
-        """Loads the newest good checkpoint, else what `train.init_from` names, else nothing; returns the progress.
+        """Loads the newest good checkpoint, else what `train.init_from` names, else nothing;
+        returns the progress.
 
         Raises:
-            RunError: there are checkpoints and none is good, or they are of another run than the config asks for.
+            RunError: there are checkpoints and none is good, or they are of another run than the
+                config asks for.
         """
         self.peers.one("can't clear away what unfinished saves left", self.store.sweep)
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)
         for damage in passed:
-            self._tell("damaged", f"{damage.address} is damaged and was set aside: {damage.why}", **asdict(damage))
+            self._tell(
+                "damaged",
+                f"{damage.address} is damaged and was set aside: {damage.why}",
+                **asdict(damage),
+            )
         if found is None:
             self._begin(parts)
             return TrainingProgress()
@@ -150,7 +169,14 @@ class Checkpoints:
         if not same:
             rng_state.seed_all(device, self.config.train.seed, commit.step, self.peers.rank)
         self._resumed(commit, found.changed, same)
-        return TrainingProgress(commit.step, commit.samples, commit.tokens, commit.seconds_trained, commit.guard, commit.scale)
+        return TrainingProgress(
+            commit.step,
+            commit.samples,
+            commit.tokens,
+            commit.seconds_trained,
+            commit.guard,
+            commit.scale,
+        )
 
     def _begin(self, parts: Parts) -> None:
         rng_state.seed_all(self.world.device, self.config.train.seed, 0, self.peers.rank)
@@ -160,7 +186,11 @@ class Checkpoints:
 
     def _resumed(self, commit: Commit, changed: Mapping[str, tuple[Any, Any]], same: bool) -> None:
         differences = "".join(f"; {key} was {was}, is {now}" for key, (was, now) in changed.items())
-        cause = "on another kind of device" if commit.world_size == self.peers.size else f"by {commit.world_size} ranks"
+        cause = (
+            "on another kind of device"
+            if commit.world_size == self.peers.size
+            else f"by {commit.world_size} ranks"
+        )
         ranks = "" if same else f"; saved {cause}, so random numbers begin anew"
         self._tell(
             "resumed",

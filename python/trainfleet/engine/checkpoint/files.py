@@ -14,7 +14,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -24,13 +29,23 @@ from ...checkpoints.marker import Commit, FileSum
 from ...checkpoints.store import CheckpointStore
 
 DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def write(store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]) -> FileSum:
+def write(
+    store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes | memoryview]
+) -> FileSum:
     """Writes a file of the checkpoint that was begun; it is durable when this returns.
 
     Returns its size and checksum, of the bytes as they were before any disk had them.
@@ -43,7 +58,9 @@ def write(store: CheckpointStore, step: int, name: str, chunks: Iterable[bytes |
     return FileSum(size, crc)
 
 
-def write_tensors(store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]) -> FileSum:
+def write_tensors(
+    store: CheckpointStore, step: int, name: str, parts: CheckpointIndex, data: Mapping[str, Tensor]
+) -> FileSum:
     """Writes a file of pieces of tensors, each under the name of the whole, as `write` does."""
     return write(store, step, name, (index.header(parts), *(bytes_of(data[key]) for key in parts)))
 
@@ -63,7 +80,9 @@ def read_piece(stream: BinaryIO, dtype: torch.dtype, piece: TensorPiece) -> Tens
 
 
 class Reader(FileSystemReader):
-    """Reads a committed checkpoint whose marker was verified. Nothing in its files is executed or trusted."""
+    """Reads a committed checkpoint whose marker was verified. Nothing in its files is executed or
+    trusted.
+    """
 
     def __init__(self, store: CheckpointStore, commit: Commit) -> None:
         super().__init__("/")
@@ -81,17 +100,25 @@ class Reader(FileSystemReader):
     @cached_property
     def pieces(self) -> dict[tuple[str, Sizes], TensorPiece]:
         """The pieces by name and by where they begin in the tensor."""
-        return {(name, piece.offsets): piece for name, tensor in self.index.items() for piece in tensor.pieces}
+        return {
+            (name, piece.offsets): piece
+            for name, tensor in self.index.items()
+            for piece in tensor.pieces
+        }
 
     def room(self, name: str) -> Tensor | None:
-        """An empty tensor as large as one of the checkpoint; None where it has none of that name."""
+        """An empty tensor as large as one of the checkpoint; None where it has none of that
+        name.
+        """
         found = self.index.get(name)
         return None if found is None else torch.empty(found.shape, dtype=DTYPES[found.dtype])
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return Metadata({name: _entry(tensor) for name, tensor in self.index.items()})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         pass
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -107,8 +134,12 @@ class Reader(FileSystemReader):
         return done
 
     def _read(self, stream: BinaryIO, item: ReadItem, planner: LoadPlanner) -> None:
-        tensor = read_piece(stream, DTYPES[self.index[item.storage_index.fqn].dtype], self._piece(item))
-        for axis, (first, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        tensor = read_piece(
+            stream, DTYPES[self.index[item.storage_index.fqn].dtype], self._piece(item)
+        )
+        for axis, (first, length) in enumerate(
+            zip(item.storage_offsets, item.lengths, strict=True)
+        ):
             tensor = tensor.narrow(axis, first, length)
         target = planner.resolve_tensor(item).detach()
         target.copy_(tensor)
@@ -121,5 +152,10 @@ class Reader(FileSystemReader):
 
 def _entry(tensor: IndexedTensor) -> TensorStorageMetadata:
     """What torch's planner calls it."""
-    chunks = [ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape)) for piece in tensor.pieces]
-    return TensorStorageMetadata(TensorProperties(dtype=DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)
+    chunks = [
+        ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.shape))
+        for piece in tensor.pieces
+    ]
+    return TensorStorageMetadata(
+        TensorProperties(dtype=DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks
+    )

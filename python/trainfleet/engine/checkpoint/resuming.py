@@ -1,4 +1,6 @@
-"""Resumes from the newest checkpoint that is good: all checksums are verified before any of it is loaded."""
+"""Resumes from the newest checkpoint that is good: all checksums are verified before any of it is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,15 @@ class ResumePoint:
     changed: dict[str, tuple[Any, Any]]
 
 
-def find(peers: Peers, store: CheckpointStore, config: Config, dataset: str) -> tuple[ResumePoint | None, list[Damage]]:
-    """The newest good checkpoint (None: there are none at all) and the newer ones that are not good; all ranks call it.
+def find(
+    peers: Peers, store: CheckpointStore, config: Config, dataset: str
+) -> tuple[ResumePoint | None, list[Damage]]:
+    """The newest good checkpoint (None: there are none at all) and the newer ones that are not
+    good; all ranks call it.
 
     Raises:
-        RunError: there are checkpoints and none is good, or the config asks for another run than theirs.
+        RunError: there are checkpoints and none is good, or the config asks for another run than
+            theirs.
     """
     passed: list[Damage] = []
     for step in reversed(peers.one("can't list the checkpoints", store.steps)):
@@ -62,7 +68,9 @@ def find(peers: Peers, store: CheckpointStore, config: Config, dataset: str) -> 
         try:
             commit = examine(peers, store, step)
         except Broken as error:
-            passed.append(Damage(step, address, f"{error.what}: {error.why}" if error.why else error.what))
+            passed.append(
+                Damage(step, address, f"{error.what}: {error.why}" if error.why else error.what)
+            )
             continue
         found = ResumePoint(commit, changes.check(commit, config, dataset, address))
         peers.one("can't set a damaged checkpoint aside", lambda: set_aside(store, passed))
@@ -72,7 +80,8 @@ def find(peers: Peers, store: CheckpointStore, config: Config, dataset: str) -> 
             "no checkpoint is good, and starting over is not for a program to decide",
             where=passed[0].address,
             why="; ".join(f"step {damage.step}: {damage.why}" for damage in passed),
-            next="make checkpoints shows them; mend one, or train under another name: make train SET='name=again'",
+            next="make checkpoints shows them; mend one, or train under another name: make train "
+            "SET='name=again'",
         )
     return None, []
 
@@ -83,21 +92,30 @@ def set_aside(store: CheckpointStore, passed: list[Damage]) -> None:
 
 
 def examine(peers: Peers, store: CheckpointStore, step: int) -> Commit:
-    """A checkpoint's marker, after the ranks have verified its files' checksums, each its share; else Broken on all ranks."""
-    text, address = peers.one("can't read a checkpoint", lambda: store.marker(step)), store.address(step)
+    """A checkpoint's marker, after the ranks have verified its files' checksums, each its share;
+    else Broken on all ranks.
+    """
+    text, address = (
+        peers.one("can't read a checkpoint", lambda: store.marker(step)),
+        store.address(step),
+    )
     commit = listing.believed(text, step, address)
     mine = sorted(commit.files.items())[peers.rank :: peers.size]
-    faults = peers.all("can't read a checkpoint", lambda: [listing.damage(store, step, name, file) for name, file in mine])
+    faults = peers.all(
+        "can't read a checkpoint",
+        lambda: [listing.damage(store, step, name, file) for name, file in mine],
+    )
     if found := peers.tell([fault for several in faults for fault in several if fault]):
         raise Broken("; ".join(found), where=address)
     return commit
 
 
 def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, device: Device) -> bool:
-    """Loads this rank's part of a checkpoint, whatever layout wrote it; returns whether the generators were restored too.
+    """Loads this rank's part of a checkpoint, whatever layout wrote it; returns whether the
+    generators were restored too.
 
-    They belong to ranks and devices: only the same number of ranks on the same kind of device restores them; otherwise they are
-    seeded anew from seed, step and rank.
+    They belong to ranks and devices: only the same number of ranks on the same kind of device
+    restores them; otherwise they are seeded anew from seed, step and rank.
     """
     state, rank = parts.state(), str(peers.rank)
     same = found.world_size == peers.size
@@ -114,12 +132,18 @@ def load(peers: Peers, store: CheckpointStore, found: Commit, parts: Parts, devi
 
 
 def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> str:
-    """Loads the model's weights from a checkpoint of another run (train.init_from); returns which one it was."""
-    if found := peers.one("can't look for a stack's checkpoint", lambda: stacks.checkpoint_at(address)):
+    """Loads the model's weights from a checkpoint of another run (train.init_from); returns which
+    one it was.
+    """
+    if found := peers.one(
+        "can't look for a stack's checkpoint", lambda: stacks.checkpoint_at(address)
+    ):
         peers.all("can't load a stack's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
     if is_folder(address):
-        peers.all("can't load a Hugging Face folder", lambda: load_folder(address, parts, config.model))
+        peers.all(
+            "can't load a Hugging Face folder", lambda: load_folder(address, parts, config.model)
+        )
         for line in notes(folder_of(address), config.model) if peers.first else ():
             print(line)
         return pinned(address)
@@ -133,7 +157,9 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of a stack's own checkpoint; a config.json beside it says of which model it is."""
+    """Loads the weights of a stack's own checkpoint; a config.json beside it says of which model it
+    is.
+    """
     stack = stacks.named(name)
     for folder in stack.described(checkpoint):
         require_shape(folder, config.model)
@@ -141,8 +167,14 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
-    """Loads a whole model's weights from a checkpoint, in this process alone, after its checksums are verified."""
-    if faults := [fault for name, file in commit.files.items() if (fault := listing.damage(store, commit.step, name, file))]:
+    """Loads a whole model's weights from a checkpoint, in this process alone, after its checksums
+    are verified.
+    """
+    if faults := [
+        fault
+        for name, file in commit.files.items()
+        if (fault := listing.damage(store, commit.step, name, file))
+    ]:
         raise Broken("; ".join(faults), where=store.address(commit.step))
     weights = model.state_dict()
     fill({"model": weights}, Reader(store, commit))
@@ -150,7 +182,8 @@ def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None
 
 
 def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
-    """The store and the step of the run's newest checkpoint that looks whole; None when it has none at all.
+    """The store and the step of the run's newest checkpoint that looks whole; None when it has none
+    at all.
 
     Raises:
         Broken: it has some, and none is whole.
@@ -160,10 +193,16 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
     if whole := [entry.step for entry in entries if not entry.fault]:
         for entry in entries:
             if entry.step > whole[-1] and entry.commit:
-                print(f"{entry.address} is damaged ({entry.fault}): this is step {whole[-1]:,}", file=sys.stderr, flush=True)
+                print(
+                    f"{entry.address} is damaged ({entry.fault}): this is step {whole[-1]:,}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         return store, whole[-1]
     if entries:
-        raise Broken("is not whole, nor is another one", where=entries[-1].address, why=entries[-1].fault)
+        raise Broken(
+            "is not whole, nor is another one", where=entries[-1].address, why=entries[-1].fault
+        )
     return None
 
 
@@ -176,13 +215,19 @@ def fill(state: State, reader: Reader) -> None:
     reader.read_metadata()  # first of all: torch would make another error of what is wrong with it
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank knows by itself what it needs
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled"
+            )  # each rank knows by itself what it needs
             load_parts(state, storage_reader=reader, no_dist=True)
-    except CheckpointException as failure:  # torch's, which is no Exception: what went wrong is in it, beside its traceback
+    except (
+        CheckpointException
+    ) as failure:  # torch's, which is no Exception: what went wrong is in it, beside its traceback
         error = next(iter(failure.failures.values()))[0]
         if type(error) in (RuntimeError, ValueError):  # a missing name, or another size
             raise Broken(
-                "holds other tensors than this model", where=reader.store.address(reader.step), why=str(error)
+                "holds other tensors than this model",
+                where=reader.store.address(reader.step),
+                why=str(error),
             ) from error
         raise error from None
 
@@ -196,7 +241,8 @@ Load = Callable[[dict[str, torch.Size]], dict[str, torch.Tensor]]
 
 
 def load_folder(address: str, parts: Parts, shape: Model) -> None:
-    """Loads the weights of a Hugging Face folder; every rank reads the tensors that it has parameters for.
+    """Loads the weights of a Hugging Face folder; every rank reads the tensors that it has
+    parameters for.
 
     Raises:
         RunError: the folder's model has another shape, or lacks a file or a weight; each by name.
@@ -209,6 +255,8 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
     """Loads this rank's parameters, a tied one once."""
     tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
-    named: dict[str, Any] = {name: tensor for name, tensor in parts.weights().items() if name not in tied}
+    named: dict[str, Any] = {
+        name: tensor for name, tensor in parts.weights().items() if name not in tied
+    }
     tensors: dict[str, Any] = dict(load(huggingface_weights.sizes_of(named.items())))
     parts.set_weights(tensors, whole=True)

@@ -1,4 +1,6 @@
-"""The state of every random number generator that a rank may draw from, saved, restored and seeded."""
+"""The state of every random number generator that a rank may draw from, saved, restored and
+seeded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from torch import Tensor
 from ...devices import Device
 from ...trust.errors import RunError
 
-# Bytes of the text without torch's generators: 1,249 numbers of ten digits or fewer, and some words.
+# Bytes of the text without torch's generators: 1,249 numbers of ten digits or fewer, and some
+# words.
 WIDTH = 2**14
 
 
@@ -26,15 +29,22 @@ def read(device: Device) -> Tensor:
     state: dict[str, Any] = {
         "device": device.kind,
         "python": random.getstate(),
-        "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state(legacy=True)],
-        "torch": [base64.b64encode(generator.get_state().numpy().tobytes()).decode() for generator in device.generators()],
+        "numpy": [
+            part.tolist() if isinstance(part, np.ndarray) else part
+            for part in np.random.get_state(legacy=True)
+        ],
+        "torch": [
+            base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+            for generator in device.generators()
+        ],
     }
     text = json.dumps(state).encode().ljust(WIDTH + sum(map(len, state["torch"])))
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def restore(text: Tensor, device: Device) -> bool:
-    """Sets all generators to a state of `read`; False, and nothing is set, where another kind of device has written it.
+    """Sets all generators to a state of `read`; False, and nothing is set, where another kind of
+    device has written it.
 
     Raises:
         RunError: this is no state of random numbers.
@@ -42,18 +52,31 @@ def restore(text: Tensor, device: Device) -> bool:
     try:
         state = json.loads(bytes(text.numpy()))
         generators = device.generators()
-        if state.get("device", device.kind) != device.kind or len(state["torch"]) != len(generators):
+        if state.get("device", device.kind) != device.kind or len(state["torch"]) != len(
+            generators
+        ):
             return False
         version, words, gauss = state["python"]
         kind, key, position, *rest = state["numpy"]
-        if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:  # numpy reads wherever this points
+        if (
+            kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624
+        ):  # numpy reads wherever this points
             raise ValueError("numpy's is of another kind")
         random.setstate((version, tuple(words), gauss))
         np.random.set_state((kind, np.array(key, np.uint32), position, *rest))
         for generator, encoded in zip(generators, state["torch"], strict=True):
             generator.set_state(_bytes(encoded))
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as error:  # RecursionError among them
-        raise RunError("the state of the random numbers can't be read", why=str(error), next="make checkpoints") from error
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # RecursionError among them
+        raise RunError(
+            "the state of the random numbers can't be read", why=str(error), next="make checkpoints"
+        ) from error
     return True
 
 

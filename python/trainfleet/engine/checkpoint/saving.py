@@ -24,7 +24,8 @@ ROOM = 1.02  # bytes that a checkpoint takes, for each byte of tensors
 class Save(threading.Thread):
     """A save in progress; once it has ended, `error` says what went wrong.
 
-    It dies with the process, even while it waits for another rank: a daemon, as an executor's threads are not.
+    It dies with the process, even while it waits for another rank: a daemon, as an executor's
+    threads are not.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
@@ -43,12 +44,15 @@ class Save(threading.Thread):
         self.seconds = time.monotonic() - self.began
 
 
-def write(peers: Peers, store: CheckpointStore, snapshot: Snapshot, commit: Commit, policy: Checkpoint) -> None:
-    """Commits a snapshot as a checkpoint, then removes older ones by the retention policy; all ranks call it.
+def write(
+    peers: Peers, store: CheckpointStore, snapshot: Snapshot, commit: Commit, policy: Checkpoint
+) -> None:
+    """Commits a snapshot as a checkpoint, then removes older ones by the retention policy; all
+    ranks call it.
 
     Raises:
-        CheckpointError: on all ranks. The checkpoint is then invisible, and earlier ones are as they were; or it is committed,
-            and an older one could not be removed.
+        CheckpointError: on all ranks. The checkpoint is then invisible, and earlier ones are as
+            they were; or it is committed, and an older one could not be removed.
     """
     step = commit.step
     try:
@@ -62,16 +66,26 @@ def write(peers: Peers, store: CheckpointStore, snapshot: Snapshot, commit: Comm
         peers.one("can't commit a checkpoint", finish)
     except CheckpointError:
         if peers.first:
-            with suppress(OSError):  # then the next save at this step or the next start removes what was written
+            with suppress(
+                OSError
+            ):  # then the next save at this step or the next start removes what was written
                 store.abandon(step)
         raise
-    peers.one("can't remove old checkpoints", lambda: listing.retain(store, step, policy.keep, policy.keep_every))
+    peers.one(
+        "can't remove old checkpoints",
+        lambda: listing.retain(store, step, policy.keep, policy.keep_every),
+    )
 
 
 def begin(store: CheckpointStore, step: int, size: int) -> None:
-    """Creates the folder of a checkpoint; OSError where the disk has no room for it, before a byte is written."""
+    """Creates the folder of a checkpoint; OSError where the disk has no room for it, before a byte
+    is written.
+    """
     store.begin(step)
     free, needed = store.free(), int(size * ROOM)
     if free is not None and free < needed:
-        why = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free"
+        why = (
+            f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {needed / 1e6:,.1f} MB and "
+            f"{free / 1e6:,.1f} MB are free"
+        )
         raise OSError(errno.ENOSPC, why)

@@ -1,7 +1,9 @@
-"""One rank's part of the state, copied to the host at a step boundary, so that training continues while it is written.
+"""One rank's part of the state, copied to the host at a step boundary, so that training continues
+while it is written.
 
-What each rank writes is planned once, by all together: a tensor that several ranks hold is written, and copied, by one of them.
-The copies' memory is taken at the first save and used again at each one after it, so a save leaves the host's memory as it was.
+What each rank writes is planned once, by all together: a tensor that several ranks hold is written,
+and copied, by one of them. The copies' memory is taken at the first save and used again at each one
+after it, so a save leaves the host's memory as it was.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Snapshot:
             return {}
         return {self.file: files.write_tensors(store, step, self.file, self.parts, self.data)}
 
-    def write_index(self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]) -> dict[str, FileSum]:
+    def write_index(
+        self, store: CheckpointStore, step: int, parts: list[dict[str, FileSum]]
+    ) -> dict[str, FileSum]:
         """Writes the index of all parts, at rank 0; returns all files of the checkpoint."""
         written = {name: file for part in parts for name, file in part.items()}
         text = index.render(self.index)
@@ -73,14 +77,18 @@ class Snapshot:
 def agree(peers: Peers, planner: DefaultSavePlanner) -> tuple[CheckpointIndex, SavePlan]:
     """At rank 0 the index of the whole state; at each rank the plan of its part."""
     plans = peers.gather(planner.create_local_plan())
-    made, failure = attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
+    made, failure = (
+        attempt(0, PLANNING, lambda: whole_plan(planner, plans)) if peers.first else (None, None)
+    )
     if failure := peers.tell(failure):
         raise CheckpointError([failure])
     shares, found = made or ([], {})
     return found, planner.finish_plan(peers.scatter(shares))
 
 
-def whole_plan(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[SavePlan], CheckpointIndex]:
+def whole_plan(
+    planner: DefaultSavePlanner, plans: list[SavePlan]
+) -> tuple[list[SavePlan], CheckpointIndex]:
     """What each rank writes, and the index of all of it."""
     shares, _ = planner.create_global_plan(plans)
     whole: dict[str, IndexedTensor] = {}
@@ -92,13 +100,17 @@ def whole_plan(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list
 
 
 def parts_of(share: SavePlan, rank: int) -> CheckpointIndex:
-    """The pieces in a rank's file. The largest numbers come first, so that each is aligned there."""
+    """The pieces in a rank's file. The largest numbers come first, so that each is aligned
+    there.
+    """
     parts = {item.index.fqn: part_of(item, index.file_of(rank)) for item in share.items}
     return dict(sorted(parts.items(), key=lambda entry: -NUMBERS[entry[1].dtype]))
 
 
 def part_of(item: WriteItem, file: str) -> IndexedTensor:
-    """A piece that a rank writes. TypeError when it is not of a tensor, or of another number format."""
+    """A piece that a rank writes. TypeError when it is not of a tensor, or of another number
+    format.
+    """
     data = item.tensor_data
     if data is None or data.properties.dtype not in files.NAMES:
         raise TypeError(f"{item.index.fqn} is not a tensor of a format that checkpoints have")

@@ -1,6 +1,8 @@
-"""Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`. Its bytes were checked before.
+"""Reads every number of one checkpoint: `python -m trainfleet.engine.checkpoint.verify ADDRESS`.
+Its bytes were checked before.
 
-What checksums can't tell: that the index finds every tensor whole, that torch can read each, and that all of it is finite.
+What checksums can't tell: that the index finds every tensor whole, that torch can read each, and
+that all of it is finite.
 """
 
 from __future__ import annotations
@@ -41,13 +43,19 @@ def main(arguments: list[str]) -> int:
     for kind in count:
         print(f"{kind:<16} {numbers[kind]:>14,} numbers in {count[kind]:,} tensors")
     if wrong:
-        raise RunError(f"{', '.join(wrong)}: not finite", where=store.address(step), next="make train from an older one")
+        raise RunError(
+            f"{', '.join(wrong)}: not finite",
+            where=store.address(step),
+            next="make train from an older one",
+        )
     print("every tensor is whole and finite")
     return 0
 
 
 def tensors(reader: Reader) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor by name, one at a time: a checkpoint may be larger than this machine's memory."""
+    """Every tensor by name, one at a time: a checkpoint may be larger than this machine's
+    memory.
+    """
     for name in reader.index:
         if (tensor := reader.room(name)) is not None:
             fill({name: tensor}, reader)

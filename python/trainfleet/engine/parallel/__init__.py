@@ -2,8 +2,10 @@
 
 rank_model  what the training loop asks of any layout
 mesh        the ranks as a grid        replicas    every rank has the whole model (DDP)
-parallelize  every other layout, in one short function: slices → stages → weights → recomputation → fp8 → compilation → shards
-tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts for attention too
+parallelize  every other layout, in one short function: slices → stages → weights → recomputation →
+             fp8 → compilation → shards
+tensor      a model's plan as DTensors, the sequence in parts      context   the sequence in parts
+            for attention too
 pipeline    stages and their schedule  blocks      what is done to each block
 weights     a rank's first values      gradients   their norm and clipping, right in every layout
 fp8         products in fp8
@@ -27,7 +29,8 @@ __all__ = ["Parts", "Replicas", "arrange"]
 def arrange(config: Config, world: World) -> Parts:
     """The model and its optimizer as this rank has them; all ranks call it together.
 
-    Where each rank can have a whole model and its weights are of fp32, DDP is the fastest, by far on CPUs (tests/bench/LOG.md).
+    Where each rank can have a whole model and its weights are of fp32, DDP is the fastest, by far
+    on CPUs (tests/bench/LOG.md).
     """
     if world.device.lazy:
         parts: Parts = stacks.arrange(world.device.kind, config, world)
@@ -35,7 +38,11 @@ def arrange(config: Config, world: World) -> Parts:
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
     precision = world.precision(config.train.precision)
-    casts = precision in (torch.bfloat16, torch.float16) and world.device.casts and config.train.weights == "fp32"
+    casts = (
+        precision in (torch.bfloat16, torch.float16)
+        and world.device.casts
+        and config.train.weights == "fp32"
+    )
     if divided or not (casts or precision == torch.float32):
         from .parallelize import divide  # only now: pipelines and sharding take a while to import
 

@@ -12,7 +12,11 @@ import torch
 from torch import nn
 from torch._functorch import config as functorch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from ...devices import Device
 from ...models.network import Network
@@ -22,7 +26,8 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> None:
-    """Makes blocks keep less for their backward pass: their input (`full`), or also what is costly to compute (`selective`).
+    """Makes blocks keep less for their backward pass: their input (`full`), or also what is costly
+    to compute (`selective`).
 
     A budget, which is a number, is for `compile_blocks` to keep.
     """
@@ -30,45 +35,73 @@ def recompute(blocks: Iterable[nn.Module], how: str | float, device: Device) -> 
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(keep, device.costly))
+        options["context_fn"] = partial(
+            create_selective_checkpoint_contexts, partial(keep, device.costly)
+        )
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, **options)
 
 
-def keep(costly: Container[object], context: object, operation: object, *arguments: object, **named: object) -> CheckpointPolicy:
-    """What torch's selective recomputation does with an operation's result: the products and attention are kept."""
+def keep(
+    costly: Container[object],
+    context: object,
+    operation: object,
+    *arguments: object,
+    **named: object,
+) -> CheckpointPolicy:
+    """What torch's selective recomputation does with an operation's result: the products and
+    attention are kept.
+    """
     return CheckpointPolicy.MUST_SAVE if operation in costly else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compile_blocks(model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True) -> None:
-    """Compiles each block by itself, so that blocks of one shape share one piece of code; then the loss, unless told not to.
+def compile_blocks(
+    model: Network, blocks: Iterable[nn.Module], how: str | float, device: Device, loss: bool = True
+) -> None:
+    """Compiles each block by itself, so that blocks of one shape share one piece of code; then the
+    loss, unless told not to.
 
-    Where `how` to recompute is a number, a block keeps no more than that fraction of what the compiler would keep for speed. The
-    loss, whose backward pass follows at once, keeps all. The code is cached in the project's folder, for the next run.
+    Where `how` to recompute is a number, a block keeps no more than that fraction of what the
+    compiler would keep for speed. The loss, whose backward pass follows at once, keeps all. The
+    code is cached in the project's folder, for the next run.
     """
-    own = f"{tempfile.gettempdir()}/torchinductor_"  # where importing torch's compiler has it, on this machine alone
+    # where importing torch's compiler has it, on this machine alone
+    own = f"{tempfile.gettempdir()}/torchinductor_"
     if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
-        compiled = device.compiled(block._call_impl)  # a smaller batch, as validation's last one, gets code of its own
+        compiled = device.compiled(
+            block._call_impl
+        )  # a smaller batch, as validation's last one, gets code of its own
         if not isinstance(how, str):
-            compiled = functorch.patch(activation_memory_budget=float(how))(compiled)  # read when the first batch comes
+            compiled = functorch.patch(activation_memory_budget=float(how))(
+                compiled
+            )  # read when the first batch comes
         block._compiled_call_impl = compiled
     if loss:
         model.loss = device.compiled(model.loss)  # type: ignore[method-assign]
 
 
 def shard(
-    root: nn.Module, blocks: list[nn.Module], mesh: DeviceMesh, frees: bool, precision: torch.dtype, device: Device
+    root: nn.Module,
+    blocks: list[nn.Module],
+    mesh: DeviceMesh,
+    frees: bool,
+    precision: torch.dtype,
+    device: Device,
 ) -> None:
-    """Shards the weights over the ranks of a mesh; gradients are averaged over them (Zhao et al. 2023, FSDP).
+    """Shards the weights over the ranks of a mesh; gradients are averaged over them (Zhao et al.
+    2023, FSDP).
 
-    ZeRO 3 `frees` a block's weights after it has run and gathers them again for its backward pass, but
-    for the last block, whose backward pass comes next. ZeRO 1, and any pipeline, keep them gathered from
-    the first forward pass of a step to its last backward pass: only the optimizer's state, and the
-    weights that it updates, are sharded.
+    ZeRO 3 `frees` a block's weights after it has run and gathers them again for its backward pass,
+    but for the last block, whose backward pass comes next. ZeRO 1, and any pipeline, keep them
+    gathered from the first forward pass of a step to its last backward pass: only the optimizer's
+    state, and the weights that it updates, are sharded.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # only now: it takes a while, and DDP needs none of it
+    from torch.distributed.fsdp import (
+        MixedPrecisionPolicy,
+        fully_shard,
+    )  # only now: it takes a while, and DDP needs none of it
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:

@@ -1,7 +1,9 @@
-"""Context parallelism: each rank has a part of every sequence, and gathers the keys and values of the others for attention.
+"""Context parallelism: each rank has a part of every sequence, and gathers the keys and values of
+the others for attention.
 
-As Llama 3 was trained (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2). Keys and values are small beside the queries
-with grouped heads, any kind of attention can be computed of them, and it runs wherever an all-gather does.
+As Llama 3 was trained (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2). Keys and values
+are small beside the queries with grouped heads, any kind of attention can be computed of them, and
+it runs wherever an all-gather does.
 """
 
 from __future__ import annotations
@@ -16,19 +18,27 @@ from ...models.network import Attend, Network
 
 
 def positions(length: int, rank: int, ranks: int) -> Tensor:
-    """The positions in a sequence that are a rank's: of 2 R pieces the r-th from the start and the r-th from the end.
+    """The positions in a sequence that are a rank's: of 2 R pieces the r-th from the start and the
+    r-th from the end.
 
-    So that all ranks have as much to do: with causal attention a late piece costs more than an early one.
+    So that all ranks have as much to do: with causal attention a late piece costs more than an
+    early one.
     """
     pieces = torch.arange(length).chunk(2 * ranks)
     return torch.cat((pieces[rank], pieces[2 * ranks - 1 - rank]))
 
 
-def spread(model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Replaces every attention of the model by one over the whole sequence, of which this rank has `positions`."""
+def spread(
+    model: Network, length: int, rank: int, group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Replaces every attention of the model by one over the whole sequence, of which this rank has
+    `positions`.
+    """
     ranks = group.size()
     model.positions, model.parts = positions(length, rank, ranks).to(device), ranks
-    order = torch.cat([positions(length, other, ranks) for other in range(ranks)]).argsort().to(device)
+    order = (
+        torch.cat([positions(length, other, ranks) for other in range(ranks)]).argsort().to(device)
+    )
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Attend):
@@ -44,30 +54,41 @@ class GatheredAttend(nn.Module):
         self.rank, self.group, self.order = rank, group, order
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tensor:
-        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]. There is no mask: config/cross_checks.py refuses what would need
-        one."""
-        k, v = (GatherSequence.apply(part, self.group).index_select(2, self.order) for part in (k, v))  # type: ignore[no-untyped-call]
+        """q, k, v [B, heads, T / R, E] -> [B, H, T / R, E]. There is no mask:
+        config/cross_checks.py refuses what would need one.
+        """
+        gathered = [GatherSequence.apply(part, self.group) for part in (k, v)]  # type: ignore[no-untyped-call]
+        k, v = (part.index_select(2, self.order) for part in gathered)
         if not self.causal:
             return self._attend(q, k, v, None)
         pieces, size = (self.rank, 2 * self.group.size() - 1 - self.rank), q.shape[2] // 2
         outs = []
         for piece, part in zip(pieces, q.chunk(2, dim=2), strict=True):
             end = (piece + 1) * size  # a piece sees all before it, and itself causally
-            outs.append(self._attend(part, k[:, :, :end], v[:, :, :end], causal_lower_right(size, end)))
+            outs.append(
+                self._attend(part, k[:, :, :end], v[:, :, :end], causal_lower_right(size, end))
+            )
         return torch.cat(outs, dim=2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         dropout, shared = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=shared)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=shared
+        )
 
 
 class GatherSequence(torch.autograd.Function):
-    """[B, K, T / R, E] of each rank -> [B, K, T, E], in rank order; backward, the gradients are summed and shared out."""
+    """[B, K, T / R, E] of each rank -> [B, K, T, E], in rank order; backward, the gradients are
+    summed and shared out.
+    """
 
     @staticmethod
     def forward(ctx, part, group):  # type: ignore[no-untyped-def]
         ctx.group = group
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        parts = [
+            torch.empty_like(part, memory_format=torch.contiguous_format)
+            for _ in range(group.size())
+        ]
         dist.all_gather(parts, part.contiguous(), group=group)
         return torch.cat(parts, dim=2)
 

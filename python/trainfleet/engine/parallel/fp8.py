@@ -1,8 +1,9 @@
 """The matrix products of blocks in fp8, forward and backward, by torchao.
 
-Inputs and weights are rounded to e4m3 and gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433), each tensor scaled by
-its largest number at this step. Parameters stay what the optimizer works on, and a checkpoint does not tell. The embedding and
-the output layer, which suffer most from it, lie outside the blocks and stay in bf16, as attention and norms do.
+Inputs and weights are rounded to e4m3 and gradients to e5m2 (Micikevicius et al. 2022,
+arXiv:2209.05433), each tensor scaled by its largest number at this step. Parameters stay what the
+optimizer works on, and a checkpoint does not tell. The embedding and the output layer, which suffer
+most from it, lie outside the blocks and stay in bf16, as attention and norms do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MULTIPLE = 16  # of both sides of a matrix: what the instructions take (torch._s
 
 
 def convert(blocks: Iterable[nn.Module], device: Device) -> None:
-    """Converts every matrix of the blocks that the instructions take to fp8 products; the parameters stay the same objects.
+    """Converts every matrix of the blocks that the instructions take to fp8 products; the
+    parameters stay the same objects.
 
     Raises:
         RunError: the device has no such instructions, or torchao is not installed.
@@ -27,18 +29,26 @@ def convert(blocks: Iterable[nn.Module], device: Device) -> None:
     if not device.native_fp8:
         raise RunError(
             "train.precision: fp8 is not for this device",
-            where=device.name, why="it has no fp8 instructions; GPUs since Ada and Hopper do", next="train.precision=auto",
-        )  # fmt: skip
+            where=device.name,
+            why="it has no fp8 instructions; GPUs since Ada and Hopper do",
+            next="train.precision=auto",
+        )
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError as error:
         raise RunError(
             "train.precision: fp8 needs the package torchao",
-            where=device.name, why=str(error), next=f"{installing('fp8')}, on every node",
-        ) from error  # fmt: skip
+            where=device.name,
+            why=str(error),
+            next=f"{installing('fp8')}, on every node",
+        ) from error
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=is_taken)
 
 
 def is_taken(module: nn.Module, name: str) -> bool:
-    return isinstance(module, nn.Linear) and module.in_features % MULTIPLE == 0 and module.out_features % MULTIPLE == 0
+    return (
+        isinstance(module, nn.Linear)
+        and module.in_features % MULTIPLE == 0
+        and module.out_features % MULTIPLE == 0
+    )

@@ -1,4 +1,6 @@
-"""Gradients whose parts lie on several ranks: their scale, their global norm, and clipping by it."""
+"""Gradients whose parts lie on several ranks: their scale, their global norm, and clipping by
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,23 @@ def scaled(loss: Tensor, scale: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def unscale(parameters: Iterable[Tensor], scale: Tensor) -> None:
-    """Divides the gradients by the scale that their loss had: exactly, where it is a power of two."""
-    torch._foreach_mul_([local(parameter) for parameter in parameters if parameter.grad is not None], 1 / scale)
+    """Divides the gradients by the scale that their loss had: exactly, where it is a power of
+    two.
+    """
+    torch._foreach_mul_(
+        [local(parameter) for parameter in parameters if parameter.grad is not None], 1 / scale
+    )
 
 
 @torch.no_grad()
-def clip(parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()) -> Tensor:
-    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it (0: never).
+def clip(
+    parameters: Iterable[Tensor], limit: float, mesh: Mesh, copies: frozenset[int] = frozenset()
+) -> Tensor:
+    """The gradients' global norm, left on the device; they are scaled down to `limit` when over it
+    (0: never).
 
-    Every number counts once, wherever it lies: parts are summed over the ranks that they are parts of, and `copies` (ids),
-    which count on another rank, are left out. No rank waits for its device.
+    Every number counts once, wherever it lies: parts are summed over the ranks that they are parts
+    of, and `copies` (ids), which count on another rank, are left out. No rank waits for its device.
     """
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     total = norm(parameters, mesh, copies)
@@ -61,7 +70,11 @@ def divided(parameter: Tensor) -> tuple[str, ...]:
     if not isinstance(parameter, DTensor):
         return ()
     names = parameter.device_mesh.mesh_dim_names or ()
-    return tuple(name for name, placement in zip(names, parameter.placements, strict=True) if not placement.is_replicate())
+    return tuple(
+        name
+        for name, placement in zip(names, parameter.placements, strict=True)
+        if not placement.is_replicate()
+    )
 
 
 def local(parameter: Tensor) -> Tensor:
@@ -71,6 +84,8 @@ def local(parameter: Tensor) -> Tensor:
     if not isinstance(gradient, DTensor):
         return gradient
     assert isinstance(parameter, DTensor)
-    if gradient.placements != parameter.placements:  # a norm's, of the rank's part of the sequence: a sum that is still due
+    if (
+        gradient.placements != parameter.placements
+    ):  # a norm's, of the rank's part of the sequence: a sum that is still due
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     return gradient.to_local()

@@ -12,10 +12,11 @@ from ...models.network import Network
 
 @torch.no_grad()
 def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> None:
-    """Allocates every parameter of the model on the device and fills it with its first values, in a number format.
+    """Allocates every parameter of the model on the device and fills it with its first values, in a
+    number format.
 
-    They are those that one process would draw: where a rank has a slice of a matrix, it draws all of it and keeps the slice. So
-    no rank ever holds more than its own part and one whole matrix.
+    They are those that one process would draw: where a rank has a slice of a matrix, it draws all
+    of it and keeps the slice. So no rank ever holds more than its own part and one whole matrix.
     """
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules():
@@ -23,7 +24,9 @@ def draw(model: Network, seed: int, device: Device, format_: torch.dtype) -> Non
             if parameter is None:
                 continue
             if id(parameter) not in made:
-                values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device.generator).to(device.torch_device)
+                values = model.draw(f"{prefix}.{name}", parameter.shape, seed, device.generator).to(
+                    device.torch_device
+                )
                 made[id(parameter)] = nn.Parameter(slice_of(values, parameter).to(format_))
             module._parameters[name] = made[id(parameter)]
 
@@ -34,4 +37,6 @@ def slice_of(values: Tensor, parameter: Tensor) -> Tensor:
         return values
     mesh, placements = parameter.device_mesh, parameter.placements
     part = distribute_tensor(values, mesh, placements, src_data_rank=None).to_local().clone()
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

@@ -8,15 +8,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ...config import Config
 from ...devices import Device
 
-# From the slowest links to the fastest: neighbours in `tensor` are neighbours on a node, stages of a pipeline on other nodes.
+# From the slowest links to the fastest: neighbours in `tensor` are neighbours on a node, stages of
+# a pipeline on other nodes.
 DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 
 
 class Mesh:
-    """The ranks as a grid, pipeline x replicate x shard x tensor, and this one's place in it. All ranks make it together.
+    """The ranks as a grid, pipeline x replicate x shard x tensor, and this one's place in it. All
+    ranks make it together.
 
-    Context ranks are neighbours within `shard`: they have the same weights and different tokens, so what data-parallel ranks
-    share, they share too.
+    Context ranks are neighbours within `shard`: they have the same weights and different tokens, so
+    what data-parallel ranks share, they share too.
     """
 
     def __init__(self, config: Config, device: Device) -> None:
@@ -25,11 +27,15 @@ class Mesh:
         together = layout.shard * layout.context
         replicas = config.data_parallel // layout.shard
         self.grid = init_device_mesh(
-            device.torch_device.type, (layout.pipeline, replicas, together, layout.tensor), mesh_dim_names=DIMENSIONS
+            device.torch_device.type,
+            (layout.pipeline, replicas, together, layout.tensor),
+            mesh_dim_names=DIMENSIONS,
         )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
-        self.data = replica * layout.shard + shared // layout.context  # which of the `ways` parts of a batch
+        self.data = (
+            replica * layout.shard + shared // layout.context
+        )  # which of the `ways` parts of a batch
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
@@ -37,7 +43,9 @@ class Mesh:
         return self.grid.get_group(dimension)
 
     def sharing(self) -> DeviceMesh:
-        """The ranks that have the same part of the model: 1 dimension, or replicas of those that shard it."""
+        """The ranks that have the same part of the model: 1 dimension, or replicas of those that
+        shard it.
+        """
         if self.grid["replicate"].size() == 1:
             return self.grid["shard"]
         return self.grid["replicate", "shard"]

@@ -29,8 +29,9 @@ from .rank_model import TorchParts
 def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     """Makes this rank's part; all ranks call it together.
 
-    The order is fixed by what each step must find: matrices are sliced before anything wraps a block, recomputation and fp8 must
-    be inside what is compiled, and sharding outside of it. No rank ever holds the whole model.
+    The order is fixed by what each step must find: matrices are sliced before anything wraps a
+    block, recomputation and fp8 must be inside what is compiled, and sharding outside of it. No
+    rank ever holds the whole model.
     """
     train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
     format_ = PRECISIONS[train.weights]
@@ -46,15 +47,25 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     for part in (model, *(stage.part for stage in stages if isinstance(stage, StageModule))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
         if mesh.context_group:
-            context.spread(part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device)
+            context.spread(
+                part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device
+            )
     blocks.recompute(blocks_of(model), train.recompute, device)
     if precision == PRECISIONS["fp8"]:
         fp8.convert(blocks_of(model), device)
         precision = torch.bfloat16  # of all else
     if train.compile:
-        blocks.compile_blocks(model, blocks_of(model), train.recompute, device, loss=layout.tensor * layout.pipeline == 1)
+        blocks.compile_blocks(
+            model,
+            blocks_of(model),
+            train.recompute,
+            device,
+            loss=layout.tensor * layout.pipeline == 1,
+        )
     if mesh.sharing().size() > 1 or precision != format_:
-        frees = layout.zero == 3 and layout.pipeline == 1  # else once for each of a step's micro-batches
+        frees = (
+            layout.zero == 3 and layout.pipeline == 1
+        )  # else once for each of a step's micro-batches
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
     return Division(config, device, mesh, model, stages, tied, precision)
@@ -64,7 +75,11 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     """The blocks that are here, in order."""
     part = module.part if isinstance(module, StageModule) else module
     assert isinstance(part, Network)
-    return [block for block in part.get_submodule(part.plan.blocks).children() if not isinstance(block, pipeline.Absent)]
+    return [
+        block
+        for block in part.get_submodule(part.plan.blocks).children()
+        if not isinstance(block, pipeline.Absent)
+    ]
 
 
 def tied_names(model: nn.Module) -> list[str]:
@@ -74,7 +89,9 @@ def tied_names(model: nn.Module) -> list[str]:
 
 
 class Division(TorchParts):
-    """A rank's part of a divided model. Its parameters have the names that they have in the whole model."""
+    """A rank's part of a divided model. Its parameters have the names that they have in the whole
+    model.
+    """
 
     model: Network
     whole = None
@@ -90,7 +107,11 @@ class Division(TorchParts):
         precision: torch.dtype,
     ) -> None:
         """`tied`: parameters that are also the head's; `precision`: the format of products."""
-        super().__init__(model, optimizer.build(model, config.train, device, precision), config.train.gradient_clip)
+        super().__init__(
+            model,
+            optimizer.build(model, config.train, device, precision),
+            config.train.gradient_clip,
+        )
         self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
         self.zero, self.size = config.train.layout.zero, config.train.micro_batch
         self.data, self.ways = mesh.data, mesh.ways
@@ -103,7 +124,9 @@ class Division(TorchParts):
             self.tie = Tie(model, tied, mesh) if tied else None
 
     def listen(self, watch: Stopwatch) -> None:
-        if self.mesh.grid.size() > 1 and not self.pipeline:  # a schedule's passes overlap: no moment is the last
+        if (
+            self.mesh.grid.size() > 1 and not self.pipeline
+        ):  # a schedule's passes overlap: no moment is the last
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
         if self.mesh.sharing().size() > 1 and not self.pipeline:
             watch.hear_blocks(blocks_of(self.model))
@@ -120,7 +143,9 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        return loss * self.mesh.layout.pipeline  # the last stage alone has one, so the mean over ranks is that much smaller
+        return (
+            loss * self.mesh.layout.pipeline
+        )  # the last stage alone has one, so the mean over ranks is that much smaller
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
         if isinstance(self.root, FSDPModule) and self.zero == 1:
@@ -135,10 +160,11 @@ class Division(TorchParts):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[MicroBatch], most: int) -> Tensor:
-        """The last stage has the loss, the others 0; ranks of one tensor-parallel group compute the same loss and share it.
+        """The last stage has the loss, the others 0; ranks of one tensor-parallel group compute the
+        same loss and share it.
 
-        All ranks run the model equally often, as their parts need one another: one with fewer than `most` sequences fills up with
-        some that don't count.
+        All ranks run the model equally often, as their parts need one another: one with fewer than
+        `most` sequences fills up with some that don't count.
         """
         total = torch.zeros((), dtype=self.device.loss_sums, device=self.device.torch_device)
         self.model.eval()
@@ -146,7 +172,9 @@ class Division(TorchParts):
         with self._sliced():
             if self.pipeline:
                 for start in range(0, len(filled), self.micro_batches):
-                    total += self.pipeline.evaluate(*join(filled[start : start + self.micro_batches])[:2])
+                    total += self.pipeline.evaluate(
+                        *join(filled[start : start + self.micro_batches])[:2]
+                    )
             else:
                 for part in filled:
                     total += whole(self.root(part.inputs, **part.named, reduction="sum"))
@@ -155,7 +183,9 @@ class Division(TorchParts):
         return total / self.mesh.layout.tensor
 
     def _reshard(self) -> None:
-        """Frees weights that were gathered for a forward pass; the backward pass that would have freed them does not come."""
+        """Frees weights that were gathered for a forward pass; the backward pass that would have
+        freed them does not come.
+        """
         for stage in self.stages:
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -169,7 +199,9 @@ class Division(TorchParts):
         return filled(batches, passes, self.like.blank(self.size))
 
     def clip(self, limit: float) -> Tensor:
-        return gradients.clip(self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset())
+        return gradients.clip(
+            self.model.parameters(), limit, self.mesh, self.tie.copies if self.tie else frozenset()
+        )
 
     def part(self, batch: MicroBatch) -> MicroBatch:
         """The positions of a batch that are this rank's."""

@@ -1,4 +1,6 @@
-"""Pipeline parallelism: the blocks cut into stages, and the schedule in which micro-batches go through them."""
+"""Pipeline parallelism: the blocks cut into stages, and the schedule in which micro-batches go
+through them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Absent(nn.Module):
 
 
 class StageModule(nn.Module):
-    """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or for the last stage features."""
+    """Some blocks of a model, as a module: tokens or a hidden state -> a hidden state, or for the
+    last stage features.
+    """
 
     def __init__(self, part: Network) -> None:
         super().__init__()
@@ -38,7 +42,8 @@ class StageModule(nn.Module):
 
 
 def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
-    """Removes all blocks from the model but those of the stages in `kept`; returns each of these as a module of its own.
+    """Removes all blocks from the model but those of the stages in `kept`; returns each of these as
+    a module of its own.
 
     The names of the remaining parameters stay, so a checkpoint does not depend on the cut.
     """
@@ -52,7 +57,9 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
         if stage < last:
             _remove(view, model.plan.last)
         views.append(StageModule(view))
-    _keep_blocks(model, {block for stage in kept for block in range(*_bounds(model, stage, stages))})
+    _keep_blocks(
+        model, {block for stage in kept for block in range(*_bounds(model, stage, stages))}
+    )
     if 0 not in kept:
         _remove(model, spare if last in kept else model.plan.first)
     if last not in kept:
@@ -61,7 +68,9 @@ def cut(model: Network, stages: int, kept: list[int]) -> list[StageModule]:
 
 
 def spare_of(model: Network) -> tuple[str, ...]:
-    """The modules of the first stage that hold no weights of the last one's: those that the last stage can do without."""
+    """The modules of the first stage that hold no weights of the last one's: those that the last
+    stage can do without.
+    """
     owners = {owner for owner, _ in find_tied(model).values()}
     found = []
     for name in model.plan.first:
@@ -69,7 +78,9 @@ def spare_of(model: Network) -> tuple[str, ...]:
         if owners.isdisjoint(module.modules()):
             found.append(name)
         else:
-            found += [f"{name}.{child}" for child, part in module.named_children() if part not in owners]
+            found += [
+                f"{name}.{child}" for child, part in module.named_children() if part not in owners
+            ]
     return tuple(found)
 
 
@@ -82,7 +93,11 @@ def _bounds(model: Network, stage: int, stages: int) -> tuple[int, int]:
 def _keep_blocks(model: Network, kept: set[int]) -> None:
     blocks = model.get_submodule(model.plan.blocks)
     assert isinstance(blocks, nn.ModuleList)
-    setattr(model, model.plan.blocks, nn.ModuleList(b if i in kept else Absent() for i, b in enumerate(blocks)))
+    setattr(
+        model,
+        model.plan.blocks,
+        nn.ModuleList(b if i in kept else Absent() for i, b in enumerate(blocks)),
+    )
 
 
 def _remove(model: Network, names: tuple[str, ...]) -> None:
@@ -92,13 +107,17 @@ def _remove(model: Network, names: tuple[str, ...]) -> None:
 
 
 class Linked(PipelineStage):
-    """torch's stage; its neighbours first exchange a number of one type, and its first step draws as many random numbers as any.
+    """torch's stage; its neighbours first exchange a number of one type, and its first step draws
+    as many random numbers as any.
 
-    torch 2.9 sends int64 there and receives fp32, which gloo refuses by ending the process (8 bytes for 4). And 2.9 to 2.11 run a
-    stage once to learn its shapes, with its dropout: a resumed run would go on with other random numbers.
+    torch 2.9 sends int64 there and receives fp32, which gloo refuses by ending the process (8 bytes
+    for 4). And 2.9 to 2.11 run a stage once to learn its shapes, with its dropout: a resumed run
+    would go on with other random numbers.
     """
 
-    def __init__(self, module: nn.Module, number: int, count: int, device: Device, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, module: nn.Module, number: int, count: int, device: Device, group: dist.ProcessGroup
+    ) -> None:
         super().__init__(module, number, count, device.torch_device, group=group)
         self.generators = device.generators()
 
@@ -119,38 +138,58 @@ class Linked(PipelineStage):
 class Pipeline:
     """The stages of this rank, and the passes of a whole step through all of them."""
 
-    def __init__(self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device) -> None:
+    def __init__(
+        self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device
+    ) -> None:
         layout = mesh.layout
         count = layout.pipeline * layout.interleave
         numbers = numbers_of(mesh)
         group = mesh.group("pipeline")
-        made = [Linked(stage, number, count, device, group) for stage, number in zip(stages, numbers, strict=True)]
+        made = [
+            Linked(stage, number, count, device, group)
+            for stage, number in zip(stages, numbers, strict=True)
+        ]
         self.first, self.last, self.count = numbers[0] == 0, numbers[-1] == count - 1, micro_batches
         self.head = stages[-1].part
         self.reduction = "mean"
         self.scale: Tensor | None = None
-        # Without it, torch keeps every micro-batch's outputs to the end of the step; 2.9 does not know it, and always keeps them.
+        # Without it, torch keeps every micro-batch's outputs to the end of the step; 2.9 does not
+        # know it, and always keeps them.
         self.lean: dict[str, Any] = (
-            {"return_outputs": False} if "return_outputs" in signature(Schedule1F1B.step).parameters else {}
+            {"return_outputs": False}
+            if "return_outputs" in signature(Schedule1F1B.step).parameters
+            else {}
         )
         self.schedule: Schedule1F1B | ScheduleInterleaved1F1B
         if layout.interleave == 1:
-            self.schedule = Schedule1F1B(made[0], micro_batches, loss_fn=self._loss, scale_grads=False)
+            self.schedule = Schedule1F1B(
+                made[0], micro_batches, loss_fn=self._loss, scale_grads=False
+            )
         else:
-            self.schedule = ScheduleInterleaved1F1B([*made], micro_batches, loss_fn=self._loss, scale_grads=False)
+            self.schedule = ScheduleInterleaved1F1B(
+                [*made], micro_batches, loss_fn=self._loss, scale_grads=False
+            )
 
     def train(self, inputs: Tensor, targets: Tensor, scale: Tensor | None = None) -> Tensor:
-        """Computes the gradients, times `scale`; returns the mean loss at the last stage, 0 at the others."""
+        """Computes the gradients, times `scale`; returns the mean loss at the last stage, 0 at the
+        others.
+        """
         self.reduction, self.scale, losses = "mean", scale, list[Tensor]()
-        self.schedule.step(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses,
-                           **self.lean)  # fmt: skip
+        self.schedule.step(
+            *([inputs] if self.first else []),
+            target=targets if self.last else None,
+            losses=losses,
+            **self.lean,
+        )
         total = self._sum(losses, inputs)
         return total if scale is None else total / scale
 
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The summed loss at the last stage, 0 at the others."""
         self.reduction, self.scale, losses = "sum", None, list[Tensor]()
-        self.schedule.eval(*([inputs] if self.first else []), target=targets if self.last else None, losses=losses)
+        self.schedule.eval(
+            *([inputs] if self.first else []), target=targets if self.last else None, losses=losses
+        )
         return self._sum(losses, inputs)
 
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -158,11 +197,17 @@ class Pipeline:
         return scaled(loss / self.count if self.reduction == "mean" else loss, self.scale)
 
     def _sum(self, losses: list[Tensor], like: Tensor) -> Tensor:
-        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=like.device)
+        return (
+            torch.stack([loss.detach() for loss in losses]).sum()
+            if losses
+            else torch.zeros((), device=like.device)
+        )
 
 
 def numbers_of(mesh: Mesh) -> list[int]:
-    """The stages that a rank has: with interleaving several, each a round of the pipeline apart (Narayanan et al. 2021)."""
+    """The stages that a rank has: with interleaving several, each a round of the pipeline apart
+    (Narayanan et al. 2021).
+    """
     return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.interleave)]
 
 

@@ -20,11 +20,15 @@ from .rank_model import TorchParts
 
 
 class Replicas(TorchParts):
-    """The whole model on every rank. Gradients are averaged over the ranks in buckets while the backward pass still runs."""
+    """The whole model on every rank. Gradients are averaged over the ranks in buckets while the
+    backward pass still runs.
+    """
 
     model: models.Network
 
-    def __init__(self, config: Config, world: World, precision: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, config: Config, world: World, precision: torch.dtype = torch.float32
+    ) -> None:
         """`precision`: the format of products, whose factors are cast as they are computed."""
         self.device, train = world.device, config.train
         self.precision = precision
@@ -33,14 +37,18 @@ class Replicas(TorchParts):
         with torch.device("meta"):
             model = models.build(config.model)
         materialize.draw(model, train.seed, self.device, torch.float32)
-        super().__init__(model, optimizer.build(model, train, self.device, precision), train.gradient_clip)
+        super().__init__(
+            model, optimizer.build(model, train, self.device, precision), train.gradient_clip
+        )
         parts = list(model.get_submodule(model.plan.blocks).children())
         blocks.recompute(parts, train.recompute, self.device)
         self.shared: torch.nn.Module = self.model
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         self._settle_buckets()
-        if train.compile:  # only now: the pass of two tokens would be compiled first, and everything then for any shape
+        # only now: the pass of two tokens would be compiled first, and everything then for any
+        # shape
+        if train.compile:
             blocks.compile_blocks(self.model, parts, train.recompute, self.device)
 
     @property
@@ -52,10 +60,12 @@ class Replicas(TorchParts):
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
 
     def _settle_buckets(self) -> None:
-        """Makes DDP rebuild its buckets now, by a backward pass of two tokens whose gradients are discarded.
+        """Makes DDP rebuild its buckets now, by a backward pass of two tokens whose gradients are
+        discarded.
 
-        DDP rebuilds them after its first backward pass, and gloo's order of summation depends on where a gradient lies: without
-        this, a resumed run's first step would differ from an unbroken run's in its last bits (seen with 4 ranks).
+        DDP rebuilds them after its first backward pass, and gloo's order of summation depends on
+        where a gradient lies: without this, a resumed run's first step would differ from an
+        unbroken run's in its last bits (seen with 4 ranks).
         """
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=self.device.torch_device)
         self.shared(tokens, targets=tokens).backward()
@@ -65,7 +75,11 @@ class Replicas(TorchParts):
         total = torch.zeros((), device=self.device.torch_device)
         for left, batch in batches:
             shared = self.shared
-            with shared.no_sync() if left and isinstance(shared, DistributedDataParallel) else nullcontext():
+            with (
+                shared.no_sync()
+                if left and isinstance(shared, DistributedDataParallel)
+                else nullcontext()
+            ):
                 with watch.own_work(), self._casting():
                     loss = shared(batch.inputs, **batch.named) / self.micro_batches
                 with watch.part("backward"):
@@ -85,4 +99,8 @@ class Replicas(TorchParts):
 
     def _casting(self) -> AbstractContextManager[object]:
         whole = self.precision == torch.float32
-        return nullcontext() if whole else torch.autocast(self.device.torch_device.type, self.precision)
+        return (
+            nullcontext()
+            if whole
+            else torch.autocast(self.device.torch_device.type, self.precision)
+        )

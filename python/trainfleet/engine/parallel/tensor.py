@@ -24,7 +24,9 @@ PART, WHOLE = Shard(1), Replicate()  # of the sequence, dimension 1 of [B, T, D]
 
 
 def split(model: Network, mesh: DeviceMesh) -> None:
-    """Gives this rank its slice of every matrix. Between modules a hidden state is the rank's part of the sequence."""
+    """Gives this rank its slice of every matrix. Between modules a hidden state is the rank's part
+    of the sequence.
+    """
     tied = find_tied(model)
     for module in model.modules():
         if isinstance(module, Total):
@@ -35,27 +37,37 @@ def split(model: Network, mesh: DeviceMesh) -> None:
 
 
 def styles(plan: ParallelPlan) -> dict[str, ParallelStyle]:
-    """What is done to which module. Only the logits stay a DTensor: the loss is computed of slices of the vocabulary."""
+    """What is done to which module. Only the logits stay a DTensor: the loss is computed of slices
+    of the vocabulary.
+    """
     found: dict[str, ParallelStyle] = {}
     for name in plan.embeddings:
-        found[name] = RowwiseParallel(input_layouts=WHOLE, output_layouts=PART if name == plan.divided else WHOLE)
+        found[name] = RowwiseParallel(
+            input_layouts=WHOLE, output_layouts=PART if name == plan.divided else WHOLE
+        )
     if plan.divided not in plan.embeddings:
         found[plan.divided] = PrepareModuleOutput(output_layouts=WHOLE, desired_output_layouts=PART)
     found |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}
-    found |= {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in plan.head_norms}
+    found |= {
+        name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in plan.head_norms
+    }
     found |= {name: GatherInput() for name in plan.gathered if name not in plan.column}
     found |= {name: GatherInput(alike=True) for name in plan.alike}
     found |= {name: ColwiseParallel() for name in plan.column}
     found |= {name: RowwiseParallel(output_layouts=PART) for name in plan.row}
     gathered = plan.head in plan.gathered
-    found[plan.head] = ColwiseParallel(input_layouts=PART if gathered else WHOLE, use_local_output=False)
+    found[plan.head] = ColwiseParallel(
+        input_layouts=PART if gathered else WHOLE, use_local_output=False
+    )
     return found
 
 
 class GatherInput(ParallelStyle):
-    """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks and scattered.
+    """Gathers a module's first input, a part of the sequence; its gradient is summed over the ranks
+    and scattered.
 
-    A module that every rank computes `alike` gets a plain tensor, so that each rank has its whole gradient.
+    A module that every rank computes `alike` gets a plain tensor, so that each rank has its whole
+    gradient.
     """
 
     def __init__(self, alike: bool = False) -> None:
@@ -65,7 +77,9 @@ class GatherInput(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             part: Tensor = inputs[0]
-            whole = DTensor.from_local(part, device_mesh, (PART,), run_check=False).redistribute(placements=(WHOLE,))
+            whole = DTensor.from_local(part, device_mesh, (PART,), run_check=False).redistribute(
+                placements=(WHOLE,)
+            )
             return (whole.to_local() if self.alike else whole), *inputs[1:]
 
         module.register_forward_pre_hook(gather)

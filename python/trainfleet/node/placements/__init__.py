@@ -1,10 +1,11 @@
-"""How each engine tells a node of its seat: a module an engine, which launcher and node both import. Standard library only.
+"""How each engine tells a node of its seat: a module an engine, which launcher and node both
+import. Standard library only.
 
-A package of yours adds an engine by an entry point in the group `trainfleet.seats` (host/plugins.py), which names a
-`Seating`; its backend has the same one as `seat`.
+A package of yours adds an engine by an entry point in the group `trainfleet.seats`
+(host/plugins.py), which names a `Seating`; its backend has the same one as `seat`.
 
-What is covered: environments as the engines document them (tests/unit/test_seat.py says where). What is not: nodes
-of Slurm, AWS Batch and SageMaker themselves.
+What is covered: environments as the engines document them (tests/unit/test_seat.py says where).
+What is not: nodes of Slurm, AWS Batch and SageMaker themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from ...host import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, Seating
 
-OURS = ("fleet", "batch", "slurm", "sagemaker")  # our own launcher counts before the engine around it
+OURS = (
+    "fleet",
+    "batch",
+    "slurm",
+    "sagemaker",
+)  # our own launcher counts before the engine around it
 
 
 def seating(name: str) -> Seating:
@@ -25,9 +31,16 @@ def seating(name: str) -> Seating:
     Raises:
         BackendError: there is none, or what a package offers under that name is something else.
     """
-    found = import_module(f".{name}", __name__).SEATING if name in OURS else plugins.offered(plugins.OF_SEATS, name)
+    found = (
+        import_module(f".{name}", __name__).SEATING
+        if name in OURS
+        else plugins.offered(plugins.OF_SEATS, name)
+    )
     if not isinstance(found, Seating):
-        why = f"it is not one of {', '.join(OURS)}, and no installed package adds it ({plugins.OF_SEATS})"
+        why = (
+            f"it is not one of {', '.join(OURS)}, and no installed package adds it "
+            f"({plugins.OF_SEATS})"
+        )
         raise BackendError(f"{name[:80]!r} is not an engine that starts nodes", why=why, next=NEXT)
     return found
 
@@ -43,7 +56,9 @@ def here() -> Seating:
     Raises:
         BackendError: none of them did.
     """
-    if found := next((engine for name in names() if (engine := seating(name)).has_started_this()), None):
+    if found := next(
+        (engine for name in names() if (engine := seating(name)).has_started_this()), None
+    ):
         return found
     why = f"none of the engines that are known here has told it its place: {', '.join(names())}"
     raise BackendError("this process was not started as a node of a job", why=why, next=NEXT)

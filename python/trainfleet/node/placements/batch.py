@@ -1,28 +1,64 @@
-"""The seat of a node of an AWS Batch job (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html)."""
+"""The seat of a node of an AWS Batch job
+(https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
+"""
 
 from __future__ import annotations
 
 import os
 
 from ...trust.errors import BackendError
-from ..placement import LOOPBACK, NEXT, PORT, Environment, Seat, Seating, Terms, Variables, checked, own_address
+from ..placement import (
+    LOOPBACK,
+    NEXT,
+    PORT,
+    Environment,
+    Seat,
+    Seating,
+    Terms,
+    Variables,
+    checked,
+    own_address,
+)
 
 
 def read(environment: Environment = os.environ) -> Seat:
     """The seat of a node.
 
-    The main node has seat 0, whatever its index. Batch does not give it its own address, which is looked up.
+    The main node has seat 0, whatever its index. Batch does not give it its own address, which is
+    looked up.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
-    told.word("ID")  # the others have defaults, as a job of one node lacks them: without this any process would be such a job
-    nodes, index, main = told.number("NUM_NODES", 1), told.number("NODE_INDEX", 0), told.number("MAIN_NODE_INDEX", 0)
-    meet = told.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "") if index != main else own_address() if nodes > 1 else LOOPBACK
+    told.word(
+        "ID"
+        # the others have defaults, as a job of one node lacks them: without this any process would
+        # be such a job
+    )
+    nodes, index, main = (
+        told.number("NUM_NODES", 1),
+        told.number("NODE_INDEX", 0),
+        told.number("MAIN_NODE_INDEX", 0),
+    )
+    meet = (
+        told.word("MAIN_NODE_PRIVATE_IPV4_ADDRESS", "")
+        if index != main
+        else own_address()
+        if nodes > 1
+        else LOOPBACK
+    )
     if not meet:
-        raise BackendError("a node of an AWS Batch job is not told where to meet", where=f"node {index}",
-                           why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set", next=NEXT)  # fmt: skip
+        raise BackendError(
+            "a node of an AWS Batch job is not told where to meet",
+            where=f"node {index}",
+            why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set",
+            next=NEXT,
+        )
     node = 0 if index == main else index + 1 if index < main else index
-    return checked(Seat(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX")
+    return checked(
+        Seat(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX"
+    )
 
 
 # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
-SEATING = Seating("batch", read, lambda: "AWS_BATCH_JOB_ID" in os.environ, Terms(echoes=True, decides=True))
+SEATING = Seating(
+    "batch", read, lambda: "AWS_BATCH_JOB_ID" in os.environ, Terms(echoes=True, decides=True)
+)

@@ -23,13 +23,20 @@ def read(file: Path = RESOURCES) -> Seat:
         hosts, own = sorted(map(str, record["hosts"]), key=_by_number), str(record["current_host"])
         return checked(Seat(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BackendError("can't tell which host of the job this is", where=str(file),
-                           why=f"{type(error).__name__}: {error}", next=NEXT) from error  # fmt: skip
+        raise BackendError(
+            "can't tell which host of the job this is",
+            where=str(file),
+            why=f"{type(error).__name__}: {error}",
+            next=NEXT,
+        ) from error
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Sorts algo-2 before algo-10, as consoles and logs count."""
-    return [(-1, part) if (number := whole(part)) is None else (number, "") for part in re.split(r"([0-9]+)", name)]
+    return [
+        (-1, part) if (number := whole(part)) is None else (number, "")
+        for part in re.split(r"([0-9]+)", name)
+    ]
 
 
 # 120 s: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html

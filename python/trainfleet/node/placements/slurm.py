@@ -1,4 +1,6 @@
-"""The seat of a task that srun started, one a node (https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES)."""
+"""The seat of a task that srun started, one a node (https://slurm.schedmd.com/srun.html, OUTPUT
+ENVIRONMENT VARIABLES).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,27 @@ from ..placement import Environment, Seat, Seating, Variables, checked, expand_h
 def read(environment: Environment = os.environ) -> Seat:
     """The seat of a task.
 
-    Jobs that share a node must not share a port, and a requeued job's first port may linger: both are in the number.
+    Jobs that share a node must not share a port, and a requeued job's first port may linger: both
+    are in the number.
     """
     told = Variables("SLURM_", environment)
     nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
     hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
     restarts = told.number("RESTART_COUNT", 0)
-    port = 20000 + (told.number("JOB_ID") + restarts) % 10000  # under what kernels hand out to clients (32768 on)
-    seat = Seat(told.number("NODEID"), nodes, hosts[0], port, restarts + 1, environment.get("SLURMD_NODENAME", ""))
+    port = (
+        20000 + (told.number("JOB_ID") + restarts) % 10000
+    )  # under what kernels hand out to clients (32768 on)
+    seat = Seat(
+        told.number("NODEID"),
+        nodes,
+        hosts[0],
+        port,
+        restarts + 1,
+        environment.get("SLURMD_NODENAME", ""),
+    )
     return checked(seat, "SLURM_NODEID")
 
 
-SEATING = Seating("slurm", read, lambda: "SLURM_JOB_ID" in os.environ)  # KillWait is 30 s by default
+SEATING = Seating(
+    "slurm", read, lambda: "SLURM_JOB_ID" in os.environ
+)  # KillWait is 30 s by default

@@ -1,11 +1,13 @@
-"""The words by which logs give a cause away, from the .yaml files beside this one; each file names its sources.
+"""The words by which logs give a cause away, from the .yaml files beside this one; each file names
+its sources.
 
-`firm: false` marks words of a wider meaning: they count where nothing more exact is said.
-Words stand under `closed` where they mean that one cause and no other, whoever's log they are in; those under `says` have others
-now and then. Only closed words, and what a machine says (weight proof), make a verdict sure.
-An entry's `by` says who may say it: `kernel`, `agent` (launchers, engines, their daemons), `library` (a library's own log line,
-of any process), `error` (an exception and its message), `watch` (our watchdog and backends) or `any`. A named group in a pattern
-says more: `peer` and `rank` are whom the line blames, `joined` and `all` count clients.
+`firm: false` marks words of a wider meaning: they count where nothing more exact is said. Words
+stand under `closed` where they mean that one cause and no other, whoever's log they are in; those
+under `says` have others now and then. Only closed words, and what a machine says (weight proof),
+make a verdict sure. An entry's `by` says who may say it: `kernel`, `agent` (launchers, engines,
+their daemons), `library` (a library's own log line, of any process), `error` (an exception and its
+message), `watch` (our watchdog and backends) or `any`. A named group in a pattern says more: `peer`
+and `rank` are whom the line blames, `joined` and `all` count clients.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from ..causes import Weight
 
 FOLDERS = [Path(__file__).parent]  # of the .yaml files
 _NUMBERS = re.compile(  # no sign depends on any of these: long numbers, addresses, ports, ranks
-    r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank )\d+|(?<=rank_)\d+"
+    r"\d{5,}|0x[0-9a-f]+|\b\d+\.\d+\.\d+\.\d+\b|(?<=\]:)\d+|(?<=<)\d+(?=>)|(?<=[Rr]ank "
+    r")\d+|(?<=rank_)\d+"
 )
 
 
@@ -30,7 +33,8 @@ _NUMBERS = re.compile(  # no sign depends on any of these: long numbers, address
 class Sign:
     """Words that mean a cause, and how surely.
 
-    `cancels` instead takes an earlier complaint of that cause back, `forestalls` a later hint at it, which only followed.
+    `cancels` instead takes an earlier complaint of that cause back, `forestalls` a later hint at
+    it, which only followed.
     """
 
     pattern: re.Pattern[str]
@@ -59,7 +63,10 @@ def signs() -> dict[str, tuple[Sign, ...]]:
     for path in (path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))):
         for entry in read_table(path)["entries"]:
             found.setdefault(entry["by"], []).extend(_signs(entry))
-    return {by: tuple(sorted(group, key=lambda sign: sign.rank, reverse=True)) for by, group in found.items()}
+    return {
+        by: tuple(sorted(group, key=lambda sign: sign.rank, reverse=True))
+        for by, group in found.items()
+    }
 
 
 def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
@@ -72,7 +79,14 @@ def _signs(entry: dict[str, Any]) -> Iterator[Sign]:
         closed = firm and (key == "closed" or weight == Weight.PROOF)
         for says in entry.get(key, ()):
             yield Sign(
-                re.compile(says, re.MULTILINE), cause, weight, words, firm, closed, "cancels" in entry, "forestalls" in entry
+                re.compile(says, re.MULTILINE),
+                cause,
+                weight,
+                words,
+                firm,
+                closed,
+                "cancels" in entry,
+                "forestalls" in entry,
             )
 
 
@@ -103,5 +117,12 @@ def firm_causes(by: tuple[str, ...], text: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _causes_of(by: tuple[str, ...], text: str) -> frozenset[str]:
-    every = (sign for group in by for sign in signs().get(group, ()) if sign.firm and sign.weight >= Weight.WORD)
-    return frozenset(sign.cause for sign in every if not (sign.cancels or sign.forestalls) and sign.search(text))
+    every = (
+        sign
+        for group in by
+        for sign in signs().get(group, ())
+        if sign.firm and sign.weight >= Weight.WORD
+    )
+    return frozenset(
+        sign.cause for sign in every if not (sign.cancels or sign.forestalls) and sign.search(text)
+    )
