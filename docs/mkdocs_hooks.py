@@ -13,11 +13,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+# in the repository → in the site
 ELSEWHERE = {
     "README.md": "index.md",
     "docs/README.md": "contents.md",
     "schema/README.md": "reference/keys.md",
-}  # in the repository → in the site
+}
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -206,10 +206,11 @@ def run(check: Check, folder: Path) -> dict[str, object]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "REQUIRE_ALL": "",
     }
+    # a CPU compiles C++, and slowly
     began, seconds = (
         time.monotonic(),
         check.seconds * (5 if TOY else 1),
-    )  # a CPU compiles C++, and slowly
+    )
     log = folder / f"{check.name.replace(' ', '-')}.log"
     words = (*check.words, "--folder", str(folder / "bench")) if check.shape else check.words
     with log.open("w") as file:

@@ -35,12 +35,11 @@ def described(answer: Row) -> Row:
     )
     efa = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
     first = next((place for place, card in enumerate(cards) if "efa" in card["InterfaceTypes"]), 0)
+    # of Neuron's, a rank is a logical core
     return {
         "vcpus": answer["VCpuInfo"]["DefaultVCpus"],
         "memory_gib": answer["MemoryInfo"]["SizeInMiB"] // 1024,
-        **(
-            {"accelerators": sum(gpu["Count"] for gpu in gpus)} if gpus else {}
-        ),  # of Neuron's, a rank is a logical core
+        **({"accelerators": sum(gpu["Count"] for gpu in gpus)} if gpus else {}),
         **({"network_gbps": int(int(speed[1] or 1) * float(speed[2]))} if speed else {}),
         "efa": efa,
         "slots": min(CARD, cards[0]["MaximumNetworkInterfaces"]),

@@ -18,12 +18,13 @@ from trainfleet.trust.errors import RunError, TrainfleetError, tell
 ROOT = Path(__file__).parents[1]
 DIST = Path("dist")
 PLACEHOLDER = "git.example"  # stands for the host of the repository until a release
+# in the clean environment
 TYPED = (
     ("--version",),
     ("recipes",),
     ("config", "RECIPE=first-run"),
     ("plan",),
-)  # in the clean environment
+)
 
 
 def main() -> int:

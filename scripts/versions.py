@@ -42,9 +42,8 @@ VERSION = re.compile(
     re.IGNORECASE,
 )
 ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?:/\d+)?")
-SAID = re.compile(
-    r"Python(?:-version)? 3\.\d+|ubuntu 2\d\.04", re.IGNORECASE
-)  # what we run on: nothing is installed by it
+# what we run on: nothing is installed by it
+SAID = re.compile(r"Python(?:-version)? 3\.\d+|ubuntu 2\d\.04", re.IGNORECASE)
 
 
 def pinned() -> set[str]:
@@ -80,9 +79,8 @@ def find(path: Path, known: set[str]) -> Iterator[tuple[int, str]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     for number, line in what_runs(path, text):
         for match in VERSION.finditer(SAID.sub("", ADDRESS.sub("", line))):
-            if (
-                path.suffix != ".py" or not match["named"] or " " not in match["named"]
-            ):  # a message: "gone since NCCL 2.5"
+            # a message: "gone since NCCL 2.5"
+            if path.suffix != ".py" or not match["named"] or " " not in match["named"]:
                 yield number, match[0]
     exact = re.compile(
         r"(?<![\w.])(?:"

@@ -38,9 +38,8 @@ def program() -> int:
     os.umask(os.umask(0o77) & 0o77)  # a file is never closed to its owner
     on_interrupt = signal.getsignal(signal.SIGINT)
     if on_interrupt is signal.default_int_handler:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # while imports run, Ctrl-C exits without a traceback
+        # while imports run, Ctrl-C exits without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .cli import main
     from .trust import safe_output
 

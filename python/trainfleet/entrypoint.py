@@ -106,11 +106,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """The options of a command line; argparse's own message and exit code 2 where it is invalid."""
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(
-        "trainfleet.entrypoint",
-        usage=USAGE,
-        allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser("trainfleet.entrypoint", usage=USAGE, allow_abbrev=False)
     parser.add_argument("--on", type=_engine)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=0)
@@ -135,9 +131,8 @@ def _engine(name: str) -> Seating:
 def run_node(options: Options) -> int:
     """Reads the seat, waits for the other nodes and runs the command; its exit code."""
     secrets.take()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # as a container's first process it has no default
+    # as a container's first process it has no default
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seat = options.engine.read()
     make_folder(options.home)
     os.chdir(options.home)
@@ -177,9 +172,8 @@ def leave_together(options: Options, seat: Seat, log: Log, code: int) -> int:
     """
     exit_codes = ExitCodes(*in_s3(options, seat))
     if seat.node:
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # the exit of node 0 makes the engine stop this node, which is done by now
+        # the exit of node 0 makes the engine stop this node, which is done by now
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         exit_codes.publish(seat.node, code, lambda words: log.note("node", words))
         return code
     return code or code_of(
@@ -222,9 +216,8 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
 def command_of(options: Options, seat: Seat) -> list[str]:
     """The node's command line; a module without torchrun gets its seat in the environment."""
     module, *words = options.command
-    if (
-        options.engine.name != fleet.SEATING.name
-    ):  # the engine's own count of retries; ours begins anew with each request
+    # the engine's own count of retries; ours begins anew with each request
+    if options.engine.name != fleet.SEATING.name:
         os.environ[fence.AGAIN] = str(seat.attempt - 1)
     if options.ranks:
         os.environ |= {

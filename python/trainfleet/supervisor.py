@@ -178,9 +178,8 @@ def detach(file: Path, task: dict[str, Any]) -> int:
         os.dup2(target, descriptor)
     write(file, f"{identity(os.getpid())} {task['token']}")
     os.write(started, b".")
-    while (
-        os.getppid() == starter
-    ):  # the supervisor dies with its parent, so this must be reparented first
+    # the supervisor dies with its parent, so this must be reparented first
+    while os.getppid() == starter:
         time.sleep(0.001)
     os.execve(
         "/bin/sh", ["sh", str(script)], os.environ | task["environment"] | {EXIT: str(exit_file)}

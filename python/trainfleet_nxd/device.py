@@ -42,13 +42,11 @@ class NeuronXla(Core):
                 SDK's.
         """
         check_packages()
-        os.environ.setdefault(
-            "PJRT_DEVICE", "NEURON"
-        )  # the rest is of the job (plan/neuron_environment.py)
+        # the rest is of the job (plan/neuron_environment.py)
+        os.environ.setdefault("PJRT_DEVICE", "NEURON")
         super().__init__()
-        self.executes = (
-            "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ
-        )  # by neuron_parallel_compile (node/precompile.py)
+        # by neuron_parallel_compile (node/precompile.py)
+        self.executes = "NEURON_EXTRACT_GRAPHS_ONLY" not in os.environ
 
     def start(self) -> None:
         self.xla: Any = import_module("torch_xla")

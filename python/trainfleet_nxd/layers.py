@@ -148,7 +148,8 @@ def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
     ignored.
     """
     guessed = targets != IGNORED
+    # it writes to the logits
     losses: Tensor = (
         parallel_cross_entropy(logits.clone(), torch.where(guessed, targets, 0)) * guessed
-    )  # it writes to the logits
+    )
     return losses.sum() / guessed.sum() if reduction == "mean" else losses.sum()

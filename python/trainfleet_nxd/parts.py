@@ -83,9 +83,8 @@ class Nxd:
         self.format = torch.bfloat16 if half and self.zero else torch.float32
         self.casts = half and not self.zero
         options = settings(config, self.zero)
-        copies = max(
-            1, layout.tensor // config.model.kv_heads
-        )  # ranks that have the same key-value heads
+        # ranks that have the same key-value heads
+        copies = max(1, layout.tensor // config.model.kv_heads)
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
         self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
@@ -171,9 +170,8 @@ class Nxd:
                     seen.add(id(parameter))
                     where = names[id(module), name]
                     found[where] = Owned(module, name, self.slices[where], masters[id(parameter)])
-        for held in (
-            found.values()
-        ):  # moments from the start: the first step is then the same program as all others
+        # moments from the start: the first step is then the same program as all others
+        for held in found.values():
             self.states[held.master].update(first_moments(held.master))
         return found
 
@@ -212,9 +210,8 @@ class Nxd:
             self.like = given[0]
             with watch.part("pipeline"):
                 loss = self.stages.train(given)
-            return (
-                self._zero() if loss is None else loss * self.depth
-            )  # the last stage alone has one
+            # the last stage alone has one
+            return self._zero() if loss is None else loss * self.depth
         total = self._zero()
         for _, batch in batches:
             self.like = batch
@@ -381,9 +378,8 @@ def optimizer(options: dict[str, Any], model: nn.Module, config: Config) -> Any:
     if row.whole:
         groups[0]["matrix"] = True
     elif options["optimizer_config"]["zero_one_enabled"]:
-        values["max_norm"] = options["optimizer_config"][
-            "max_grad_norm"
-        ]  # NxD 0.18 does not pass it on: torch_xla's is 1.0 then
+        # NxD 0.18 does not pass it on: torch_xla's is 1.0 then
+        values["max_norm"] = options["optimizer_config"]["max_grad_norm"]
     return nxd.initialize_parallel_optimizer(options, named(row.xla), groups, **values)
 
 

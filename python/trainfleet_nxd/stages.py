@@ -108,6 +108,5 @@ class Stages:
 
     def _run(self, run: Callable[..., Tensor | None], batches: list[MicroBatch]) -> Tensor | None:
         inputs, targets, _ = join(batches)
-        return run(
-            inputs=inputs.cpu(), labels=targets.cpu()
-        )  # NxD itself brings each micro-batch to the device
+        # NxD itself brings each micro-batch to the device
+        return run(inputs=inputs.cpu(), labels=targets.cpu())

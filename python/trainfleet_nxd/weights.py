@@ -25,9 +25,8 @@ from trainfleet.trust.errors import RunError
 
 Names = dict[str, Tensor]
 LAYER = re.compile(r"\.layers?\.(\d+)\.")
-BESIDE = {
-    "cls.predictions.decoder.bias": "cls.predictions.bias"
-}  # one tensor under two names, as transformers has it
+# one tensor under two names, as transformers has it
+BESIDE = {"cls.predictions.decoder.bias": "cls.predictions.bias"}
 # of their norm: those of one head differ by stochastic rounding alone, those of two by far more
 COPIES_DIFFER = 0.1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ROOMS, ARROWS = 28, 167  # at most
-TOKENS, MODULES = 416596, 451
+TOKENS, MODULES = 416432, 451
 DENSE = {  # more than 250 tokens
     "backends/batch.py:status_of",
     "backends/batch_request.py:container",
@@ -89,7 +89,6 @@ DENSE = {  # more than 250 tokens
     "supervisor.py:run",
     "watch/diagnosis.py:_last_words",
     "watch/diagnosis.py:_whom",
-    "watch/evidence.py:survived",
     "watch/exception_classifier.py:_error",
     "watch/exception_classifier.py:_guess",
     "watch/line_classifier.py:meant",
@@ -205,6 +204,5 @@ LONG = {  # more than 450 lines
     "nodes/transport.py",
     "report/history.py",
     "run/run_folder.py",
-    "storage/s3.py",
     "watch/monitor.py",
 }

@@ -151,9 +151,8 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
         counts = f"AWS's own prices count on the {backend.name} backend"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; leave it out"
     if config.fleet.slow == "replace" and Can.LEAVE_OUT not in backend.can:
-        able = ", ".join(
-            name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can
-        )  # of others, one may not load
+        # of others, one may not load
+        able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)
         yield (
             "fleet.slow",
             f"replace: the {backend.name} backend can't leave a host out; warn works, or one of: "

@@ -47,14 +47,10 @@ from .run_storage import Place
 if TYPE_CHECKING:
     from .head import Head
 
-LINKS, OWN_HEAD = (
-    "links",
-    "head",
-)  # what a fault of a rehearsal may need: links of the nodes' own, and a head
-HANDLE, REQUEST = (
-    "handle.json",
-    "request.json",
-)  # in the run folder: what runs, and what was submitted for it
+# what a fault of a rehearsal may need: links of the nodes' own, and a head
+LINKS, OWN_HEAD = ("links", "head")
+# in the run folder: what runs, and what was submitted for it
+HANDLE, REQUEST = ("handle.json", "request.json")
 
 
 class Can(Enum):
@@ -262,9 +258,8 @@ class Backend(Protocol):
     # how its nodes know which of them they are, and what it does with them (node/placements/)
     seat: Seating
     tried_on: str  # what carries it in the tests, which the README's table says: real, or a fake
-    pretended: Mapping[Can, str] = MappingProxyType(
-        {}
-    )  # beside that, what stands in for something in a row of the table
+    # beside that, what stands in for something in a row of the table
+    pretended: Mapping[Can, str] = MappingProxyType({})
     # its jobs are launched from a machine of its own, to which commands typed here hand over
     hands_over: bool = False
     owned: bool = False  # its machines are somebody's, who alone can tell what they are

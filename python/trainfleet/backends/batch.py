@@ -38,14 +38,8 @@ from .queue_reasons import QueueReasons
 from .request_json import TOKEN, artifact, bodies, pairs
 
 GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
-OF_THE_STACK = (
-    "zones",
-    "vpc",
-    "subnets",
-    "capacity",
-    "reservation",
-    "image",
-)  # keys of fleet.aws, of no use to a queue of yours
+# keys of fleet.aws, of no use to a queue of yours
+OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")
 AT_ONCE = 100  # jobs that DescribeJobs takes
 GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
@@ -194,9 +188,8 @@ class Batch(Hosted):
         return Handle(self.name, str(jobs[0]["jobId"]), request.token, request.job.nodes)
 
     def pace(self, handle: Handle) -> float:
-        return aws_managed.PACE * max(
-            1.0, handle.nodes / AT_ONCE
-        )  # DescribeJobs takes so many jobs at a time
+        # DescribeJobs takes so many jobs at a time
+        return aws_managed.PACE * max(1.0, handle.nodes / AT_ONCE)
 
     def look(self, handle: Handle) -> Status:
         jobs = self._described(handle)

@@ -100,9 +100,8 @@ def container(config: Config, image: str, secrets: Mapping[str, str]) -> Body:
         "secrets": [{"name": name, "valueFrom": where} for name, where in sorted(secrets.items())],
         **mounts(config),
     }
-    if (
-        not batch.execution_role
-    ):  # the stack's own may write to the stack's log group, which goes with it
+    # the stack's own may write to the stack's log group, which goes with it
+    if not batch.execution_role:
         body["logConfiguration"] = {"logDriver": "awslogs", "options": {"awslogs-group": LOG_GROUP}}
     return {name: value for name, value in body.items() if value}
 

@@ -30,13 +30,8 @@ from .head import Head
 from .host_keys import keep_keys, require_plugin
 from .request_json import artifact
 
-STATES = {
-    "made": "ok",
-    "changed": "changed",
-    "deleted": "changed",
-    "kept": "ok",
-    "done": "ok",
-}  # the board's last ones
+# the board's last ones
+STATES = {"made": "ok", "changed": "changed", "deleted": "changed", "kept": "ok", "done": "ok"}
 KEYS_IN = 600.0  # seconds until the last console has its host keys
 AGAIN = 10.0
 ROUNDS = 3  # of a removal, as what was made a moment ago may not be seen in the first

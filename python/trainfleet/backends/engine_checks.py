@@ -32,10 +32,8 @@ from .queue_reasons import enabling, environments, most_nodes
 from .request_json import bodies
 
 ABSENT = ("NoSuchEntity", "NoSuchEntityException")
-KINDS = {
-    "Bool": "boolean",
-    "ForAnyValue:StringEquals": "stringList",
-}  # of a condition's values, as IAM's simulator has them
+# of a condition's values, as IAM's simulator has them
+KINDS = {"Bool": "boolean", "ForAnyValue:StringEquals": "stringList"}
 Statements = Callable[[Config, Inputs], Iterable[dict[str, Any]]]
 
 

@@ -34,10 +34,8 @@ from ..run.launch_intent import DeclaredIntent, Intent
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-NOTICE, FEW = (
-    20.0,
-    4,
-)  # seconds for a host to answer about an intent; hosts that are asked which of them answers
+# seconds for a host to answer about an intent; hosts that are asked which of them answers
+NOTICE, FEW = (20.0, 4)
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 LARGEST = 1 << 20  # bytes of a config
 HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
@@ -68,10 +66,8 @@ class Hosts:
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
         self.now = 0.0  # the fleet's clock at the last look
         self.door: Host | None = None  # the host that answered last
-        self.silent: tuple[Holder | None, Standby | None] = (
-            None,
-            None,
-        )  # the last beats, where none followed them
+        # the last beats, where none followed them
+        self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
     def __enter__(self) -> Self:
         return self

@@ -11,10 +11,8 @@ from ..run import contents, run_folder
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-KILLED, ENDED = (
-    137,
-    143,
-)  # the exit code of a node that left none: by itself, or as the engine ended it with others
+# the exit code of a node that left none: by itself, or as the engine ended it with others
+KILLED, ENDED = (137, 143)
 LARGEST = 1 << 20  # bytes that are read of a file
 
 
@@ -98,9 +96,8 @@ def ends(folder: Path, job: str, start: int, nodes: int) -> list[int]:
         code = re.match("Exited with exit code ([0-9]{1,3})$", words)
         for first, last in re.findall(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", tasks):
             for node in range(int(first), min(int(last or first) + 1, nodes)):
-                codes.setdefault(
-                    node, int(code[1]) if code else KILLED
-                )  # a later step is that which asks whether to go on
+                # a later step is that which asks whether to go on
+                codes.setdefault(node, int(code[1]) if code else KILLED)
     return [codes.get(node, ENDED if ending else KILLED) for node in range(nodes)]
 
 

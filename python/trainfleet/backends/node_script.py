@@ -19,14 +19,8 @@ from ..supervisor import EXIT, WATCH
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-PASSED = (
-    JOB,
-    EXIT,
-    WATCH,
-    NAMES,
-    fence.VARIABLE,
-    fence.AGAIN,
-)  # what a node gets beside its script
+# what a node gets beside its script
+PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
 # The devices that are there at start are given over, as their number follows from the instance
 # type; so is the node's own disk where the dataset is copied to it (runs.COPY); files belong to who
 # trains.

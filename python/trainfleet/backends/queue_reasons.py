@@ -17,41 +17,19 @@ from ..trust.errors import CloudError
 PACE = 30.0  # seconds between two looks at a queue
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free "
-    "now; "
-    "another "
-    "zone "
-    "or a reservation may have",
+    "now; another zone or a reservation may have",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below "
-    "what "
-    "the "
-    "job "
-    "needs: "
-    "make setup raises it",
+    "what the job needs: make setup raises it",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment "
-    "has "
-    "what "
-    "a "
-    "node "
-    "needs, or none has started yet",
+    "has what a node needs, or none has started yet",
     "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no "
-    "instance "
-    "as "
-    "the "
-    "launch template asks for it",
+    "instance as the launch template asks for it",
     "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's "
-    "service "
-    "role "
-    "lacks "
-    "permissions",
+    "service role lacks permissions",
     "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't "
-    "start "
-    "instances: "
-    "its role, network or image",
+    "start instances: its role, network or image",
     "UNDETERMINED": "Batch does not know why; often the quota of vCPUs, or "
-    "instances "
-    "that "
-    "can't "
-    "reach ECS (no NAT gateway)",
+    "instances that can't reach ECS (no NAT gateway)",
 }
 
 

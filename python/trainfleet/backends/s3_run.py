@@ -23,9 +23,8 @@ from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
-SHARED = re.compile(
-    r"stop|results\.json|heartbeats/attempts/.+"
-)  # written by the launcher and by ranks, in turn
+# written by the launcher and by ranks, in turn
+SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
 VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
 SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts as at work
 

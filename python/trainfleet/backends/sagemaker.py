@@ -74,10 +74,11 @@ AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
+# of any type
 QUOTAS = (
     "Maximum number of instances per training job",
     "Number of instances across all training jobs",
-)  # of any type
+)
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -85,9 +86,8 @@ class SageMaker(Hosted):
     """SageMaker training jobs, as a backend (base.py)."""
 
     name, title, gone, seat = "sagemaker", "SageMaker", GONE, SEATING
-    image_arguments = (
-        ("RUN_AS", "root"),
-    )  # /opt/ml, where it gives and takes everything, is root's
+    # /opt/ml, where it gives and takes everything, is root's
+    image_arguments = (("RUN_AS", "root"),)
 
     @functools.cached_property
     def ahead(self) -> TrainingPlans | None:
@@ -220,9 +220,8 @@ class SageMaker(Hosted):
         newest: dict[int, str] = {}
         for name in streams(self.calls, LOGS, f"{handle.id}/algo-"):
             if match := STREAM.fullmatch(name):
-                newest[int(match[1]) - 1] = max(
-                    name, newest.get(int(match[1]) - 1, "")
-                )  # of a restart it has a later number
+                # of a restart it has a later number
+                newest[int(match[1]) - 1] = max(name, newest.get(int(match[1]) - 1, ""))
         return Console(
             record["TrainingStartTime"].timestamp(),
             record["TrainingJobStatus"] in ENDED,

@@ -260,13 +260,12 @@ def disk_gib(config: Config, size: int | None) -> int:
 def _machines(config: Config, job: Job, disk: int) -> Body:
     own = config.fleet.sagemaker
     row = config.fleet.node_type
+    # such disks have keys of their own
     return {
         "InstanceType": f"ml.{config.fleet.instance_type}",
         "InstanceCount": job.nodes,
         "VolumeSizeInGB": disk,
-        **(
-            {} if row and row.nvme_gb else _key("VolumeKmsKeyId", own.kms_key)
-        ),  # such disks have keys of their own
+        **({} if row and row.nvme_gb else _key("VolumeKmsKeyId", own.kms_key)),
         **(
             {"KeepAlivePeriodInSeconds": 60 * own.warm_pool_minutes}
             if own.warm_pool_minutes

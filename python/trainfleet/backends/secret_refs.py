@@ -53,6 +53,5 @@ def keep(calls: Calls, config: Config, names: Iterable[str]) -> None:
             Overwrite=True,
         )
         marks = pairs(own_tags(config.fleet_name))
-        calls(
-            "ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks
-        )  # not together with Overwrite
+        # not together with Overwrite
+        calls("ssm", "AddTagsToResource", ResourceType="Parameter", ResourceId=where, Tags=marks)

@@ -129,9 +129,8 @@ class Ssh(Backend):
             hosts = parse_hosts(fleet.hosts)
         except ValueError:  # which a rule of the config says
             return
-        if (
-            0 < len(hosts) < fleet.nodes
-        ):  # without any, a fleet can be planned, and no more (nodes/fleet.py)
+        # without any, a fleet can be planned, and no more (nodes/fleet.py)
+        if 0 < len(hosts) < fleet.nodes:
             works = f"NODES={len(hosts)} works, or more hosts"
             yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
 
@@ -299,9 +298,8 @@ class Ssh(Backend):
         others = [host for host in looks.hosts if host != here] if looks else []
         while looks and others and here:
             heard, now = max(looks.heard.get(host, 0.0) for host in others), time.monotonic()
-            ended = [
-                host for host in others if looks.said.get(host, RUNNING) != RUNNING
-            ]  # which is not asked any more
+            # which is not asked any more
+            ended = [host for host in others if looks.said.get(host, RUNNING) != RUNNING]
             if heard > began - 2 * polling.look_every(len(looks.hosts)) or (
                 ended and self._any_answers(ended)
             ):
@@ -397,9 +395,8 @@ class Ssh(Backend):
             looks.trouble[host] = implausible(error, "how its part of the job is").message
 
     def _fence(self, hosts: Iterable[Host]) -> None:
-        fence = job_commands.fence(
-            self._head.mark, launchers=self.hands_over
-        )  # the head itself launches, and stays
+        # the head itself launches, and stays
+        fence = job_commands.fence(self._head.mark, launchers=self.hands_over)
         failed = self.transport.run(fence, timeout=FENCE_TIMEOUT, hosts=hosts).failed
         stuck = {host: failure for host, failure in failed.items() if failure.kind == "exit"}
         if stuck:

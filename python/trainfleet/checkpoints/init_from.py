@@ -27,11 +27,8 @@ from .marker import NAME, Commit
 from .store import CheckpointStore, store_at, store_of
 
 KEY = "train.init_from"
-FREE = (
-    "dropout",
-    "norm_epsilon",
-    "vocabulary_size",
-)  # not part of the weights' shape, or checked by the weights themselves
+# not part of the weights' shape, or checked by the weights themselves
+FREE = ("dropout", "norm_epsilon", "vocabulary_size")
 BYTES = 2  # of a weight, at least: bfloat16's
 MODELS = (
     "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of "

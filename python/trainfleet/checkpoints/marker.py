@@ -21,9 +21,8 @@ from ..trust.errors import InputError, RunError
 from ..trust.validation import Count, Moment, Name, Pattern, Range, fit
 
 MARKER = "committed.json"
-NAME = re.compile(
-    r"step-([0-9]{8}|[1-9][0-9]{8,14})"
-)  # as step_name writes it, and in no second way
+# as step_name writes it, and in no second way
+NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,14})")
 BROKEN = re.compile(rf"{NAME.pattern}\.broken")
 MARKER_BYTES = 2**25  # no marker is larger: one of ten thousand ranks has a megabyte
 FORMAT = 4

@@ -21,22 +21,11 @@ from ..trust.untrusted_input import printable, shortened
 from .variables import VARIABLES, Variables, flag, option_of, read_variables, typed
 
 STARTED = "TRAINFLEET_STARTED"
-ENVIRONMENT = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-)  # the machine's fault and not ours
+# the machine's fault and not ours
+ENVIRONMENT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
-NAMES = (
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENXIO,
-    errno.ENODEV,
-)  # of what can't be such a file
+# of what can't be such a file
+NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 # verb → the variables that it takes
 VERBS = {
@@ -84,13 +73,11 @@ def main(arguments: Sequence[str]) -> int:
     """The process's exit code: 0, an error's own, or 130 after Ctrl-C."""
     try:
         require_numbers(STARTED)
-        started = float(
-            os.environ.get(STARTED) or time.time()
-        )  # given where a fleet's head acts for a command
+        # given where a fleet's head acts for a command
+        started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
-            from ..nodes.remote_verb import (
-                received,
-            )  # on a host of a fleet: another machine sends the verb
+            # on a host of a fleet: another machine sends the verb
+            from ..nodes.remote_verb import received
 
             arguments = received(sys.stdin.fileno())
         if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):

@@ -32,9 +32,8 @@ def main(variables: Variables, started: float) -> int:
             )
         ends = {log: print_new(log, max(0, end - TAIL), LINES) for log, end in ends.items()}
         while follow:
-            alive = (
-                place.is_running()
-            )  # before the look at the logs, so that the last words are not missed
+            # before the look at the logs, so that the last words are not missed
+            alive = place.is_running()
             trouble = look(place, run) or trouble
             ends = {log: print_new(log, ends.get(log, 0)) for log in logs_of(run)}
             if not alive:

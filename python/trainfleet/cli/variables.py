@@ -56,16 +56,8 @@ VARIABLES = {
     "CHANGED": "1: the groups of drills that guard what differs from the origin",
     "NAME": "what a new backend is called: small letters, digits and _",
 }
-SWITCHES = (
-    "VERIFY",
-    "FOLLOW",
-    "WEAK",
-    "YES",
-    "VERBOSE",
-    "CHANGED",
-    "PURGE",
-    "OFFLINE",
-)  # an option that needs no value: `--yes`
+# an option that needs no value: `--yes`
+SWITCHES = ("VERIFY", "FOLLOW", "WEAK", "YES", "VERBOSE", "CHANGED", "PURGE", "OFFLINE")
 Variables = dict[str, str]
 TEXTS = ("PROMPT", "SET")  # these may be long
 PATHS, ADDRESS = ("CONFIG", "OUT"), re.compile("[A-Za-z][A-Za-z0-9+]*://")
@@ -74,17 +66,8 @@ LARGEST = 10**18 - 1  # of a number
 LONGEST = (
     4096  # characters of a value, as of a path; what is longer is another file's content, or a slip
 )
-MAY_BE_EMPTY = (
-    "PROMPT",
-    "SET",
-    "VERIFY",
-    "FOLLOW",
-    "WEAK",
-    "PURGE",
-    "YES",
-    "RUN",
-    "RUNS",
-)  # these say themselves what they lack
+# these say themselves what they lack
+MAY_BE_EMPTY = ("PROMPT", "SET", "VERIFY", "FOLLOW", "WEAK", "PURGE", "YES", "RUN", "RUNS")
 
 
 def read_variables(
@@ -104,9 +87,8 @@ def read_variables(
     problems, words = [], list(_without_options(words, allowed))
     for before, word, following in zip(["", *words], words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if not equals and (
-            "=" in before or word[:1] == "-" or before[:2] != "--"
-        ):  # else it is the 5 of `--steps 5`
+        # else it is the 5 of `--steps 5`
+        if not equals and ("=" in before or word[:1] == "-" or before[:2] != "--"):
             meant = _as_set(
                 word, allowed, following if following and "=" not in following else "..."
             )

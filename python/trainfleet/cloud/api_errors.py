@@ -73,11 +73,12 @@ CAPACITY = {
     "ReservationCapacityExceeded",
     "InsufficientCapacityOnOutpost",
 }
+# of IAM's actions
 PREFIXES = {
     "resourcegroupstaggingapi": "tag",
     "service-quotas": "servicequotas",
     "efs": "elasticfilesystem",
-}  # of IAM's actions
+}
 ACTIONS = {
     "s3:ListBuckets": "s3:ListAllMyBuckets",
     "s3:HeadBucket": "s3:ListBucket",

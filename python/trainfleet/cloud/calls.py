@@ -20,10 +20,8 @@ from . import api_errors
 # throttles
 TRIES = 8
 SECONDS = 30  # for an answer
-ONCE = (
-    "PurchaseCapacityBlock",
-    "CreateTrainingPlan",
-)  # what must not be sent again by itself: it is paid for each time
+# what must not be sent again by itself: it is paid for each time
+ONCE = ("PurchaseCapacityBlock", "CreateTrainingPlan")
 PAGES = 10_000  # of one listing: a server may go on for ever
 
 Send = Callable[[str, str, str, dict[str, Any]], dict[str, Any]]

@@ -18,9 +18,8 @@ from .calls import Calls
 from .template_inputs import pairs
 
 POLL = 5.0  # seconds between two polls of a stack that is being changed
-PATIENCE = (
-    3 * 3600.0
-)  # seconds without any event until it gives up: CloudFormation itself gives up before that
+# seconds without any event until it gives up: CloudFormation itself gives up before that
+PATIENCE = 3 * 3600.0
 MISSES = 20  # polls in a row that AWS leaves unanswered or throttles
 CAPABILITIES = ["CAPABILITY_NAMED_IAM"]
 PROJECT, CONFIG, CREATED = (f"trainfleet:{name}" for name in ("project", "config", "created"))
@@ -37,9 +36,8 @@ PASSING = {
     "ServiceUnavailable",
     "InternalError",
 }
-Show = Callable[
-    [str, str, str], None
-]  # a resource's logical id, its state, and what is to be said of it
+# a resource's logical id, its state, and what is to be said of it
+Show = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -129,9 +127,8 @@ class CloudFormationStack:
         nothing half made is left.
         """
         answer = self.calls("cloudformation", "CreateStack", **self.creation(template, tags, token))
-        return self.look(answer["StackId"]) or StackState(
-            answer["StackId"], "CREATE_IN_PROGRESS"
-        )  # just made, and not seen yet
+        # just made, and not seen yet
+        return self.look(answer["StackId"]) or StackState(answer["StackId"], "CREATE_IN_PROGRESS")
 
     def creation(self, template: str, tags: Mapping[str, str], token: str) -> dict[str, Any]:
         """What CreateStack is asked."""

@@ -16,11 +16,8 @@ from ..config import Config
 from ..hardware import node_types
 from .template_storage import makes_file_system, throughput
 
-REQUEST, AT_ONCE, PREFIX = (
-    87e6,
-    8,
-    5500,
-)  # bytes/s of one GET; those of a node; GETs a second of a prefix
+# bytes/s of one GET; those of a node; GETs a second of a prefix
+REQUEST, AT_ONCE, PREFIX = (87e6, 8, 5500)
 PIECE = 16e6  # bytes of one GET
 WINDOW = (
     1024  # MiB that are shuffled among each other where a dataset is in S3 (data.shuffle_window)

@@ -31,10 +31,8 @@ from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
 GRACE = 110  # seconds from SIGTERM to SIGKILL: ranks save and leave
 TASKS_OWN = 1  # interface of a task of a multi-node job, on card 0
-ROOT, DISK = (
-    "/dev/xvda",
-    300,
-)  # GiB at least: images of training are large, and ECS pulls them to the root volume
+# GiB at least: images of training are large, and ECS pulls them to the root volume
+ROOT, DISK = ("/dev/xvda", 300)
 BOUNDARY = "==TRAINFLEET=="
 # The ECS agent starts when user data has ended, whatever came of it. The console keeps what was
 # said when the instance is gone.
@@ -111,6 +109,7 @@ def _queue(
     queue.
     """
     row, tags = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""], tags_of(config, inputs)
+    # of tasks' interfaces: else the VPC's default group
     environment = resource(
         "AWS::Batch::ComputeEnvironment",
         ComputeEnvironmentName=names[0],
@@ -126,9 +125,7 @@ def _queue(
             "InstanceTypes": [row.name],
             "Subnets": [subnet(inputs)],
             **({"PlacementGroup": group} if group else {}),
-            "SecurityGroupIds": [
-                attribute("Wall", "GroupId")
-            ],  # of tasks' interfaces: else the VPC's default group
+            "SecurityGroupIds": [attribute("Wall", "GroupId")],
             "InstanceRole": attribute("NodeProfile", "Arn"),
             "Ec2Configuration": [_image(inputs, row)],
             "Tags": tags,
@@ -325,10 +322,7 @@ def _mounting(config: Config) -> list[str]:
         "dnf install -y lustre-client",
         f"mkdir -p {folder}",
         f"chattr +i {folder}",
-        "for wait in 5 10 20 40 0; do mount -t lustre -o relatime,flock "
-        f"{source} "
-        f"{folder} "
-        "&& "
+        f"for wait in 5 10 20 40 0; do mount -t lustre -o relatime,flock {source} {folder} && "
         "break; sleep $wait; done",
         f"mountpoint -q {folder} || refuse '{source} can not be mounted at {folder}'",
     ]

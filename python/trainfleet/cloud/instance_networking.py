@@ -44,9 +44,8 @@ def interfaces(name: str, tasks: int = 0) -> tuple[Interface, ...]:
             Interface(0, 0, "efa" if row.efa else "interface"),
             *(Interface(card, 1, "efa") for card in range(1, row.efa)),
         )
-    cards = range(
-        row.first_efa, row.first_efa + row.efa
-    )  # after the primary on card 0, the first device of any other
+    # after the primary on card 0, the first device of any other
+    cards = range(row.first_efa, row.first_efa + row.efa)
     return (
         Interface(0, 0, "interface"),
         *(Interface(card, 0 if card else 1, "efa-only") for card in cards),

@@ -126,12 +126,13 @@ def hardened(root: Any, volume: int, tags: dict[str, str]) -> dict[str, Any]:
         "Encrypted": True,
         "DeleteOnTermination": True,
     }
+    # 2: containers
     return {
         "MetadataOptions": {
             "HttpTokens": "required",
             "HttpEndpoint": "enabled",
             "HttpPutResponseHopLimit": 2,
-        },  # 2: containers
+        },
         "BlockDeviceMappings": [{"DeviceName": root, "Ebs": disk}],
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": pairs(tags)}

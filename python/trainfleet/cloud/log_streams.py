@@ -17,9 +17,8 @@ from .api_errors import passing
 from .calls import Calls
 
 ABSENT = "ResourceNotFoundException"
-OURS = re.compile(
-    r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|"
-)  # what the entrypoint has printed says who and when by itself
+# what the entrypoint has printed says who and when by itself
+OURS = re.compile(r"(rank \d+|\w+) +\d\d:\d\d:\d\d\.\d{3} \|")
 PAGES = 64  # of one stream in one look: up to 10,000 lines or 1 MB each; the next look goes on
 
 

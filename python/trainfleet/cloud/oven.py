@@ -28,10 +28,8 @@ from .prices import MONTH
 from .resource_types import LOCK
 from .template_inputs import own_tags, pairs, slug
 
-SEEN_IN, AGAIN = (
-    300.0,
-    5.0,
-)  # seconds until a snapshot is seen to have begun: less than the node stays sealed
+# seconds until a snapshot is seen to have begun: less than the node stays sealed
+SEEN_IN, AGAIN = (300.0, 5.0)
 POLL, PATIENCE = 15.0, 3 * 3600.0  # seconds between two looks at an image, and without any progress
 LONGEST = 128  # characters of an image's name
 Say = Callable[[str], None]
@@ -71,9 +69,8 @@ class Oven:
         """
         for one in baked(self.config, self.calls):
             if not one.lock or one.state not in ("available", "pending"):
-                self._is_seen(
-                    one.id
-                )  # one that has not begun yet would come after the image has gone
+                # one that has not begun yet would come after the image has gone
+                self._is_seen(one.id)
                 snapshots = [row["SnapshotId"] for row in self.snapshots(one.id)]
                 self.calls("ec2", "DeregisterImage", ImageId=one.id)
                 for snapshot in snapshots:

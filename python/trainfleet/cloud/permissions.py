@@ -29,10 +29,8 @@ FILE = Path(__file__).with_name("permissions.yaml")
 ENGINES = ("batch", "sagemaker")
 ON_EC2 = ("", "batch")  # whose nodes are instances of the account
 CLUSTER = "parallelcluster"
-FSX, TO_S3 = (
-    "fsx.amazonaws.com",
-    "s3.data-source.lustre.fsx.amazonaws.com",
-)  # of the second there is a role for each file system
+# of the second there is a role for each file system
+FSX, TO_S3 = ("fsx.amazonaws.com", "s3.data-source.lustre.fsx.amazonaws.com")
 ROLES_OF = {"batch": ("batch.amazonaws.com",)}  # an engine's
 SESSION = "document/AWS-StartSSHSession"
 LINK = "iam:CreateServiceLinkedRole"
@@ -142,9 +140,8 @@ def policy(config: Config, inputs: Inputs) -> Policy:
     """A policy that is enough for whoever makes, runs and removes a fleet, for `make plan OUT=`."""
     resources: dict[tuple[str, ...], list[str]] = {}
     for actions, resource in (*needed(config, inputs, looks=True), *needed(config, inputs)):
-        place = resource.replace(
-            f"{inputs.account}:{SESSION}", f"*:{SESSION}"
-        )  # AWS's own, in whose ARN it may name no account
+        # AWS's own, in whose ARN it may name no account
+        place = resource.replace(f"{inputs.account}:{SESSION}", f"*:{SESSION}")
         resources.setdefault(actions, []).append(re.sub(r"(?<=[/:-])x(?=/|$)", "*", place))
     allowed = [allow(sorted(actions), where) for actions, where in resources.items()]
     if services := sorted(_services(config, inputs)):
@@ -202,9 +199,8 @@ def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
         for row in calls.pages("iam", "ListRoles", "Roles", PathPrefix="/aws-service-role/")
     }
     for service in _services(config, inputs):
-        if (
-            service == TO_S3 or f"/aws-service-role/{service}/" not in there
-        ):  # AWS makes it with the first that needs it
+        # AWS makes it with the first that needs it
+        if service == TO_S3 or f"/aws-service-role/{service}/" not in there:
             entry = {
                 "ContextKeyName": "iam:AWSServiceName",
                 "ContextKeyValues": [service],

@@ -126,10 +126,8 @@ def _listed(region: str, name: str, is_training: bool) -> float | None:
         "marketoption": "OnDemand",
     }
     if is_training:
-        wanted = {
-            "instanceName": f"ml.{name}",
-            "regionCode": region,
-        }  # of what uses it there are as many products
+        # of what uses it there are as many products
+        wanted = {"instanceName": f"ml.{name}", "regionCode": region}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in wanted.items()
     ]

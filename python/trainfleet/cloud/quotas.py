@@ -43,9 +43,8 @@ def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     has been counted already.
     """
     nodes = len(inputs.slots)
-    queues = config.fleet.slurm.parallelcluster.queues or (
-        Queue("the only one"),
-    )  # of a cluster: others have none
+    # of a cluster: others have none
+    queues = config.fleet.slurm.parallelcluster.queues or (Queue("the only one"),)
     for queue in queues:
         name, capacity = (
             queue.instance_type or config.fleet.instance_type or "",

@@ -178,9 +178,8 @@ def _remove_profile(calls: Calls, which: str, row: Row) -> object:
 def _buckets(calls: Calls, config: str | None) -> Things:
     for row in calls.pages("s3", "ListBuckets", "Buckets", BucketRegion=calls.region):
         tags: dict[str, str] = {}
-        with passing(
-            "NoSuchTagSet", "NoSuchBucket", "AccessDenied"
-        ):  # none of ours: ours have tags, which we may read
+        # none of ours: ours have tags, which we may read
+        with passing("NoSuchTagSet", "NoSuchBucket", "AccessDenied"):
             tags = tags_of(calls("s3", "GetBucketTagging", Bucket=row["Name"])["TagSet"])
         if is_ours(tags, config):
             yield row["Name"], tags, row
@@ -250,10 +249,8 @@ def _log_groups(calls: Calls, config: str | None) -> Things:
             yield row["logGroupName"], tags, row
 
 
-NAMED, LOGS = (
-    f"{OURS}-",
-    "/trainfleet",
-)  # what the names of our roles and of our log groups begin with
+# what the names of our roles and of our log groups begin with
+NAMED, LOGS = (f"{OURS}-", "/trainfleet")
 OWN: dict[
     str, tuple[Find | None, Remove]
 ] = {  # what kinds.yaml does not say; None: how it is found stands there

@@ -29,9 +29,8 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 def written(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that a run writes to."""
     addresses = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
-    own = (
-        {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
-    )  # an engine's stack makes none
+    # an engine's stack makes none
+    own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
     return own | set(_buckets(addresses))
 
 
@@ -108,9 +107,10 @@ def keys(config: Config, inputs: Inputs) -> Iterator[dict[str, Any]]:
     yield allow(
         ["kms:DescribeKey", "kms:Encrypt", "kms:Decrypt", "kms:GenerateDataKey*"], resources, named
     )
+    # for the nodes' disks
     yield allow(
         ["kms:CreateGrant"], resources, named | {"Bool": {"kms:GrantIsForAWSResource": "true"}}
-    )  # for the nodes' disks
+    )
 
 
 def allow(

@@ -28,28 +28,24 @@ from .template_storage import has_file_system, makes_file_system
 
 STACK = BillStage("stack", 4.0)
 WITH_FILE_SYSTEM = BillStage("stack and file system", 10.0)
-HOST_KEYS = BillStage(
-    "boot and host keys", 5.0
-)  # AWS then shows what a console said; set-up waits for ten at most
+# AWS then shows what a console said; set-up waits for ten at most
+HOST_KEYS = BillStage("boot and host keys", 5.0)
 DRIVERS = {
     device: BillStage("driver", minutes)
     for device, minutes in (("cuda", 6.0), ("neuron", 5.0), ("neuron_xla", 5.0))
 }
 EFA = BillStage("EFA", 4.0)
-ENVIRONMENT = BillStage(
-    "Python environment", 5.0
-)  # 34 s with wheels at hand (tests/bench/LOG.md); the rest is their download
+# 34 s with wheels at hand (tests/bench/LOG.md); the rest is their download
+ENVIRONMENT = BillStage("Python environment", 5.0)
 BOOT = BillStage("boot", 5.0)  # of an engine's machine, until it takes a job
 CLUSTER = BillStage("cluster and head", 10.0)
 NODE_BOOT = BillStage("boot of the nodes", 8.0, counted=True)  # of ParallelCluster's, with node.sh
 IMAGE = BillStage("download of the image", 4.0, "published job logs: 2.5 to 2.9 min", counted=True)
-START = BillStage(
-    "start of the ranks", 3.0, counted=True
-)  # until the first step: they load torch, meet, build the model
+# until the first step: they load torch, meet, build the model
+START = BillStage("start of the ranks", 3.0, counted=True)
 UPLOAD = BillStage("upload", 2.0)
-ENGINE_IDLE = BillStage(
-    "idle machines", 10.0
-)  # until Batch ends an instance that has nothing to do
+# until Batch ends an instance that has nothing to do
+ENGINE_IDLE = BillStage("idle machines", 10.0)
 UNLIMITED = (BillStage("until make clean", 60.0),), math.inf  # where nodes stay until then
 
 

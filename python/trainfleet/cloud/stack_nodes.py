@@ -251,13 +251,10 @@ class FleetStack:
         inputs = self.inputs(state, wanted)
         if set(wanted) - set(there):
             self.check(inputs)
-        adds_first = self.config.fleet.aws.capacity in (
-            "on-demand",
-            "spot",
-        )  # else the number of nodes is reserved
-        if not adds_first and set(wanted) - set(
-            there
-        ):  # what is replaced must give its place in the reservation back
+        # else the number of nodes is reserved
+        adds_first = self.config.fleet.aws.capacity in ("on-demand", "spot")
+        # what is replaced must give its place in the reservation back
+        if not adds_first and set(wanted) - set(there):
             self._update(inputs, tuple(slot for slot in there if slot in wanted), show, say)
         self._update(inputs, wanted, show, say)
         stopped = [node.id for node in everyone if node.state == "stopped" and node.slot in wanted]

@@ -136,9 +136,8 @@ def read_back(inputs: Inputs, parameters: Mapping[str, str]) -> Inputs:
         field: parameters[name] for name, field in FIXED.items() if name in parameters
     }
     if "Image" in parameters:
-        fixed.setdefault(
-            "head_image", parameters["Image"]
-        )  # of a stack that was made when there was one for both
+        # of a stack that was made when there was one for both
+        fixed.setdefault("head_image", parameters["Image"])
     if inputs.plain == "no":  # there are several nodes now, which need the fabric
         fixed.pop("plain", None)
     return replace(inputs, **fixed)

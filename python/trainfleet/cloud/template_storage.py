@@ -17,26 +17,14 @@ from .template_inputs import Inputs, bucket_of, slug
 from .vpc import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
-MADE = (
-    "size_gib",
-    "type",
-    "throughput",
-    "efa",
-    "link",
-    "export",
-)  # keys of a file system that is made
+# keys of a file system that is made
+MADE = ("size_gib", "type", "throughput", "efa", "link", "export")
 SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
-EFA_STEPS = {
-    125: 38400,
-    250: 19200,
-    500: 9600,
-    1000: 4800,
-}  # GiB: with EFA the size is a multiple, by MB/s a TiB
+# GiB: with EFA the size is a multiple, by MB/s a TiB
+EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
 STEP = 2400  # GiB
-KEPT = {
-    "DeletionPolicy": "RetainExceptOnCreate",
-    "UpdateReplacePolicy": "Retain",
-}  # never with a stack that somebody deletes
+# never with a stack that somebody deletes
+KEPT = {"DeletionPolicy": "RetainExceptOnCreate", "UpdateReplacePolicy": "Retain"}
 LOG_DAYS, PART_DAYS = 30, 7
 
 

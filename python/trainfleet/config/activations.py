@@ -40,10 +40,8 @@ def flow_of(config: Config, width: int) -> Flow:
     """The bytes, where a number of the hidden states takes `width`."""
     train, wide, part = config.train, config.model.hidden_size, config.train.layout.tensor
     tokens = train.micro_batch * train.sequence_length / train.layout.context
-    apart, gained = (
-        by_parts(config),
-        FULL - width if casts(config) else 0,
-    )  # between products, where those alone are in bf16
+    # between products, where those alone are in bf16
+    apart, gained = (by_parts(config), FULL - width if casts(config) else 0)
     norm = _norm(width) if apart and FAMILIES[config.model.family].rotary else gained
     whole = (
         _most(config, width, norm)
@@ -115,9 +113,8 @@ def _most(config: Config, width: int, norm: int) -> float:
     model, layout, family = config.model, config.train.layout, FAMILIES[config.model.family]
     queries, keys, part = _queries(config), _keys(config), layout.tensor
     inner = (4 if family.rotary else 2) * model.intermediate_size
-    joined = (
-        queries if layout.context > 1 else 0
-    )  # pieces of a sequence attend apart, and are joined then
+    # pieces of a sequence attend apart, and are joined then
+    joined = queries if layout.context > 1 else 0
     numbers = (
         2 * model.hidden_size + 2 * queries + joined + keys + inner
     ) / part + 2 * model.hidden_size

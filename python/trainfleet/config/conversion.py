@@ -23,29 +23,17 @@ from ..trust.validation import fit
 from .foreign_formats import LIST, TIKTOKEN
 
 Definition = dict[str, Any]
-LARGEST = (
-    128 * untrusted_input.MEBIBYTE
-)  # of a tokenizer's file: the largest that are published have 35
+# of a tokenizer's file: the largest that are published have 35
+LARGEST = 128 * untrusted_input.MEBIBYTE
 LONGEST = 1024  # bytes of a SentencePiece token: every cut of it is tried
 SETTINGS = "tokenizer_config.json"
 T = TypeVar("T")
 SPACE = "\u2581"  # what SentencePiece writes for a space
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (
-    1,
-    2,
-    3,
-    4,
-    6,
-)  # sentencepiece_model.proto, SentencePiece.Type
+# sentencepiece_model.proto, SentencePiece.Type
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = (1, 2, 3, 4, 6)
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType
-BYTE_LEVEL_SPECIAL = (
-    "<|endoftext|>",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "<unk>",
-    "<mask>",
-)  # GPT-2's and RoBERTa's
+# GPT-2's and RoBERTa's
+BYTE_LEVEL_SPECIAL = ("<|endoftext|>", "<s>", "</s>", "<pad>", "<unk>", "<mask>")
 
 
 class Named(TypedDict):
@@ -245,11 +233,8 @@ def _normalizers(spec: dict[int, list[Any]], prefix: bool) -> Iterator[Definitio
     if table := _last(spec, 2, bytes, b""):
         yield {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
     if _last(spec, 4, int, 1):  # remove_extra_whitespaces
-        yield {
-            "type": "Replace",
-            "pattern": {"Regex": "^ +| +$"},
-            "content": "",
-        }  # Strip would take other white space too
+        # Strip would take other white space too
+        yield {"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""}
         yield {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
     if prefix:
         yield {"type": "Prepend", "prepend": SPACE}

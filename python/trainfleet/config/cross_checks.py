@@ -169,8 +169,7 @@ def _layout(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "train.layout",
             f"{parts} does not divide the world size {world} ({config.fleet.nodes} nodes x "
-            f"{config.fleet.ranks_per_node} ranks);"
-            f" products that do: {_listed(divisors(world))}",
+            f"{config.fleet.ranks_per_node} ranks); products that do: {_listed(divisors(world))}",
         )
     elif config.data_parallel % layout.shard:
         ways = config.data_parallel
@@ -210,8 +209,7 @@ def _tensor(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "train.layout.tensor",
             f"{tensor} x context {train.layout.context} does not divide train.sequence_length "
-            f"{train.sequence_length},"
-            " as each rank has a part of the sequence",
+            f"{train.sequence_length}, as each rank has a part of the sequence",
         )
 
 

@@ -61,9 +61,8 @@ def derive(
         put(fleet, "fleet", "stack", machine.stack, machine.reason)
     if fleet["aws"]["capacity"] == "spot" and not fleet["spot"]:
         put(fleet, "fleet", "spot", True, "fleet.aws.capacity spot")
-    if (
-        machine.cores and train["precision"] == "auto"
-    ):  # which stays so in the config: ranks on other CPUs may decide otherwise
+    # which stays so in the config: ranks on other CPUs may decide otherwise
+    if machine.cores and train["precision"] == "auto":
         speed = cpu_speed.of_this_machine()
         found.append(Derived("train.precision", "bf16" if speed.half else "fp32", speed.formats()))
     device = kind.accelerator if kind else node_types.local_accelerator() if here else None

@@ -219,6 +219,7 @@ _LLAMA_SLICES = Slices(
     ("lm_head.weight", "model.embed_tokens.weight"),
     fused=True,
 )
+# arXiv:2403.08295
 FAMILIES = {
     family.name: family
     for family in (
@@ -290,7 +291,7 @@ FAMILIES = {
             scaled=True,
             gelu=True,
             folder=_rotary("GemmaForCausalLM", _NO_BIAS, defaults={"head_dim": 256, **_TIED}),
-        ),  # arXiv:2403.08295
+        ),
         Family(
             "gpt2",
             "next",

@@ -46,9 +46,7 @@ FORMATS = (
     (
         ("*.h5", "*.keras", "saved_model.pb", "*.msgpack"),
         "TensorFlow's, Keras's or Flax's",
-        "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or "
-        "from_flax=True, "
-        "then "
+        "transformers 4 reads it: from_pretrained(FOLDER, from_tf=True), or from_flax=True, then "
         "save_pretrained(OUT)",
     ),
     (("*.onnx",), "ONNX, which is not trained", OTHER),

@@ -26,10 +26,8 @@ READ = ("model_type", "quantization_config", "layer_types")  # of every family
 TURNING = ("head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 FULL_ATTENTION = "full_attention"
 GELU = "gelu_pytorch_tanh"
-ACTIVATIONS = (
-    "hidden_act",
-    "hidden_activation",
-)  # older files have the first, in which gelu meant the same
+# older files have the first, in which gelu meant the same
+ACTIVATIONS = ("hidden_act", "hidden_activation")
 STRETCHED = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -56,10 +54,8 @@ def write(model: Model) -> Json:
         content["rope_parameters"] = (stretched or {"rope_type": "default"}) | {
             "rope_theta": model.rope_theta
         }
-        content |= {
-            "rope_theta": model.rope_theta,
-            "rope_scaling": stretched,
-        }  # the names of versions before 5
+        # the names of versions before 5
+        content |= {"rope_theta": model.rope_theta, "rope_scaling": stretched}
     return content | {"dtype": "float32", "torch_dtype": "float32"}
 
 

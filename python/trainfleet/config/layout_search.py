@@ -135,9 +135,8 @@ def least(config: Config, asked: set[str], device: Accelerator) -> Config | None
 
 def candidates(config: Config, asked: Set[str], device: Accelerator) -> Iterator[Config]:
     """Every division that no rule refuses, with the smallest micro-batch."""
-    choices = [
-        mode for mode in MODES if mode != "selective" or not is_xla(config)
-    ]  # NxD Core recomputes whole blocks
+    # NxD Core recomputes whole blocks
+    choices = [mode for mode in MODES if mode != "selective" or not is_xla(config)]
     modes = choices if "recompute" in asked else [config.train.recompute]
     for layout in _layouts(config, asked, device):
         one = replace(config, train=replace(config.train, layout=layout))
@@ -200,9 +199,8 @@ def _layouts(config: Config, asked: Set[str], device: Accelerator) -> Iterator[L
 
 def _tensors(config: Config, device: Accelerator) -> list[int]:
     """Degrees within a node, over links that are made for it."""
-    copied = (
-        is_xla(config) and FAMILIES[config.model.family].copies_heads
-    )  # key-value heads may be copied (neuron.copies_heads)
+    # key-value heads may be copied (neuron.copies_heads)
+    copied = is_xla(config) and FAMILIES[config.model.family].copies_heads
     heads = config.model.heads if copied else math.gcd(config.model.heads, config.model.kv_heads)
     together = FAMILIES[config.model.family].normed == "all"
     most = config.fleet.ranks_per_node if device.links and not together else 1

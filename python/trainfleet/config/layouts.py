@@ -89,9 +89,8 @@ def best(config: Config, count: int) -> list[Choice]:
         return []
     asked = {key for key in KEYS if key != "recompute" or isinstance(config.train.recompute, str)}
     seen: dict[object, Choice] = {}
-    for choice in ranked(
-        config, asked, device
-    ):  # one of each division, whatever its micro-batch and recomputation
+    # one of each division, whatever its micro-batch and recomputation
+    for choice in ranked(config, asked, device):
         seen.setdefault(replace(choice.config.train.layout, interleave=1), choice)
     return list(seen.values())[:count]
 
@@ -165,8 +164,7 @@ def _unknown(config: Config, asked: set[str]) -> dict[str, str]:
         "layout.shard": "every rank has the whole model: "
         f"{unknown if node_types.local_accelerators() else known}",
         "micro_batch": f"largest that divides {part} (train.global_batch over "
-        f"{config.data_parallel} data-parallel ranks)"
-        f" within {CPU_TOKENS} tokens",
+        f"{config.data_parallel} data-parallel ranks) within {CPU_TOKENS} tokens",
     }
     return {key: reason for key, reason in why.items() if key in asked}
 

@@ -28,10 +28,8 @@ from .types import Config, Data
 from .vocabulary import lack_for, vocabulary_size_of
 from .yaml_lines import DEEPEST, Key, YamlDocument, dotted, read, read_value
 
-LARGEST, LONGEST_SET = (
-    256 * untrusted_input.KIBIBYTE,
-    32 * untrusted_input.KIBIBYTE,
-)  # a config of 4,096 hosts has 160 KiB
+# a config of 4,096 hosts has 160 KiB
+LARGEST, LONGEST_SET = (256 * untrusted_input.KIBIBYTE, 32 * untrusted_input.KIBIBYTE)
 KEYS = f"all keys: {page('schema/README.md')}"
 RETYPE = f"SET='train.steps=50 train.seed=2', with blanks between the keys; {KEYS}"
 COMPARE = "make config RECIPE=first-run CONFIG=new.yaml, which writes a good one to compare with"
@@ -44,9 +42,8 @@ class Settings:
 
     path: Path
     set: str = ""
-    short: Mapping[str, tuple[str, str]] = dataclasses.field(
-        default_factory=dict
-    )  # variable → (dotted key, text)
+    # variable → (dotted key, text)
+    short: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
 class Derivation(list[Derived]):

@@ -30,14 +30,11 @@ REDUCED = 4  # bytes of a number while gradients are summed over ranks, which is
 # with ZeRO 3: the block that computes, and the next one, gathered ahead (Zhao et al. 2023, FSDP,
 # 3.3.2)
 GATHERED_BLOCKS = 2
-LOGITS_BYTES = (
-    1 << 30
-)  # of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
+# of fp32 logits at once, where they come in pieces: 8,192 tokens of a vocabulary of 32,000
+LOGITS_BYTES = 1 << 30
 ROUNDING = 10  # fp32 copies of a matrix that an update in bf16 works with, where it is not compiled
-ROUNDED, STRAIGHTENED = (
-    1 << 26,
-    1 << 24,
-)  # numbers of matrices that are rounded, or made orthogonal, at once
+# numbers of matrices that are rounded, or made orthogonal, at once
+ROUNDED, STRAIGHTENED = (1 << 26, 1 << 24)
 # fp32 copies of the logits at the peak: their log-softmax, its gradient and their own
 # (models/loss.py); of slices one more
 LOSS = 3
@@ -91,9 +88,8 @@ def memory_of(config: Config, half: bool) -> Memory:
     width = 2 if half else 4
     flow = flow_of(config, width)
     stages = [list(_moments(config, width, stage, flow)) for stage in _stages(config)]
-    if is_xla(
-        config
-    ):  # where a compiler orders what a step does: as if all parts were at their fullest at once
+    # where a compiler orders what a step does: as if all parts were at their fullest at once
+    if is_xla(config):
         stages = [[tuple(map(max, zip(*moments, strict=True)))] for moments in stages]
     return Memory(*max(chain.from_iterable(stages), key=sum))
 
@@ -113,9 +109,8 @@ def _stages(config: Config) -> list[StageNumbers]:
     under_way = [min(_under_way(layout, rank), passes) for rank in range(layout.pipeline)]
     blocks = [_blocks(model.layers, layout, rank) for rank in range(layout.pipeline)]
     stages = [StageNumbers(blocks[0], block, first, under_way[0], False, True, neighbours=both - 1)]
-    for rank in (
-        {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ()
-    ):  # the most under way, and the most blocks
+    # the most under way, and the most blocks
+    for rank in {1, blocks.index(max(blocks[1:-1]), 1)} if end > 1 else ():
         stages.append(
             StageNumbers(blocks[rank], block, 0, under_way[rank], False, False, neighbours=both)
         )
@@ -188,9 +183,8 @@ class HeldBytes:
 def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     layout, several = config.train.layout, passes_of(config) > 1
     numbers, format_ = stage.blocks * stage.block + stage.around, FORMATS[config.train.weights]
-    ranks = (
-        layout.shard * layout.context
-    )  # context ranks have the same weights, and share them (engine/parallel/mesh.py)
+    # context ranks have the same weights, and share them (engine/parallel/mesh.py)
+    ranks = layout.shard * layout.context
     copied = _copied(config, width)
     # torch's pipelining frees no weights and reduces no gradients before a step's last micro-batch
     # (torch 2.13, stage.py)
@@ -199,13 +193,11 @@ def _held(config: Config, width: int, stage: StageNumbers) -> HeldBytes:
     after += 0 if copied else _looked_up(config, format_, stage)
     # where gradients were whole already, a block's sum takes the place of them
     summed = copied and (is_xla(config) or not (whole and several))
-    replicas = (
-        layout.shard < config.data_parallel and several
-    )  # whose sums are added to those of passes before
+    # whose sums are added to those of passes before
+    replicas = layout.shard < config.data_parallel and several
     buckets = not copied and config.data_parallel > 1  # DDP's, whose views the gradients are
-    cast = (
-        width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
-    )  # for products, in a whole pass
+    # for products, in a whole pass
+    cast = width * (stage.blocks * stage.block + stage.output) if casts(config) else 0
     all_ = width * numbers if copied else cast
     return HeldBytes(
         weights=format_ * numbers // ranks,

@@ -21,10 +21,8 @@ from .presets import PLAIN, PRESETS
 from .sizes import count_parameters
 from .types import Config
 
-TOO_HIGH, TOO_HIGH_COMPILED = (
-    1.05,
-    1.2,
-)  # the most by which an estimate has been too high, and some room
+# the most by which an estimate has been too high, and some room
+TOO_HIGH, TOO_HIGH_COMPILED = (1.05, 1.2)
 SHOWN = 4  # suggestions
 MOST_TIMES = 64  # as many nodes as asked for, that are suggested
 
@@ -49,9 +47,8 @@ class Room:
 
     def holds(self, config: Config) -> bool:
         """Whether the config may fit."""
-        kept = (
-            config.train.compile and config.train.recompute != "full"
-        )  # a block's input stays as it is
+        # a block's input stays as it is
+        kept = config.train.compile and config.train.recompute != "full"
         compiled = kept or is_xla(config)
         return self.wanted(config) <= (TOO_HIGH_COMPILED if compiled else TOO_HIGH) * self.bytes
 

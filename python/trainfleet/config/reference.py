@@ -93,9 +93,8 @@ def _allowed(part: key.Schema) -> str:
         ("exclusiveMaximum", "&lt;"),
     )
     bounds = [f"{sign} {part[name]}" for name, sign in signs if name in part]
-    if (
-        "pattern" in part and "examples" in part
-    ):  # what it matches, in its own words: a bar would end the table's cell
+    # what it matches, in its own words: a bar would end the table's cell
+    if "pattern" in part and "examples" in part:
         return "such as " + ", ".join(f"`{example}`" for example in part["examples"])
     return ", ".join(bounds) or (f"`{part['pattern']}`" if "pattern" in part else "")
 

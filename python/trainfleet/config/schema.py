@@ -31,9 +31,8 @@ WORDS: dict[
     "boolean": {"true": ("yes", "on", "y"), "false": ("no", "off", "n")},
 }
 BACKEND = ("fleet", "backend")  # installed packages add to its names
-Fault = tuple[
-    Key, str, Any, Schema
-]  # a rule that is broken: at which key, its name, the value, and the part that has the rule
+# a rule that is broken: at which key, its name, the value, and the part that has the rule
+Fault = tuple[Key, str, Any, Schema]
 # a number: what others write there, but for a factor
 AROUND = r"[_$']+|[\s,](?=\d{3}\b)|(?<=\d)(?![kmbgt]$)[a-z]+$"
 
@@ -161,6 +160,7 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, str]]:
     """What is wrong with what a key got, in words; each with the rest of its key."""
     wanted, unit = part[rule], f" {part['unit']}" if part.get("unit") else ""
+    # what stands there by mistake may be the secret itself
     match rule:
         case "additionalProperties":
             parent = tuple(name for name in key if isinstance(name, str))
@@ -170,9 +170,7 @@ def explain(key: Key, rule: str, got: Any, part: Schema) -> Iterator[tuple[Key, 
         case "required":
             for name in sorted(set(wanted) - set(got)):
                 yield (name,), f"is missing; a config needs the key {name!r}"
-        case "type" | "pattern" if part.get(
-            "writeOnly"
-        ):  # what stands there by mistake may be the secret itself
+        case "type" | "pattern" if part.get("writeOnly"):
             yield (
                 (),
                 f"is not written as in {show(part['examples'][0])}; it is not shown here, as it "

@@ -38,9 +38,8 @@ def parts_of(model: Model) -> ModelParts:
     family, width = FAMILIES[model.family], model.hidden_size
     embedding = model.vocabulary_size * width
     head = _transform(model) + _pooler(model) + (0 if model.tie_embeddings else embedding)
-    if (
-        family.rotary
-    ):  # gains: two a block and the last, and of query and key; biases of query, key and value
+    # gains: two a block and the last, and of query and key; biases of query, key and value
+    if family.rotary:
         vectors = (
             2 * width
             + _normed(model)
@@ -51,12 +50,10 @@ def parts_of(model: Model) -> ModelParts:
             ParameterCount(_block(model), vectors),
             ParameterCount(head, width),
         )
-    block = (
-        4 * width + model.intermediate_size + width + 4 * width
-    )  # attention, feed-forward, two norms
-    first = ParameterCount(
-        embedding + look_ups(model), 0 if family.causal else 2 * width
-    )  # an encoder norms its embedding
+    # attention, feed-forward, two norms
+    block = 4 * width + model.intermediate_size + width + 4 * width
+    # an encoder norms its embedding
+    first = ParameterCount(embedding + look_ups(model), 0 if family.causal else 2 * width)
     return ModelParts(
         first, ParameterCount(_block(model), block), ParameterCount(head, _head_vectors(model))
     )

@@ -16,14 +16,10 @@ from math import ceil, log2
 
 from .step_work import DeviceSpeed, Work
 
-HOP, HOP_OUTSIDE = (
-    3.4e-6,
-    14e-6,
-)  # seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
-FORWARD, BACKWARD = (
-    1.0,
-    2.0,
-)  # of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
+# seconds of a ring's step inside a node and between two (NCCL 2.30, tuning.cc, Simple)
+HOP, HOP_OUTSIDE = (3.4e-6, 14e-6)
+# of the work of a forward pass; a backward pass takes the gradient of inputs and of weights
+FORWARD, BACKWARD = (1.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -289,9 +285,8 @@ def _link(device: DeviceSpeed, c: Constants, ranks: int, stride: int) -> tuple[f
     if ranks * stride <= device.joined:
         wires = 2 if stride < device.side < ranks * stride else 1
         return device.inside * wires * c.ring, c.latency * log2(max(2, ranks))
-    together = max(
-        1, device.joined // stride
-    )  # of the group on one node: each adds its part of the network
+    # of the group on one node: each adds its part of the network
+    together = max(1, device.joined // stride)
     inside, outside = device.inside * c.ring, together * device.outside * c.ring_outside
     rate = outside if together == 1 else 1 / (1 / inside + 1 / outside)
     return rate, c.latency_outside * log2(max(2, ranks))
@@ -349,9 +344,8 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
             (2 * work.weight_bytes + work.gradient_bytes) * work.numbers * (together - 1) / together
         )
         latency += _around(device, together, work.tensor)
-        exchange = (
-            bytes_ / rate + 3 * layers * latency
-        )  # weights gathered forward and backward, gradients summed
+        # weights gathered forward and backward, gradients summed
+        exchange = bytes_ / rate + 3 * layers * latency
         over = (
             _hidden(_replicas(work, device, c, together, group // together), computing, c)
             / work.passes
@@ -359,17 +353,15 @@ def _shards(work: Work, device: DeviceSpeed, c: Constants, computing: float) -> 
         return _hidden(exchange, computing, c) + over, 0.0
     rate, latency = _link(device, c, group, work.tensor)
     latency += _around(device, ways, work.tensor) if ways > 1 else 0.0
-    back = (
-        work.weight_bytes if ways > 1 else work.gradient_bytes
-    )  # updated weights are gathered, or the sums of gradients
+    # updated weights are gathered, or the sums of gradients
+    back = work.weight_bytes if ways > 1 else work.gradient_bytes
     exchange = (work.gradient_bytes + back) * work.numbers * (
         group - 1
     ) / group / rate + layers * latency
     if not device.kernels:
         return 0.0, exchange  # one graph computes, the next one exchanges
-    window = computing * (
-        1 + (work.pipeline - 1) / work.interleave
-    )  # stages end one after the other
+    # stages end one after the other
+    window = computing * (1 + (work.pipeline - 1) / work.interleave)
     return 0.0, _hidden(exchange, 2 / 3 * window, c)
 
 
@@ -397,9 +389,10 @@ def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
     """
     if work.pipeline == 1:
         return 0.0
+    # of all hops, a node
     leaving = (
         min(1.0, work.world / work.pipeline / device.joined) if work.world > device.joined else 0.0
-    )  # of all hops, a node
+    )
     inside, outside = device.inside * c.ring, device.outside * c.ring_outside
     bytes_ = work.tokens * work.width * work.weight_bytes / work.tensor
     hop = bytes_ * (leaving / outside + (1 - leaving) / inside) + c.latency_outside
@@ -407,9 +400,8 @@ def _stages(work: Work, device: DeviceSpeed, c: Constants) -> float:
 
 
 def _update(work: Work, device: DeviceSpeed, c: Constants) -> float:
-    bytes_ = c.update * (
-        1 if device.host else work.state_bytes / 4
-    )  # where the host computes, rounding takes what that saves
+    # where the host computes, rounding takes what that saves
+    bytes_ = c.update * (1 if device.host else work.state_bytes / 4)
     seconds = bytes_ * work.numbers / max(1, work.shard) / device.memory
     seconds += device.host.agreed if device.host and work.pipeline > 1 else 0.0
     return seconds + (_straighten(work, device) if work.straightened else 0.0)

@@ -14,16 +14,12 @@ from .speed import ON_CPUS, StepTime, step_of
 from .step_work import DeviceSpeed, HostOverheads, Work
 from .types import Config
 
-CPU_EFFICIENCY, CPU_ATTENTION = (
-    1.0,
-    0.095,
-)  # of what products were measured to reach; torch's attention is far slower
+# of what products were measured to reach; torch's attention is far slower
+CPU_EFFICIENCY, CPU_ATTENTION = (1.0, 0.095)
 # of its cores' speed that a rank of several reaches: most of a small model's operations are short
 CPU_THREADS = 0.93
-CPU_MEMORY, LOOPBACK = (
-    10e9,
-    1.5e9,
-)  # bytes/s of a core, and of a rank's exchange with another by gloo
+# bytes/s of a core, and of a rank's exchange with another by gloo
+CPU_MEMORY, LOOPBACK = (10e9, 1.5e9)
 UNKNOWN_NETWORK = 12.5e9  # bytes/s of a host of no known type: 100 Gbit/s
 
 

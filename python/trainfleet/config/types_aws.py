@@ -41,10 +41,7 @@ class Aws:
         Key(
             backends=MAKERS,
             maxItems=16,
-            items={
-                "pattern": REGION + "(-[a-z]{2,5}-[0-9])?[a-z]$",
-                "maxLength": 40,
-            },
+            items={"pattern": REGION + "(-[a-z]{2,5}-[0-9])?[a-z]$", "maxLength": 40},
             examples=[["us-east-1a", "us-east-1b"]],
         ),
     ] = ()
@@ -88,13 +85,11 @@ class Aws:
     """How nodes are bought: on-demand, spot, in a capacity reservation of yours, or in a capacity
     block (block)."""
     reservation: Annotated[
-        str | None,
-        Key(backends=MAKERS, pattern=RESERVATION, examples=["cr-0123456789abcdef0"]),
+        str | None, Key(backends=MAKERS, pattern=RESERVATION, examples=["cr-0123456789abcdef0"])
     ] = None
     """The capacity reservation, or that of the capacity block, from which the nodes are taken."""
     block_hours: Annotated[
-        float | None,
-        Key(backends=["ec2"], unit="hours", minimum=1, maximum=4367),
+        float | None, Key(backends=["ec2"], unit="hours", minimum=1, maximum=4367)
     ] = None
     """For how long make setup buys a capacity block (capacity block, reservation null): it shows
     what is offered, and buys with YES=1 within budget.max_usd. Null: reservation names one."""
@@ -123,10 +118,7 @@ class Aws:
 class BatchConfig:
     """The keys of fleet.batch."""
 
-    queue: Annotated[
-        str | None,
-        Key(pattern=QUEUE, maxLength=256, examples=["training"]),
-    ] = None
+    queue: Annotated[str | None, Key(pattern=QUEUE, maxLength=256, examples=["training"])] = None
     """The job queue, by name or ARN. Null: the one of the stack that `make setup` makes."""
     job_role: Annotated[
         str | None,
@@ -150,8 +142,7 @@ class BatchConfig:
     shared_memory_gib: Annotated[int | None, Key(unit="GiB", minimum=1, maximum=4096)] = None
     """Size of /dev/shm in the containers. Null: a quarter of the node's memory, at most 64."""
     share: Annotated[
-        str | None,
-        Key(pattern="^[A-Za-z0-9]{1,255}$", maxLength=255, examples=["research"]),
+        str | None, Key(pattern="^[A-Za-z0-9]{1,255}$", maxLength=255, examples=["research"])
     ] = None
     """The share identifier of a queue with a fair-share policy. Null: none."""
     priority: Annotated[int | None, Key(unit="", minimum=0, maximum=9999)] = None

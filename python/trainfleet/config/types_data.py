@@ -63,14 +63,12 @@ class Data:
     10,000, rounded up, is left out. A number is the largest share that may be left out.
     manifest.json counts and lists them; a file that is damaged always ends the work."""
     store: Annotated[
-        str | None,
-        Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/datasets"]),
+        str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/datasets"])
     ] = None
     """Where the dataset is kept: s3://bucket/prefix, below which it has its name. Null:
     data/<name>, on a file system that all nodes share."""
     instance_type: Annotated[
-        str | None,
-        Key(backends=["batch"], maxLength=64, examples=["c7i.8xlarge"]),
+        str | None, Key(backends=["batch"], maxLength=64, examples=["c7i.8xlarge"])
     ] = None
     """The EC2 type of the one machine that tokenizes, in the place of the fleet's: x86 processors,
     no accelerators. `make setup` makes a queue and an environment for it, whose machine comes with
@@ -126,30 +124,26 @@ class Model:
     kv_heads: Annotated[int, Key(default=None, unit="heads", minimum=1, maximum=1024)]
     """Key and value heads (llama's grouped-query attention); divides heads. Null: the preset's, or
     as many as heads."""
-    head_size: Annotated[
-        int | None,
-        Key(unit="features", minimum=2, maximum=1024),
-    ] = field(kw_only=True, default=None)
+    head_size: Annotated[int | None, Key(unit="features", minimum=2, maximum=1024)] = field(
+        kw_only=True, default=None
+    )
     """Features of a head, in the families with rotary positions. Null: the preset's, or hidden_size
     over heads."""
     module: Annotated[
-        str | None,
-        Key(pattern=OWN_FILE + r"_model\.py$", maxLength=200, examples=["my_model.py"]),
+        str | None, Key(pattern=OWN_FILE + r"_model\.py$", maxLength=200, examples=["my_model.py"])
     ] = field(kw_only=True, default=None)
     """A Python file of yours, in the folder where make runs, with a class Model that replaces the
     network of model.family: docs/how-to/own-model.md. Memory and time are estimated as the
     family's. Null: the family's own network.
     """
     intermediate_size: Annotated[
-        int,
-        Key(default=None, unit="features", minimum=8, maximum=1_000_000),
+        int, Key(default=None, unit="features", minimum=8, maximum=1_000_000)
     ]
     """Width of the feed-forward layer. Null: the preset's."""
     vocabulary_size: Annotated[int, Key(default=None, unit="tokens", minimum=2, maximum=2_000_000)]
     """Rows of the embedding. Null: the tokenizer's size, rounded up to a multiple of 64."""
     max_sequence_length: Annotated[
-        int,
-        Key(default=None, unit="tokens", minimum=2, maximum=10_000_000),
+        int, Key(default=None, unit="tokens", minimum=2, maximum=10_000_000)
     ]
     """The longest sequence that the model takes. Null: the preset's."""
     rope_theta: Annotated[float, Key(default=None, minimum=1, maximum=1_000_000_000_000)]
@@ -159,15 +153,13 @@ class Model:
     tie_embeddings: Annotated[bool, Key(default=None)]
     """Whether the output layer shares the embedding's weights. Null: the preset's."""
     rope_scaling: Annotated[
-        float,
-        Key(default=None, unit="factor", minimum=1, maximum=1_000_000),
+        float, Key(default=None, unit="factor", minimum=1, maximum=1_000_000)
     ] = 1.0
     """The factor by which low RoPE frequencies are divided for a longer context, as in Llama 3.1;
     1: none. Null: the preset's."""
-    dropout: Annotated[
-        float,
-        Key(default=None, unit="fraction", minimum=0, exclusiveMaximum=1),
-    ] = 0.0
+    dropout: Annotated[float, Key(default=None, unit="fraction", minimum=0, exclusiveMaximum=1)] = (
+        0.0
+    )
     """The fraction of activations and attention weights dropped in training; llama takes none.
     Null: the preset's, or the family's."""
 

@@ -25,15 +25,13 @@ class SshConfig:
     """The keys of fleet.ssh."""
 
     user: Annotated[
-        str | None,
-        Key(pattern="^[A-Za-z_][A-Za-z0-9._-]{0,62}$", examples=["ubuntu"]),
+        str | None, Key(pattern="^[A-Za-z_][A-Za-z0-9._-]{0,62}$", examples=["ubuntu"])
     ] = None
     """The user on the hosts. Null: the one in fleet.ssh.config, or your local user name."""
     key: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/fleet"])] = None
     """The private key file. Null: your SSH agent, and the usual keys in ~/.ssh."""
     jump: Annotated[
-        str | None,
-        Key(minLength=1, maxLength=400, examples=["ubuntu@bastion.example"]),
+        str | None, Key(minLength=1, maxLength=400, examples=["ubuntu@bastion.example"])
     ] = None
     """A host to go through, as `user@address:port`, when the nodes can't be reached from here.
     Null: none."""
@@ -41,15 +39,13 @@ class SshConfig:
     """The file of known host keys. Null: the fleet's own, .fleet/known_hosts, and your
     ~/.ssh/known_hosts."""
     fingerprints: Annotated[
-        tuple[str, ...],
-        Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"}),
+        tuple[str, ...], Key(maxItems=10_000, items={"pattern": "^SHA256:[A-Za-z0-9+/]{43}$"})
     ] = ()
     """Host keys that may be taken at first contact, as `SHA256:...` (ssh-keygen -l -f
     /etc/ssh/ssh_host_ed25519_key.pub). You are asked about any other new key."""
-    config: Annotated[
-        str | None,
-        Key(minLength=1, maxLength=4096, examples=["~/.ssh/config"]),
-    ] = None
+    config: Annotated[str | None, Key(minLength=1, maxLength=4096, examples=["~/.ssh/config"])] = (
+        None
+    )
     """An OpenSSH client configuration to honour (HostName, User, Port, IdentityFile, ProxyJump). A
     ProxyCommand is run only from a file in your ~/.ssh, and never by `make plan`; Match exec is
     refused. Null: none is read."""
@@ -69,8 +65,7 @@ class Fsx:
     ] = None
     """Its DNS name. Null: nothing is mounted; the shared folder is there already."""
     mount_name: Annotated[
-        str | None,
-        Key(backends=MOUNTS, pattern="^[a-z0-9]{1,8}$", examples=["fsx"]),
+        str | None, Key(backends=MOUNTS, pattern="^[a-z0-9]{1,8}$", examples=["fsx"])
     ] = None
     """Its mount name, which the console and `aws fsx describe-file-systems` show."""
     folder: Annotated[str, Key(backends=MOUNTS, pattern="^" + PATH, examples=["/fsx"])] = "/fsx"
@@ -88,8 +83,7 @@ class Fsx:
     proves by its counters that data goes over EFA. Refused for instance types for which FSx does
     not offer it. It sets how small one can be."""
     link: Annotated[
-        str | None,
-        Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/corpus"]),
+        str | None, Key(pattern=S3, maxLength=1024, examples=["s3://my-bucket/corpus"])
     ] = None
     """An S3 prefix whose objects appear as files in <fleet.fsx.folder>/linked, loaded when they are
     first read. Null: none."""
@@ -118,8 +112,7 @@ class Devices:
     NCCL's variables follow from it. Null: unknown, so NCCL takes what it finds, and a plan reckons
     with a plain network."""
     network_gbps: Annotated[
-        float | None,
-        Key(unit="Gbit/s", exclusiveMinimum=0, maximum=100_000),
+        float | None, Key(unit="Gbit/s", exclusiveMinimum=0, maximum=100_000)
     ] = None
     """What all cards of a node together carry to other nodes. A launch is refused where its nodes
     don't come near. Null: as is usual, and no node is held to it."""
@@ -146,10 +139,9 @@ class Devices:
 class Fleet:
     """The keys of fleet."""
 
-    backend: Annotated[
-        str,
-        Key(enum=["local", "ssh", "ec2", "slurm", "batch", "sagemaker"]),
-    ] = "local"
+    backend: Annotated[str, Key(enum=["local", "ssh", "ec2", "slurm", "batch", "sagemaker"])] = (
+        "local"
+    )
     """What carries the jobs: local (this machine), ssh (hosts that you have), ec2 (instances made
     for the run), slurm, batch (AWS Batch), sagemaker; or a backend of another installed package, by
     its name."""
@@ -217,14 +209,12 @@ class Fleet:
     in it. The ssh backend needs one. Where nodes share no disk: s3://bucket/prefix, below which
     runs/ is for all machines."""
     python: Annotated[
-        str | None,
-        Key(backends=BY_SSH, pattern="^" + PATH, examples=["/opt/pytorch/bin/python"]),
+        str | None, Key(backends=BY_SSH, pattern="^" + PATH, examples=["/opt/pytorch/bin/python"])
     ] = None
     """The Python on the nodes that has torch. Null: `make setup` builds an environment in the
     shared folder from requirements.lock."""
     stack: Annotated[
-        str,
-        Key(default=None, enum=["cpu", "cuda", "cuda-volta", "neuron", "neuron-xla"]),
+        str, Key(default=None, enum=["cpu", "cuda", "cuda-volta", "neuron", "neuron-xla"])
     ]
     """Which pinned versions of docker/stack.lock.yaml the nodes must have. Null: those of the
     instance type or accelerator; cpu without one."""
@@ -260,10 +250,9 @@ class Fleet:
     """What to do when a node's links are far worse than the others' and the run has slowed down:
     warn (an event, in status and report), or replace (the run goes on from its last checkpoint
     without the node, where there is a spare)."""
-    spot: Annotated[
-        bool,
-        Key(backends=["ssh", "ec2", "slurm", "parallelcluster", "sagemaker"]),
-    ] = False
+    spot: Annotated[bool, Key(backends=["ssh", "ec2", "slurm", "parallelcluster", "sagemaker"])] = (
+        False
+    )
     """Whether the nodes are EC2 spot instances (as with fleet.aws.capacity: spot). Each then polls
     for its interruption notice every 5 s; when one comes, all ranks save and stop, and the same
     command resumes."""
@@ -274,8 +263,7 @@ class Fleet:
     that make machines make one where dns_name is null and fleet.shared_folder lies in
     fleet.fsx.folder."""
     expires_hours: Annotated[
-        float | None,
-        Key(backends=["ec2"], unit="hours", exclusiveMinimum=0, maximum=8760),
+        float | None, Key(backends=["ec2"], unit="hours", exclusiveMinimum=0, maximum=8760)
     ] = None
     """Nodes created on AWS for the run save and stop this long after their creation, so that a
     forgotten fleet ends by itself. Null: never."""

@@ -18,8 +18,7 @@ class Queue:
     name: Annotated[str, Key(pattern="^[a-z][a-z0-9-]{0,24}$", maxLength=25, examples=["queue-0"])]
     """The partition's name."""
     instance_type: Annotated[
-        str | None,
-        Key(pattern=INSTANCE_TYPE, maxLength=64, examples=["trn1.32xlarge"]),
+        str | None, Key(pattern=INSTANCE_TYPE, maxLength=64, examples=["trn1.32xlarge"])
     ] = None
     """The EC2 type. Null: fleet.instance_type."""
     min: Annotated[int, Key(unit="nodes", minimum=0, maximum=4096)] = 0
@@ -29,8 +28,7 @@ class Queue:
     capacity: Annotated[str | None, Key(enum=CAPACITIES)] = None
     """How the nodes are bought. Null: fleet.aws.capacity."""
     reservation: Annotated[
-        str | None,
-        Key(pattern=RESERVATION, maxLength=20, examples=["cr-0123456789abcdef0"]),
+        str | None, Key(pattern=RESERVATION, maxLength=20, examples=["cr-0123456789abcdef0"])
     ] = None
     """The capacity reservation, or that of the capacity block. Null: fleet.aws.reservation."""
 
@@ -40,18 +38,15 @@ class ParallelCluster:
     """The keys of fleet.slurm.parallelcluster."""
 
     name: Annotated[
-        str | None,
-        Key(pattern="^[A-Za-z][A-Za-z0-9-]{0,59}$", maxLength=60, examples=["trn1-16"]),
+        str | None, Key(pattern="^[A-Za-z][A-Za-z0-9-]{0,59}$", maxLength=60, examples=["trn1-16"])
     ] = None
     """The cluster's name. Null: the run's, as far as such a name may go."""
-    os: Annotated[
-        str,
-        Key(enum=["ubuntu2204", "ubuntu2404", "alinux2023", "rhel9", "rocky9"]),
-    ] = "ubuntu2404"
+    os: Annotated[str, Key(enum=["ubuntu2204", "ubuntu2404", "alinux2023", "rhel9", "rocky9"])] = (
+        "ubuntu2404"
+    )
     """The operating system of head and nodes."""
     head_subnet: Annotated[
-        str | None,
-        Key(pattern=SUBNET, maxLength=24, examples=["subnet-0123456789abcdef0"]),
+        str | None, Key(pattern=SUBNET, maxLength=24, examples=["subnet-0123456789abcdef0"])
     ] = None
     """The subnet of the head node, one with a public address. Null: the public one of the network
     that is made, or else that of the nodes, fleet.aws.subnets; these are private, as nodes of
@@ -82,8 +77,7 @@ class ParallelCluster:
     """The MySQL server in which Slurm keeps its accounting. Null: no accounting is kept, and sacct
     shows nothing."""
     database_user: Annotated[
-        str | None,
-        Key(pattern="^[A-Za-z0-9_-]+$", maxLength=64, examples=["clusteradmin"]),
+        str | None, Key(pattern="^[A-Za-z0-9_-]+$", maxLength=64, examples=["clusteradmin"])
     ] = None
     """Its user."""
     database_secret: Annotated[
@@ -125,14 +119,12 @@ class SlurmConfig:
         Key(pattern=r"^[A-Za-z0-9_.:=&|*()\[\]-]+$", maxLength=255, examples=["h100&nvme"]),
     ] = None
     """Features that nodes must have, as sbatch --constraint takes them."""
-    reservation: Annotated[
-        str | None,
-        Key(pattern=WORD, maxLength=255, examples=["team-week"]),
-    ] = None
+    reservation: Annotated[str | None, Key(pattern=WORD, maxLength=255, examples=["team-week"])] = (
+        None
+    )
     """A reservation to run in."""
     gres: Annotated[
-        str | None,
-        Key(pattern="^[A-Za-z0-9_.:=,-]+$", maxLength=255, examples=["gpu:8"]),
+        str | None, Key(pattern="^[A-Za-z0-9_.:=,-]+$", maxLength=255, examples=["gpu:8"])
     ] = None
     """Generic resources of each node. Null: all that a node has while fleet.exclusive is true."""
     options: Annotated[

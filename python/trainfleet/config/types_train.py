@@ -57,8 +57,7 @@ class Train:
     train.schedule_power), or wsd, which holds it constant and decays to the floor in the last
     train.decay_steps."""
     schedule_steps: Annotated[
-        int,
-        Key(default=None, unit="steps", minimum=1, maximum=1_000_000_000),
+        int, Key(default=None, unit="steps", minimum=1, maximum=1_000_000_000)
     ]
     """The length of the schedule. Null: train.steps. With more, the run ends before the rate
     reaches its floor."""
@@ -80,8 +79,7 @@ class Train:
     gradient_clip: Annotated[float, Key(minimum=0, maximum=1_000_000_000)] = 1.0
     """Gradients are scaled down to this global norm; 0 turns clipping off."""
     spike_sigmas: Annotated[
-        float,
-        Key(unit="standard deviations", minimum=0, maximum=1_000_000_000),
+        float, Key(unit="standard deviations", minimum=0, maximum=1_000_000_000)
     ] = 6
     """A step is skipped when its loss or gradient norm is more than this many standard deviations
     above the mean of the last 128; 0: only when one of them is not finite."""
@@ -121,8 +119,7 @@ class Train:
     validate_every: Annotated[int, Key(unit="steps", minimum=0, maximum=1_000_000_000)] = 100
     """Steps between two validations; the last step is always validated. 0: only the last."""
     validation_sequences: Annotated[
-        int,
-        Key(unit="sequences", minimum=1, maximum=1_000_000_000),
+        int, Key(unit="sequences", minimum=1, maximum=1_000_000_000)
     ] = 64
     """Sequences in one validation, at most those of the validation split."""
     init_from: Annotated[str | None, Key(minLength=1, maxLength=4096)] = None
@@ -155,8 +152,7 @@ class Train:
     positions counted from each one's first token. Otherwise a token attends to everything before it
     in its sequence."""
     profile_steps: Annotated[
-        str | None,
-        Key(unit="steps", pattern="^[1-9][0-9]{0,8}-[1-9][0-9]{0,8}$", examples=["4-6"]),
+        str | None, Key(unit="steps", pattern="^[1-9][0-9]{0,8}-[1-9][0-9]{0,8}$", examples=["4-6"])
     ] = None
     """The steps that torch's profiler records on rank 0, such as 4-6: a summary and the trace go to
     profile/ in the run folder (`make profile` does it in a short run of its own). Null: none."""
@@ -231,8 +227,7 @@ class BudgetConfig:
     """The keys of budget."""
 
     max_usd: Annotated[
-        float | None,
-        Key(unit="US dollars", minimum=0.001, maximum=1_000_000_000),
+        float | None, Key(unit="US dollars", minimum=0.001, maximum=1_000_000_000)
     ] = None
     """A run whose estimate, with set-up and idle nodes, is higher is refused; one that has cost
     this much saves and stops. Null: no limit."""

@@ -23,21 +23,15 @@ from .types import Data
 TRAINED = "bpe"  # the value of data.tokenizer that means: train one here
 FILE = "tokenizer.json"
 DEEPEST = 64  # levels of a tokenizer.json: its steps may be sequences of sequences
-PARTS = (
-    "normalizer",
-    "pre_tokenizer",
-    "post_processor",
-    "decoder",
-)  # of a tokenizer.json: what is done to a text
+# of a tokenizer.json: what is done to a text
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 LONGEST = 4096  # characters of a text in these, but for SentencePiece's table of characters
 TABLE = ".precompiled_charsmap"
 MOST_TOKENS = 2_000_000  # as model.vocabulary_size has it
 END_OF_DOCUMENT = "<|endoftext|>"
 ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<|eos|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-PADDING, MASK = (
-    "<|pad|>",
-    "<|mask|>",
-)  # what a tokenizer trained here has beside the end, so that it suits masked models too
+# what a tokenizer trained here has beside the end, so that it suits masked models too
+PADDING, MASK = ("<|pad|>", "<|mask|>")
 SPECIALS = {  # role in the input of a masked model → the names that tokenizers have for it
     "start": ("[CLS]", "<s>", "<|startoftext|>", END_OF_DOCUMENT),
     "separator": ("[SEP]", "</s>", END_OF_DOCUMENT),

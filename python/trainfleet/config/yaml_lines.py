@@ -134,9 +134,8 @@ def _real(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | int:
         raise ValueError(
             f"is {shortened(node.value)}, which 32 bits do not hold: 0 is meant, or a larger number"
         )
-    return (
-        int(number) if number.is_integer() else number
-    )  # 1e3 steps are 1,000 steps; where a key is a real, it is one again
+    # 1e3 steps are 1,000 steps; where a key is a real, it is one again
+    return int(number) if number.is_integer() else number
 
 
 def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:

@@ -74,9 +74,8 @@ def main(arguments: list[str]) -> int:
 
 def record_fault(run: Run, share: Share, error: TrainfleetError) -> None:
     """Leaves an event from which the verdict has its words (watch/verdict.py)."""
-    kind = (
-        DataError if isinstance(error, DataError) else type(error)
-    )  # of the tree that causes.py knows
+    # of the tree that causes.py knows
+    kind = DataError if isinstance(error, DataError) else type(error)
     fields = {"error": kind.__name__, "message": error.head, "why": error.why, "next": error.next}
     run.record(
         "fault",

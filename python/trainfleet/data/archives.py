@@ -28,11 +28,7 @@ from .sources import SourcePiece, Unit
 
 # how a compressed tar begins -> the module that unpacks it, which a Python may lack, and the
 # program
-PACKED = {
-    b"\x1f\x8b": ("gzip", "gzip"),
-    b"BZh": ("bz2", "bzip2"),
-    b"\xfd7zXZ": ("lzma", "xz"),
-}
+PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
 HELD = 16  # files that may describe records which follow; where none do, the tar is one of texts
 LOOKED = 200  # files of a source's first tar that a plan looks at
 SIDECAR = ".md, README or licence files beside records"
@@ -182,9 +178,8 @@ class Headers:
         return self.stream.read(size)
 
     def seek(self, position: int) -> None:
-        if (
-            position < self.stream.tell()
-        ):  # a negative size leads there, and from there for ever to itself
+        # a negative size leads there, and from there for ever to itself
+        if position < self.stream.tell():
             raise tarfile.TarError("a header in it points back")
         self.stream.seek(position)
 

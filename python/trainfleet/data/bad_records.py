@@ -24,14 +24,8 @@ HOPELESS = 100
 SHOWN = 400  # characters, of a table's own words
 ELSE = ", or skip such records: SET='data.bad_records=skip'"
 LINE = f"correct or remove the line{ELSE}"
-COMMON = (
-    "text",
-    "content",
-    "body",
-    "document",
-    "raw_content",
-    "code",
-)  # names of a field that has text
+# names of a field that has text
+COMMON = ("text", "content", "body", "document", "raw_content", "code")
 CHATS = ("messages", "conversations")  # fields of a chat's turns
 TURNS = (("role", "content"), ("from", "value"))  # who says what in them
 PAIRS = (
@@ -150,9 +144,8 @@ def flattening(where: str, names: Sequence[str]) -> str:
         return ""
     form, entry = f"{{text: ({text})}}", ": entry " in where
     file = shlex.quote(re.sub(r":[0-9]+$|: entry [0-9]+$", "", where))
-    if (
-        (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file
-    ):  # in an archive, where jq can't look
+    # in an archive, where jq can't look
+    if (row := format_of(file.strip("'"))) is None or not row.by_jq or ": " in file:
         return f"{NO_SFT}: write what each record says into one field of text"
     unpack = "gzip -dc" if ".gz" in file[-4:] else "zstd -dc" if ".zst" in file[-5:] else "cat"
     command = (
@@ -179,9 +172,10 @@ def bad_line(where: str, line: bytes, text_field: str, error: Exception) -> Data
         )
     if isinstance(error, RecursionError):
         return DataError("is nested too deeply", where=where, next=LINE)
+    # thousands of digits
     return DataError(
         "can't be read as JSON", where=where, why=str(error).partition(";")[0], next=LINE
-    )  # thousands of digits
+    )
 
 
 def half_a_pair(text_field: str, where: str, error: UnicodeEncodeError) -> DataError:

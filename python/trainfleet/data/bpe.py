@@ -18,12 +18,10 @@ from .sources import UnitPlan
 
 SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
 SAMPLE_BYTES = 10 * MEBIBYTE
-GRAIN = (
-    MEBIBYTE // 16
-)  # so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
-LONG_WORD = re.compile(
-    r"(\S{1000}|\s{1000})"
-)  # is learned from in parts: a merge takes time with the square of a word's length
+# so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
+GRAIN = MEBIBYTE // 16
+# is learned from in parts: a merge takes time with the square of a word's length
+LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
 LONGEST = MEBIBYTE  # characters of one document that are looked at
 
 # The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to

@@ -76,9 +76,8 @@ class Dataset:
             )
         check_opening(store, manifest)
         window = data.shuffle_window if data else None
-        if window is None and (
-            isinstance(store, BucketDataset) or mounted
-        ):  # the same batches, however they are read
+        # the same batches, however they are read
+        if window is None and (isinstance(store, BucketDataset) or mounted):
             window = REMOTE_WINDOW
         return cls(store, manifest, data.weights if data else None, window)
 
@@ -206,9 +205,8 @@ class Dataset:
     def _cache(self) -> BlockCache | None:
         from .cache import BlockCache
 
-        limit = (
-            2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
-        )  # the window that is read and the one that comes
+        # the window that is read and the one that comes
+        limit = 2 * (self.window or REMOTE_WINDOW) * MEBIBYTE
         return (
             BlockCache(self.store.folder / "cache", limit)
             if isinstance(self.store, BucketDataset)

@@ -21,9 +21,8 @@ from ..storage import s3
 from ..trust import untrusted_input
 
 PART = 2**23
-LARGEST = (
-    2**30
-)  # bytes of a file that is read whole: a manifest of a million shards has half as many
+# bytes of a file that is read whole: a manifest of a million shards has half as many
+LARGEST = 2**30
 # folders above a dataset's own that its making may have made: data, and the one in which data lies
 LEVELS = 2
 THREADS = 16  # small objects are read this many at a time
@@ -159,9 +158,8 @@ class FolderDataset:
             return {}
         with os.scandir(folder) as entries:
             for entry in entries:
-                with suppress(
-                    FileNotFoundError
-                ):  # another node has just removed what an earlier job had left
+                # another node has just removed what an earlier job had left
+                with suppress(FileNotFoundError):
                     if not entry.name.endswith(".partial"):
                         found[f"{part}/{entry.name}"] = entry.stat().st_size
         return found

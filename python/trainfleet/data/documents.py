@@ -41,9 +41,8 @@ def read_piece(
     """The documents that begin in one piece; refused when the file is not, or is no longer, the one
     that was planned.
     """
-    on_disk = not piece.path.startswith(
-        (HUB, SCHEME)
-    )  # requests to S3 name the version that they want
+    # requests to S3 name the version that they want
+    on_disk = not piece.path.startswith((HUB, SCHEME))
     if on_disk:
         check_unchanged(piece.file)
     try:

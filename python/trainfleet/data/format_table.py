@@ -96,9 +96,8 @@ def is_record(path: str) -> bool:
 def passed_over(path: str) -> str:
     """Why a file or folder of that path is not looked at, and nothing below it; "" for another."""
     parts = path.split("/")
-    if any(
-        part.startswith(".") and part.strip(".") for part in parts
-    ):  # also ._name, which macOS puts beside each file
+    # also ._name, which macOS puts beside each file
+    if any(part.startswith(".") and part.strip(".") for part in parts):
         return "hidden"
     return next((part for part in parts if part in INSTALLED), "")
 

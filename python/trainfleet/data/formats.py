@@ -40,17 +40,12 @@ from .bad_records import (
 )
 from .sources import SourcePiece
 
-SEEK_BLANK = (
-    2**16
-)  # bytes in which a blank line is looked for before the end of any line is good enough
+# bytes in which a blank line is looked for before the end of any line is good enough
+SEEK_BLANK = 2**16
 PACKED_BLOCK = 2**13  # small, as repeated text can come out ten thousand times as large
 LONGEST = sources.LARGEST_TEXT  # bytes of a record; a plain text that is longer is cut
-TEXT_TYPES = (
-    "string",
-    "large_string",
-    "string_view",
-    "null",
-)  # of Arrow, alone or as a dictionary's
+# of Arrow, alone or as a dictionary's
+TEXT_TYPES = ("string", "large_string", "string_view", "null")
 ROWS = 256  # of a Parquet row group that are in memory at a time
 
 
@@ -119,9 +114,8 @@ def read_lines(
         if not line.strip():
             continue
         try:
-            text = json.loads(line.decode("utf-8-sig"))[
-                text_field
-            ]  # where files were joined, a mark stands in the middle
+            # where files were joined, a mark stands in the middle
+            text = json.loads(line.decode("utf-8-sig"))[text_field]
             document: Item = encoded("" if text is None else text, consumed)
         except (KeyError, TypeError, AttributeError):
             yield attempted(
@@ -264,18 +258,16 @@ def _boundary(stream: BinaryIO, at: int) -> int:
             return at + len(content)
         if (found := content.find(sign)) >= 0:
             return at + found + len(sign)
-    return at + next(
-        i for i in range(4) if content[i] & 0xC0 != 0x80
-    )  # a character of UTF-8 has at most four bytes
+    # a character of UTF-8 has at most four bytes
+    return at + next(i for i in range(4) if content[i] & 0xC0 != 0x80)
 
 
 def _lines(piece: SourcePiece) -> Iterator[tuple[bytes, int]]:
     """The lines whose first byte is in the piece, each with its length."""
     with piece.open(max(piece.start - 1, 0)) as stream:
         if piece.start:
-            rest = stream.readline(
-                min(piece.end - piece.start, LONGEST + 1)
-            )  # of a line whose first byte is in a piece before
+            # of a line whose first byte is in a piece before
+            rest = stream.readline(min(piece.end - piece.start, LONGEST + 1))
             if not rest.endswith(b"\n"):
                 return  # a long line goes on beyond the piece, or is refused where it begins
         at = stream.tell()

@@ -26,10 +26,8 @@ from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import printable, shortened
 from .source_files import SourceFile
 
-DESCRIPTIONS = (
-    "README.md",
-    ".huggingface.yaml",
-)  # of a dataset; the second counts, where both say something
+# of a dataset; the second counts, where both say something
+DESCRIPTIONS = ("README.md", ".huggingface.yaml")
 LARGEST = 16 * untrusted_input.MEBIBYTE  # of a description
 MOST = 10**6  # values in a description: one of 2,000 languages has 50,000
 NAMING = ("data_files", "data_dir")  # what a configuration in them names files with
@@ -201,9 +199,8 @@ def _is_own(file: str, found: HubDataset) -> bool:
     """Whether a path or a URL is below the dataset's folder, or in its repository."""
     if _is_folder(found):
         folder = Path(found.name).resolve()
-        cached = (
-            folder.parent.name == "snapshots"
-        )  # of the Hub's cache, where a revision's files are links into blobs/
+        # of the Hub's cache, where a revision's files are links into blobs/
+        cached = folder.parent.name == "snapshots"
         roots = (folder, folder.parents[1] / "blobs") if cached else (folder,)
         return (
             "://" not in file

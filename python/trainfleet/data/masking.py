@@ -24,10 +24,8 @@ from .tokenizer import Tokenizer, load
 Rows = npt.NDArray[np.int64]
 IGNORED = -100  # the target of a token that is not to be guessed (torch.nn.CrossEntropyLoss)
 SELECT, REPLACE, WORD, PAIR, CUT = range(5)  # what a draw is for
-MASKED, KEPT = (
-    0.8,
-    0.1,
-)  # of the chosen tokens; the others become another word (Devlin et al. 2018, section 3.1)
+# of the chosen tokens; the others become another word (Devlin et al. 2018, section 3.1)
+MASKED, KEPT = (0.8, 0.1)
 SENTENCE_ENDS = (".", "!", "?", "。", "！", "？", "\n")
 
 

@@ -40,9 +40,8 @@ class ShardWriter:
             np.dtype(dtype).newbyteorder("<"),
             end_of_document,
         )
-        self.partial = (
-            store.folder / f"{path}.{os.getpid()}.partial"
-        )  # of this process alone, should two jobs meet
+        # of this process alone, should two jobs meet
+        self.partial = store.folder / f"{path}.{os.getpid()}.partial"
         self.lengths: list[npt.NDArray[np.int32]] = []
         self.begun = 0  # tokens of a document that is not at its end
         self.min_id, self.max_id = end_of_document, end_of_document

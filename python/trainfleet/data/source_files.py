@@ -192,9 +192,8 @@ def _library() -> Path:
 def _walk(source: Path) -> Iterator[SourceFile | str]:
     """Each file below a folder, or why one is not read."""
     tree = Path(os.path.realpath(source))  # which links may lead into
-    tree = (
-        tree.parents[1] if tree.parent.name == "snapshots" else tree
-    )  # of the Hub's cache, where all is links
+    # of the Hub's cache, where all is links
+    tree = tree.parents[1] if tree.parent.name == "snapshots" else tree
     for here, folders, names in os.walk(source, onerror=_raised):
         inner = {*folders}
         for name in (*folders, *names):

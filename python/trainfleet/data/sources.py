@@ -36,9 +36,8 @@ POINTERS = 100  # small files of a source that are looked into for one: where on
 # Bytes of private memory of a process that reads sources. A record has 64 MiB at most, its JSON ten
 # times that as objects, an encoder's caches 200 MB, a page of Parquet 1 GiB.
 MEMORY = 6144 * MEBIBYTE
-GRID = (
-    4 * MEBIBYTE
-)  # units aim at a multiple of it, and a large text is cut into documents of about this size
+# units aim at a multiple of it, and a large text is cut into documents of about this size
+GRID = 4 * MEBIBYTE
 LARGEST_UNIT = 64 * GRID
 LARGEST_TEXT = 16 * GRID
 FEW = 5  # whole texts for validation: where fewer are likely, each gives its last part

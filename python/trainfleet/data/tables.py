@@ -85,9 +85,8 @@ def read_separated(piece: SourcePiece, text_field: str) -> Iterator[Item]:
             index = column(names, text_field, piece.path)
             for at, row in rows:
                 where = f"{piece.path}:{at}"
-                if len(row) < len(names) or any(
-                    row[len(names) :]
-                ):  # a text that was cut at its comma, tab or end of line
+                # a text that was cut at its comma, tab or end of line
+                if len(row) < len(names) or any(row[len(names) :]):
                     yield DataError(
                         f"has {len(row)} cells of {len(names)}",
                         where=where,

@@ -97,9 +97,8 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         if trained
         else load(folder_named(data))
     )
-    preparation = manifest.preparation_of(
-        data, plan, tokenizer
-    )  # refuses a tokenizer without an end before any work is done
+    # refuses a tokenizer without an end before any work is done
+    preparation = manifest.preparation_of(data, plan, tokenizer)
     store.write(FILE, tokenizer.definition.encode())
     manifest.write(store, manifest.PLAN, preparation)
     print(
@@ -276,9 +275,8 @@ def _worker(task: _Task, number: int, link: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent decides
     exit_on(signal.SIGTERM)
-    from .work_units import (
-        UnitWork,
-    )  # loads numpy and the tokenizer libraries, which the parent of such processes does without
+    # loads numpy and the tokenizer libraries, which the parent of such processes does without
+    from .work_units import UnitWork
 
     try:
         meter = progress.Meter(task.store, task.node, number)

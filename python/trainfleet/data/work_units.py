@@ -138,9 +138,8 @@ class UnitWork:
                 self.meter.add(bytes_=consumed, documents=read, tokens=tokens)
             files = stack.pop_all()
         bad.require_few(documents)
-        self.meter.add(
-            bytes_=unit.bytes - done
-        )  # headers, blank lines, what a decompressor read ahead
+        # headers, blank lines, what a decompressor read ahead
+        self.meter.add(bytes_=unit.bytes - done)
         record = UnitRecord(
             index=unit.index,
             source=unit.source,

@@ -37,9 +37,8 @@ TIMEOUT = datetime.timedelta(seconds=60)
 def main(kind: str, largest: int, least: float) -> None:
     device = planned(kind)
     device.start()
-    lone = (
-        os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
-    )  # without torchrun it keeps the store itself
+    # without torchrun it keeps the store itself
+    lone = os.environ["RANK"] == "0" and "TORCHELASTIC_RUN_ID" not in os.environ
     store = (
         listen(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), nodes()) if lone else None
     )
@@ -98,9 +97,8 @@ def pair_bandwidths(device: Device, size: int) -> list[tuple[int, int, float]]:
             peer = other * local_size + local
             exchange = partial(_exchange, out, back, peer)
             seconds = min(_seconds(device, exchange) for _ in range(TRIES))
-            rate[min(mine, other)] = (
-                4 * size / seconds / 1e9 / 2
-            )  # both ends measure it; the local ranks add up
+            # both ends measure it; the local ranks add up
+            rate[min(mine, other)] = 4 * size / seconds / 1e9 / 2
         dist.all_reduce(rate)
         found += [
             (node, other, float(rate[node])) for node, other in partners.items() if node < other

@@ -31,9 +31,8 @@ class Cpu(Usual):
         self.torch_device = torch.device("cpu")
 
     def start(self) -> None:
-        torch.set_flush_denormal(
-            True
-        )  # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+        # AdamW's moments of rare tokens decay into denormals, which cost 100 cycles each
+        torch.set_flush_denormal(True)
         matrix_products.by_onednn(cpu_speed.of_this_machine().by_onednn)
 
     @cached_property

@@ -49,12 +49,10 @@ class Cuda(Usual):
         if not has_code_for(capability, torch.cuda.get_arch_list()):
             raise _unusable(
                 f"{self.name} has compute capability {capability[0]}.{capability[1]}, and this "
-                "build has code for"
-                f" {', '.join(torch.cuda.get_arch_list())}"
+                f"build has code for {', '.join(torch.cuda.get_arch_list())}"
             )
-        self.native_bf16, self.native_fp16 = (
-            self.properties.major >= since for since in (8, 7)
-        )  # since Ampere, Volta
+        # since Ampere, Volta
+        self.native_bf16, self.native_fp16 = (self.properties.major >= since for since in (8, 7))
         self.native_fp8 = capability >= (8, 9)  # since Ada and Hopper
         self.single = "tf32" if self.native_bf16 else "float32"
 
@@ -98,15 +96,13 @@ class Cuda(Usual):
     def clock(self) -> Callable[[], float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        first = self._first = getattr(
-            self, "_first", event
-        )  # events tell only how long it is from one to another
+        # events tell only how long it is from one to another
+        first = self._first = getattr(self, "_first", event)
         return lambda: first.elapsed_time(event) / 1000
 
     def host_buffer(self, like: Tensor) -> Tensor:
-        return torch.empty(
-            like.shape, dtype=like.dtype, pin_memory=True
-        )  # page-locked: a DMA copy, at the full speed of the bus
+        # page-locked: a DMA copy, at the full speed of the bus
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def generators(self) -> list[torch.Generator]:
         return [torch.default_generator, torch.cuda.default_generators[torch.cuda.current_device()]]

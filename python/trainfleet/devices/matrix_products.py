@@ -20,10 +20,8 @@ from torch import Tensor
 from ..hardware.cpu_speed import CpuSpeed, here
 
 TOKENS = 1024
-SHAPES = (
-    (192, 512),
-    (384, 1024),
-)  # of matrices: of a model a little wider than the preset `tiny`, and of `small`
+# of matrices: of a model a little wider than the preset `tiny`, and of `small`
+SHAPES = ((192, 512), (384, 1024))
 TURNS, LEAST = 4, 0.25  # of each way: so many, and so many seconds of all ways together
 HOPELESS = (
     4.0  # times as long as the fastest, in the first turn: a format without instructions of its own

@@ -30,10 +30,8 @@ from .base import COSTLY, Call, Dice, Usual
 from .neuron_monitor import Monitor
 
 TYPE, GROUP = "neuron", "neuron"
-FIRST = (
-    2,
-    13,
-)  # torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
+# torch-neuronx of this version on is TorchNeuron; what has the name before it is PyTorch/XLA
+FIRST = (2, 13)
 
 
 class Core(Usual):
@@ -94,9 +92,8 @@ class Neuron(Core):
         self.module.set_device(0)
 
     def compiled(self, call: Call, dynamic: bool = False) -> Call:
-        return cast(
-            Call, torch.compile(call, backend="neuron", dynamic=False)
-        )  # every shape is a program of its own
+        # every shape is a program of its own
+        return cast(Call, torch.compile(call, backend="neuron", dynamic=False))
 
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.torch_device, non_blocking=True)
@@ -113,9 +110,8 @@ class Neuron(Core):
     def clock(self) -> Callable[[], float]:
         event = self.module.Event(enable_timing=True)
         event.record()
-        first = self._first = getattr(
-            self, "_first", event
-        )  # events tell only how long it is from one to another
+        # events tell only how long it is from one to another
+        first = self._first = getattr(self, "_first", event)
         return lambda: float(first.elapsed_time(event)) / 1000
 
     def generators(self) -> Sequence[Dice]:

@@ -242,9 +242,8 @@ def conclude(run: Run, trainer: Trainer, recorder: Recorder, dataset: Dataset, s
     )
     sample = {"sample": write_sample(run, trainer, dataset)} if writes else {}
     recorder.close(status)
-    recorder.update(
-        status=status if executes else "running", **sample
-    )  # what was only recorded is compiled now
+    # what was only recorded is compiled now
+    recorder.update(status=status if executes else "running", **sample)
     run.record(status, step=step)
     run.stop.unlink(missing_ok=True)
 
@@ -258,10 +257,8 @@ def write_sample(run: Run, trainer: Trainer, dataset: Dataset) -> dict[str, str]
         if count_parameters(trainer.config.model) * 4 > trainer.device.memory_bytes() / 4:
             return None
         model = generate.load(run)[0]  # from its last checkpoint, as the parts are on many ranks
-    with (
-        suppress(FloatingPointError),
-        torch.compiler.set_stance("force_eager"),
-    ):  # else each length of a text would be compiled
+    # else each length of a text would be compiled
+    with suppress(FloatingPointError), torch.compiler.set_stance("force_eager"):
         return generate.write_sample(model.eval(), dataset, trainer.train.seed)
     return None
 

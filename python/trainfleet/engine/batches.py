@@ -114,9 +114,8 @@ class Batches:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
         self.count = config.train.global_batch // ranks
-        self.per_step = (
-            self.count // config.train.micro_batch
-        )  # micro-batches; the planner made sure that both divide
+        # micro-batches; the planner made sure that both divide
+        self.per_step = self.count // config.train.micro_batch
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None

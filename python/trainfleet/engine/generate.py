@@ -69,11 +69,7 @@ def continuation(
 
 
 def choose(
-    logits: Tensor,
-    temperature: float,
-    top_k: int,
-    generator: torch.Generator,
-    top_p: float = 1.0,
+    logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0
 ) -> int:
     """One token id, drawn from the `top_k` likeliest, and of these from the fewest that have
     `top_p` of the probability.

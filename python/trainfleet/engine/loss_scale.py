@@ -16,11 +16,8 @@ import torch
 from torch import Tensor
 
 START = 65536.0
-GROWTH, BACKOFF, INTERVAL = (
-    2.0,
-    0.5,
-    2000,
-)  # doubled after so many good steps in a row, halved where gradients overflow
+# doubled after so many good steps in a row, halved where gradients overflow
+GROWTH, BACKOFF, INTERVAL = (2.0, 0.5, 2000)
 LEAST = 1.0  # below it the gradients overflow fp16 by themselves, and no scale helps
 MOST = 2.0**100  # beyond it the scaled loss might overflow fp32
 
@@ -37,9 +34,8 @@ class Scale:
         factor, good, overflowed, last = state or (START, 0, 0, 0)
         self.factor = torch.tensor(float(factor), device=device)
         self.good = torch.tensor(min(int(good), INTERVAL), dtype=torch.int64, device=device)
-        self.counts = torch.tensor(
-            (overflowed, last), dtype=torch.int64, device=device
-        )  # steps in all; the last one
+        # steps in all; the last one
+        self.counts = torch.tensor((overflowed, last), dtype=torch.int64, device=device)
 
     def judge(self, step: int, overflowed: Tensor) -> None:
         """Takes note of whether a step's gradients overflowed, a bool on the device which is the
@@ -47,9 +43,8 @@ class Scale:
         """
         good = self.good + 1
         grown = torch.where(good >= INTERVAL, (self.factor * GROWTH).clamp(max=MOST), self.factor)
-        self.factor.copy_(
-            torch.where(overflowed, self.factor * BACKOFF, grown)
-        )  # in place: the engine's parts hold it too
+        # in place: the engine's parts hold it too
+        self.factor.copy_(torch.where(overflowed, self.factor * BACKOFF, grown))
         self.good = torch.where(overflowed | (good >= INTERVAL), 0, good)
         total, last = self.counts
         self.counts = torch.stack((total + overflowed, torch.where(overflowed, step, last)))

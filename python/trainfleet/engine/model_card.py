@@ -73,9 +73,8 @@ def base_of(run: Run, config: Config) -> Base | None:
     if not address:
         return None
     known = Base(_last(address))
-    with suppress(
-        TrainfleetError, OSError, ValueError
-    ):  # it may be gone since, and the card is about another model
+    # it may be gone since, and the card is about another model
+    with suppress(TrainfleetError, OSError, ValueError):
         return _seen(address, known)
     return known
 

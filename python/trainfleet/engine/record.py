@@ -23,13 +23,8 @@ from .timing import Stopwatch
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPAN = (
-    "time",
-    "span",
-    "in_validate",
-    "in_checkpoint",
-    "in_compile",
-)  # of a line: when, and what its seconds were spent on
+# of a line: when, and what its seconds were spent on
+SPAN = ("time", "span", "in_validate", "in_checkpoint", "in_compile")
 RESULTS_EVERY = 5.0  # seconds between two rewrites of results.json: each waits for the disk
 
 
@@ -70,9 +65,8 @@ class Recorder:
                 "lost", step=progress.step, steps=lost[-1]["step"] - progress.step, spans=spans
             )
         run.record("began", step=progress.step)
-        self.spent: dict[str, float] = (
-            run.read_results().get("seconds") or {}
-        )  # by earlier attempts
+        # by earlier attempts
+        self.spent: dict[str, float] = run.read_results().get("seconds") or {}
         self.board: SummaryWriter | None = None
         self.updated = 0.0
         self.owed: list[Callable[[], None]] = []  # what the disk had no room for yet

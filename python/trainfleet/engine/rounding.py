@@ -23,20 +23,15 @@ from torch import Tensor, nn
 from .optimizers import Groups, local, part_of
 
 CUT = 0xFFFF  # the bits of fp32 that bf16 does not have
-WEYL = 0x9E3779B9 - (
-    1 << 32
-)  # 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
-MURMUR = (
-    0x85EBCA6B - (1 << 32),
-    0xC2B2AE35 - (1 << 32),
-)  # MurmurHash3's multipliers (Appleby 2011), as int32
-AT_ONCE = (
-    1 << 26
-)  # numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
+# 2^32 over the golden ratio: its multiples lie far apart (Knuth, volume 3, 6.4), as an int32
+WEYL = 0x9E3779B9 - (1 << 32)
+# MurmurHash3's multipliers (Appleby 2011), as int32
+MURMUR = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
+# numbers of which there are fp32 copies at a time: 256 MiB each, where nothing is compiled
+AT_ONCE = 1 << 26
 Step = Callable[..., None]
-Extent = tuple[
-    Tensor, Tensor, Tensor
-]  # a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
+# a parameter's key [], and where this rank's part of it lies: rows [R, 1], columns [1, C]
+Extent = tuple[Tensor, Tensor, Tensor]
 
 
 class RoundedAdamW(torch.optim.Optimizer):

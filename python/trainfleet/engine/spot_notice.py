@@ -20,9 +20,8 @@ SERVICE = "http://169.254.169.254"
 EVERY = 5.0  # seconds between two looks, as AWS advises
 PATIENCE = 2.0  # seconds for an answer
 LIFE = 60  # seconds that a token is valid: each poll asks for a new one
-DIRECT = urllib.request.build_opener(
-    urllib.request.ProxyHandler({})
-)  # the address is the instance's own: no proxy reaches it
+# the address is the instance's own: no proxy reaches it
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class NoticePoller(threading.Thread):

@@ -50,9 +50,8 @@ class StepGuard:
             torch.tensor(state[first : first + 2], device=device) for first in (0, 2)
         )
         self.steps = torch.tensor(state[4], device=device)
-        self.counts = torch.tensor(
-            state[MOMENTS:], dtype=torch.int64, device=device
-        )  # left out in a row, in all; the last one
+        # left out in a row, in all; the last one
+        self.counts = torch.tensor(state[MOMENTS:], dtype=torch.int64, device=device)
         self.seen = torch.zeros(2, device=device)
 
     def skips(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
@@ -135,8 +134,7 @@ class StepGuard:
             why=f"{overflowed:,.0f} steps overflowed and were left out, and each halved the "
             f"scale; {weights}",
             next="lower train.learning_rate or raise train.warmup_steps, or set "
-            "train.precision=fp32; make train then resumes"
-            " from the last checkpoint",
+            "train.precision=fp32; make train then resumes from the last checkpoint",
         )
 
     def _verdict(self, row: int, last: int, broken: list[str], name: str) -> RunError:

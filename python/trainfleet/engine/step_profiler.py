@@ -39,10 +39,8 @@ class StepProfiler:
     def at(self, step: int) -> None:
         """A step begins."""
         if step == self.first and self.first:
-            self.profiler, self.began = (
-                profile(),
-                time.perf_counter(),
-            )  # of all that torch can see here: the host, and devices
+            # of all that torch can see here: the host, and devices
+            self.profiler, self.began = (profile(), time.perf_counter())
             self.profiler.start()
         elif step == self.last + 1:
             self.close()

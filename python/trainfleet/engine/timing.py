@@ -18,9 +18,8 @@ STEPS_JUDGED = (
     10  # at most, since the device's clock was read last: slowness is that of a mean of them
 )
 Item = TypeVar("Item")
-Reading = Callable[
-    [], float
-]  # seconds on a device's clock, once the device has passed the event (devices/base.py)
+# seconds on a device's clock, once the device has passed the event (devices/base.py)
+Reading = Callable[[], float]
 
 
 def now() -> Reading:

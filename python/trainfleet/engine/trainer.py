@@ -49,14 +49,12 @@ class Trainer:
             world.device,
         )
         self.precision = world.precision(self.train.precision)
-        torch.manual_seed(
-            self.train.seed + world.rank
-        )  # what a rank draws by itself; the weights are the same on all
+        # what a rank draws by itself; the weights are the same on all
+        torch.manual_seed(self.train.seed + world.rank)
         self.parts = arrange(config, world)
         self.parts.listen(watch)
-        self.progress = checkpoints.resume(
-            self.parts
-        )  # last: it also restores the random number generators
+        # last: it also restores the random number generators
+        self.progress = checkpoints.resume(self.parts)
         self.batches = Batches(samples, config, self.parts.data, self.parts.ways, self.device)
         self.scale = (
             Scale(self.device.torch_device, self.progress.scale)

@@ -89,9 +89,8 @@ def join(device: Device) -> Iterator[World]:
     device.joined(rank, size)
     hosts = None if device.backend == "gloo" else dist.new_group(backend="gloo")
     native = torch.tensor((device.native_bf16, device.native_fp16), dtype=torch.uint8)
-    dist.all_reduce(
-        native, dist.ReduceOp.MIN, group=hosts
-    )  # hosts of one fleet may have CPUs of several generations
+    # hosts of one fleet may have CPUs of several generations
+    dist.all_reduce(native, dist.ReduceOp.MIN, group=hosts)
     bf16, fp16 = (bool(each) for each in native)
     yield World(rank, size, int(os.environ.get("GROUP_RANK", "0")), device, bf16, hosts, fp16)
     # not after an error: the other ranks may wait in a collective for ever
@@ -103,9 +102,8 @@ def first_to_say(key: str) -> bool:
     printed once.
     """
     if not dist.is_initialized():
-        return (
-            os.environ.get("LOCAL_RANK", "0") == "0"
-        )  # of each node: another one may have nothing to say
+        # of each node: another one may have nothing to say
+        return os.environ.get("LOCAL_RANK", "0") == "0"
     store = dist.distributed_c10d._get_default_store()
     try:
         return bool(store.add(f"said/{key}", 1) == 1)

@@ -138,10 +138,8 @@ def measure() -> CpuSpeed:
         )
     except subprocess.SubprocessError as error:
         said = (getattr(error, "stderr", None) or "").strip().splitlines() or [str(error)]
-        what, why = (
-            "the trial of this machine's CPUs failed",
-            shortened(said[-1], 500),
-        )  # the last line is what went wrong
+        # the last line is what went wrong
+        what, why = ("the trial of this machine's CPUs failed", shortened(said[-1], 500))
         remedy = "make setup" if "ModuleNotFoundError" in why else f"{sys.executable} -m {PROGRAM}"
         raise RunError(what, where=PROGRAM, why=why, next=remedy) from error
     return fit(CpuSpeed, parse_json(done.stdout, PROGRAM), PROGRAM)

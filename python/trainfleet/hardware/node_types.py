@@ -99,9 +99,8 @@ def type_of(name: str, row: dict[str, Any]) -> NodeType:
 TABLE = Path(__file__).with_name("instance_types.json")
 _TABLE = json.loads(TABLE.read_text(encoding="utf-8"))
 INSTANCE_TYPES = {name: type_of(name, row) for name, row in _TABLE["types"].items()}
-HEADS: dict[str, float] = _TABLE[
-    "heads"
-]  # US dollars an hour of types without accelerators: a way in, a head of Slurm's
+# US dollars an hour of types without accelerators: a way in, a head of Slurm's
+HEADS: dict[str, float] = _TABLE["heads"]
 LUSTRE_CONNECTIONS = 1024  # of one file system over EFA, each interface of each client counts
 
 
@@ -225,9 +224,8 @@ def local_accelerators() -> int:
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
-    found = (
-        list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))
-    )  # a container may have these alone
+    # a container may have these alone
+    found = list(gpus.iterdir()) if gpus.is_dir() else list(Path("/dev").glob("nvidia[0-9]*"))
     return len(found) or len(list(Path("/dev").glob("neuron[0-9]*"))) * local_chip()[1]
 
 

@@ -25,16 +25,8 @@ from ..trust import untrusted_input
 FOLDER = "heartbeats"
 MOST = 1 << 16  # bytes that are read of a node's file: a beat has 50
 RANKS = 1 << 20  # the most that a run can have: fleet.nodes times fleet.ranks_per_node
-PHASES = (
-    "start",
-    "load",
-    "compile",
-    "step",
-    "validate",
-    "checkpoint",
-    "end",
-    "conclude",
-)  # a beat has one as its number here
+# a beat has one as its number here
+PHASES = ("start", "load", "compile", "step", "validate", "checkpoint", "end", "conclude")
 
 
 class Beat(NamedTuple):
@@ -126,9 +118,8 @@ class Beats:
             opened.callback(os.close, folder)
             for entry in opened.enter_context(os.scandir(folder)):
                 if entry.name.startswith("node-"):
-                    with suppress(
-                        OSError
-                    ):  # it is being replaced, on a file system where rename is not atomic
+                    # it is being replaced, on a file system where rename is not atomic
+                    with suppress(OSError):
                         self._take(folder, entry, found)
         return found
 
@@ -138,9 +129,8 @@ class Beats:
         if self.known.get(entry.name) == stamp:
             return
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        descriptor = os.open(
-            entry.name, flags, dir_fd=folder
-        )  # a file object would take three times as long
+        # a file object would take three times as long
+        descriptor = os.open(entry.name, flags, dir_fd=folder)
         try:
             beats = parse(os.read(descriptor, MOST), self.attempt)
         finally:

@@ -30,33 +30,20 @@ from ..trust.validation import fit
 
 FOLDER, EVERY = "heartbeats", 5.0  # seconds
 PEERS = 64  # of a node, at most: those that it sends most to
-DIAG, DUMP, DONE, ERROR = (
-    20,
-    0x301,
-    3,
-    2,
-)  # of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
+# of netlink: SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, the end, a refusal
+DIAG, DUMP, DONE, ERROR = (20, 0x301, 3, 2)
 INFO, ESTABLISHED, NETLINK = 2, 1 << 1, 4  # INET_DIAG_INFO, a state of TCP, NETLINK_SOCK_DIAG
-HEAD, ASKED, BODY = (
-    struct.Struct("<IHHII"),
-    struct.Struct("<BBBBI48x"),
-    72,
-)  # nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
+# nlmsghdr, inet_diag_req_v2, bytes of inet_diag_msg
+HEAD, ASKED, BODY = (struct.Struct("<IHHII"), struct.Struct("<BBBBI48x"), 72)
 RTT, RETRANSMITTED, SENT = 68, 100, 156  # where tcp_info has them: µs, segments, data segments
 MAPPED = "::ffff:"  # begins an IPv4 address as a socket of IPv6 has it
 FEW = 20  # packets, below which nothing is concluded
-SLOW_TIMES, SLOW_MS = (
-    5.0,
-    5.0,
-)  # slow: this many times the others' round trip, and at least that much more
-CLEARLY_SLOW_MS, CLEARLY_LOSSY = (
-    100.0,
-    0.02,
-)  # bad between nodes of any fleet, also where nothing else tells that they are slow
-LOSSY_TIMES, LOSSY = (
-    5.0,
-    0.01,
-)  # lossy: this many times the others' share of retransmitted packets, and at least that share
+# slow: this many times the others' round trip, and at least that much more
+SLOW_TIMES, SLOW_MS = (5.0, 5.0)
+# bad between nodes of any fleet, also where nothing else tells that they are slow
+CLEARLY_SLOW_MS, CLEARLY_LOSSY = (100.0, 0.02)
+# lossy: this many times the others' share of retransmitted packets, and at least that share
+LOSSY_TIMES, LOSSY = (5.0, 0.01)
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,8 @@ SLOWER = 1.5  # a rank whose own work takes this many times the others' is slow
 SLOW_SHARE = 0.2  # if that costs at least this part of a step
 SLOW_LOOKS = 30  # beats in a row
 SLOW_READINGS = 3  # of its time in these: each is a mean that stands until the next step is logged
-RECENT, ITSELF = (
-    32,
-    1.5,
-)  # the run is slow when its last RECENT steps take ITSELF times as long as at their best
+# the run is slow when its last RECENT steps take ITSELF times as long as at their best
+RECENT, ITSELF = (32, 1.5)
 BUSY_SHARE = 0.2  # of the time, at most, goes into reading beats
 HEARD, MOVED = attrgetter("heard"), attrgetter("moved")
 
@@ -181,9 +179,8 @@ class Watchdog:
         if not moved:
             return
         usual = sorted(seen.beat.busy_seconds for seen in self.seen.values())
-        least = (
-            SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]
-        )  # the median without one rank is not less than this
+        # the median without one rank is not less than this
+        least = SLOWER * usual[max(0, (len(usual) - 1) // 2 - 1)]
         for seen in moved:
             if seen.beat.busy_seconds > least and is_slow(seen.beat, usual):
                 seen.slow += 1

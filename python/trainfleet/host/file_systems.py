@@ -41,9 +41,8 @@ def name_once(part: Path, path: Path) -> None:
     """Gives a whole file a second name. FileExistsError where that is taken: of several who try at
     once one succeeds.
     """
-    if offered(
-        lambda: os.link(part, path), errno.EPERM
-    ):  # FAT and some of FUSE have no second names
+    # FAT and some of FUSE have no second names
+    if offered(lambda: os.link(part, path), errno.EPERM):
         return
     with (
         untrusted_input.open_regular(part) as whole,

@@ -22,10 +22,8 @@ from ..trust.safe_output import visible
 
 JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (nodes/job_commands.py)
 ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
-ANNOUNCED, ONLY = (
-    "trainfleet:",
-    "trainfleet-alone",
-)  # begin a socket's name: of any run, and of the one that must be alone
+# begin a socket's name: of any run, and of the one that must be alone
+ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")
 NAME = 107  # bytes of a socket's name, by unix(7)
 PATIENCE = 5.0  # seconds for a fenced run on this host to be gone
 _held: list[socket.socket] = []  # as long as this process lives

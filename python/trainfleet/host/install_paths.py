@@ -11,10 +11,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 CODE = PACKAGE.parent  # what PYTHONPATH names
-PACKAGES = (
-    PACKAGE,
-    CODE / "trainfleet_nxd",
-)  # the program, and the stack that comes with it (stacks.py)
+# the program, and the stack that comes with it (stacks.py)
+PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
 _BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()
 ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
@@ -69,9 +67,8 @@ def version() -> str:
 
 def installing(extra: str) -> str:
     """The command that installs an extra of pyproject.toml for the Python that runs this."""
-    if (
-        IS_INSTALLED
-    ):  # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
+    # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
+    if IS_INSTALLED:
         return installing_package(f"'trainfleet[{extra}]'")
     return "scripts/venv.sh apply requirements-extras.lock"
 

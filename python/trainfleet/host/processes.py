@@ -39,9 +39,8 @@ def die_with_parent(ancestor: str | None = None) -> None:
     parent = os.getppid()
     if sys.platform == "linux" and ctypes:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent or not (
-            ancestor is None or _is_below(int(ancestor))
-        ):  # it died before the call above
+        # it died before the call above
+        if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):
             os._exit(1)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()

@@ -43,9 +43,8 @@ NOISE = re.compile(
     r"|sha256:|extracting |exporting |naming |writing )"
     r"|(?:\[\d+/\d+\] )?COMMIT |Successfully tagged |[0-9a-f]{64}$|#\d+$|$"
 )
-AT_WORK = re.compile(
-    r"FROM (?![0-9a-f]{64})|COPY|RUN"
-)  # instructions that may take time; others change the configuration alone
+# instructions that may take time; others change the configuration alone
+AT_WORK = re.compile(r"FROM (?![0-9a-f]{64})|COPY|RUN")
 WIDTH = 66  # letters of an instruction
 NEWLINE = "\n"
 LONG = 1.0  # seconds from which on the time of a step is shown
@@ -63,9 +62,8 @@ class Trouble:
     in_steps: bool = True
 
 
-IN_STEP = re.compile(
-    r"building at STEP|did not complete successfully|while running runtime"
-)  # buildah, docker, podman
+# buildah, docker, podman
+IN_STEP = re.compile(r"building at STEP|did not complete successfully|while running runtime")
 FULL = Trouble(
     r"no space left on device|disk quota exceeded",
     "the disk is full",
@@ -73,24 +71,16 @@ FULL = Trouble(
 )
 TROUBLES = (
     Trouble(
-        r"exec format error|does not match the expected platform|no image "
-        r"found "
-        r"in "
-        r"(?:manifest list|image index)"
-        r"|no matching manifest for|no match for platform",
+        r"exec format error|does not match the expected platform|no image found in "
+        r"(?:manifest list|image index)|no matching manifest for|no match for platform",
         "the base image is for another processor",
         "fleet.base_image: one for linux/amd64",
     ),
     FULL,
     Trouble(
-        r"pull access denied|manifest "
-        r"unknown|unauthorized|toomanyrequests|no "
-        r"such "
-        r"host|initializing source|short-name"
-        r"|name unknown|failed to resolve source metadata|i/o "
-        r"timeout|connection "
-        r"refused|repository does not exist"
-        r"|TLS handshake|x509",
+        r"pull access denied|manifest unknown|unauthorized|toomanyrequests|no such "
+        r"host|initializing source|short-name|name unknown|failed to resolve source metadata|i/o "
+        r"timeout|connection refused|repository does not exist|TLS handshake|x509",
         "the base image {base} can't be pulled",
         "fleet.base_image names a mirror's, or a local one",
         in_steps=False,
@@ -106,17 +96,11 @@ TROUBLES = (
         "python3 -m pip config set global.index-url https://USER:PASSWORD@HOST/simple",
     ),
     Trouble(
-        r"Could not resolve|Temporary failure|can't download|Could not "
-        r"find "
-        r"a "
-        r"version|Failed "
+        r"Could not resolve|Temporary failure|can't download|Could not find a version|Failed "
         r"to fetch|Unable to fetch"
         r"|connection refused|timed out|new connection|certificate verify failed",
         "a step could not download what it needs",
-        "python3 scripts/pip_sources.py show: the build has this machine's "
-        "index, "
-        "proxy "
-        "and "
+        "python3 scripts/pip_sources.py show: the build has this machine's index, proxy and "
         "certificate",
     ),
     Trouble(
@@ -134,9 +118,7 @@ PUSHES = (
     Trouble(
         r"denied|unauthorized|no basic auth|403|not " r"authorized|authentication " r"required",
         "the registry refuses this push",
-        "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, "
-        "ecr:CompleteLayerUpload "
-        "and "
+        "allow ecr:InitiateLayerUpload, ecr:UploadLayerPart, ecr:CompleteLayerUpload and "
         "ecr:PutImage",
     ),
     FULL,
@@ -164,9 +146,8 @@ def build(recipe: ImageRecipe, builder: Builder, commit: str, say: Say) -> Local
     )
     say(f"rebuilt: {', '.join(rebuilt)}{kept}")
     layers = " ".join(f"{name}={made}" for name, made in recipe.layers.items())
-    unset = {
-        name: "" for _, names in PARTS.values() for name in names
-    }  # buildah warns of each that it is not given
+    # buildah warns of each that it is not given
+    unset = {name: "" for _, names in PARTS.values() for name in names}
     arguments = (
         unset
         | dict(recipe.arguments)

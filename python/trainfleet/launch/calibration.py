@@ -111,9 +111,8 @@ def _lesson(config: Config, results: Record, lines: list[Record]) -> Lesson | No
         else {}
     )
     spent |= {"rest": max(0.0, _median(lines, "seconds") - sum(spent.values()))} if spent else {}
-    beside = step.group("calls") + step.group(
-        "exchange"
-    )  # the rest of forward and backward passes, as predicted
+    # the rest of forward and backward passes, as predicted
+    beside = step.group("calls") + step.group("exchange")
     if spent.get("computing", 0.0) <= beside:
         return Lesson(config, ratio, {})
     spent["computing"] -= beside

@@ -221,10 +221,8 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     counts = counts_of(variables.get("NODES", ""), config.fleet.nodes)
     sizes = []
     for count in counts:
-        short = {
-            "NODES": ("fleet.nodes", str(count)),
-            "": ("fleet.nodes_min", "null"),
-        }  # a size of its own, or none
+        # a size of its own, or none
+        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}
         if weak:
             short["WEAK"] = (
                 "train.global_batch",

@@ -35,11 +35,8 @@ from .execution import STOPPED
 from .job_chaining import ChainedTraining, can_wait, is_in_queue
 from .training import train
 
-WRITTEN_IN = (
-    "engine",
-    "models",
-    "devices",
-)  # what decides which programs there are, beside the config
+# what decides which programs there are, beside the config
+WRITTEN_IN = ("engine", "models", "devices")
 # Of `train`: what is no part of any program, or a number that is given to one.
 GIVEN = (
     "steps",

@@ -183,9 +183,8 @@ class Launch:
         predecessor = self.lease.predecessor
         if predecessor and (running := left_running(self.config, self.run)):
             return self, running
-        if (
-            SUCCEEDS in os.environ and self.run.is_asked_to_stop()
-        ):  # meanwhile: nothing is left to take over
+        # meanwhile: nothing is left to take over
+        if SUCCEEDS in os.environ and self.run.is_asked_to_stop():
             return None
         launch = self.take_over() if predecessor else self
         return (launch, None) if launch else None

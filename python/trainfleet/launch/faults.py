@@ -29,10 +29,8 @@ from .rehearsal import (
 )
 
 SMALL = 600_000  # bytes: less than a checkpoint's files have, more than any log of the run
-CUT, CUT_RATE = (
-    30,
-    "rate 1kbit burst 90 latency 1ms",
-)  # seconds: longer than a node that is not heard is waited for
+# seconds: longer than a node that is not heard is waited for
+CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
 # Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For
 # so long at most.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
@@ -229,9 +227,8 @@ def _what_is_wrong(fault: Fault, verdict: Record | None, said: str) -> str:
     """What a verdict has wrong: the cause, or whom it blames."""
     if said not in (fault.verdicts or ("none",)):
         return f"the verdict was {said}, not {' or '.join(fault.verdicts) or 'none'}"
-    if (
-        verdict and fault.rank is not None and verdict["node"] != fault.rank
-    ):  # each node has one rank
+    # each node has one rank
+    if verdict and fault.rank is not None and verdict["node"] != fault.rank:
         return f"the verdict blames {verdict.get('who') or verdict.get('host')}"
     return ""
 

@@ -78,9 +78,8 @@ def launching(config: Config, verb: str) -> Iterator[None]:
     Raises:
         BackendError: another launch of the run is under way.
     """
-    if (
-        config.name in _open or ORDER in os.environ or is_nowhere(config)
-    ):  # a head's launch was declared where it was typed
+    # a head's launch was declared where it was typed
+    if config.name in _open or ORDER in os.environ or is_nowhere(config):
         yield
         return
     with backend_of(config).place(run_of(config.name)) as place:
@@ -88,9 +87,8 @@ def launching(config: Config, verb: str) -> Iterator[None]:
             yield
             return
         before = signal.getsignal(signal.SIGINT)
-        if (
-            before == signal.SIG_IGN
-        ):  # a job in the background of a script: by this signal the watch ends the launch
+        # a job in the background of a script: by this signal the watch ends the launch
+        if before == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _open[config.name] = watch = Declared(place, intent)
         try:

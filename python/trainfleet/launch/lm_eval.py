@@ -30,9 +30,10 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
     if importlib.util.find_spec("lm_eval") is None:
         message = "needs lm-eval, which is not installed"
         raise ConfigError.of("TASKS", message, next=installing("eval"))
+    # it loads torch
     known = subprocess.run(
         [sys.executable, "-c", NAMES], capture_output=True, text=True, check=False
-    )  # it loads torch
+    )
     require_known(tasks, known.stdout.split())
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model")

@@ -70,9 +70,8 @@ def room_of(config: Config) -> Room | None:
     here = backend_of(config).is_here
     if config.fleet.device == "cpu":
         return this_machine() if here else None
-    return (
-        device_room(config) if here or config.fleet.is_told else None
-    )  # what this machine has says nothing of hosts
+    # what this machine has says nothing of hosts
+    return device_room(config) if here or config.fleet.is_told else None
 
 
 def warnings(config: Config) -> list[str]:
@@ -82,9 +81,8 @@ def warnings(config: Config) -> list[str]:
     Raises:
         RunError: the run can't go on with this config.
     """
-    in_bucket = (config.checkpoint.destination or "").startswith(
-        SCHEME
-    )  # is asked when the run starts
+    # is asked when the run starts
+    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)
     found = (
         []
         if in_bucket or backend_of(config).hands_over
@@ -172,9 +170,8 @@ def this_machine() -> Room:
 def _shut(config: Config) -> Iterator[tuple[str, str]]:
     """Folders that the run must write and can't."""
     own = {"name": run_of(config.name).folder}
-    if (
-        not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists()
-    ):  # a finished one is only read
+    # a finished one is only read
+    if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():
         own["data.name"] = dataset
     if config.checkpoint.destination and not config.checkpoint.destination.startswith(SCHEME):
         own["checkpoint.destination"] = Path(config.checkpoint.destination)

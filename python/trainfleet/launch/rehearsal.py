@@ -36,11 +36,8 @@ from ..host.processes import die_with_parent
 from ..run.run_folder import Record, Run, run_of, take_lock
 from ..trust.errors import BackendError, RunError
 
-STEPS, EVERY, BREAK_AT = (
-    120,
-    20,
-    50,
-)  # steps of the run, between two checkpoints, and done when it is broken
+# steps of the run, between two checkpoints, and done when it is broken
+STEPS, EVERY, BREAK_AT = (120, 20, 50)
 LONGER = 400  # steps, where what nodes do is seen here some seconds later
 LONGEST = 8000  # steps, of a run that is stopped once a fault is noticed
 PATIENCE = 480.0  # seconds that one command may take
@@ -152,12 +149,10 @@ class RehearsalStage:
     """
 
     folder: Path
-    lacking: Mapping[str, str] = field(
-        default_factory=lambda: LACKING
-    )  # what faults need and is not here, and why
-    whole: Mapping[int, float] = field(
-        default_factory=dict
-    )  # the losses of a run that nothing happens to
+    # what faults need and is not here, and why
+    lacking: Mapping[str, str] = field(default_factory=lambda: LACKING)
+    # the losses of a run that nothing happens to
+    whole: Mapping[int, float] = field(default_factory=dict)
     said: str = ""  # by the command that ended last
 
     steps: ClassVar[int] = STEPS

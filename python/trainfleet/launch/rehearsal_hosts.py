@@ -51,16 +51,8 @@ PREFIX = "rehearsal-"
 TIMEOUT = 60.0
 UNDONE = "hosts could not do their part in a rehearsal"
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
-KEPT = (
-    "hosts",
-    "ssh",
-    "stack",
-    "docker",
-    "instance_type",
-    "accelerator",
-    "image",
-    "base_image",
-)  # of the user's fleet
+# of the user's fleet
+KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "accelerator", "image", "base_image")
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""  # noqa: E501
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
@@ -72,10 +64,8 @@ setsid env {link} sh -c "trap '$s tc qdisc del dev $d root; exit' TERM
 sleep 0.5; $s tc qdisc replace dev $d root tbf {rate}; sleep {seconds} & wait
 $s tc qdisc del dev $d root" > /dev/null 2>&1 < /dev/null &
 echo struck"""  # noqa: E501
-LINK, WATCH = (
-    "TRAINFLEET_LINK",
-    "TRAINFLEET_GUARD",
-)  # in the environment of what keeps a link so, and of a host's guard
+# in the environment of what keeps a link so, and of a host's guard
+LINK, WATCH = ("TRAINFLEET_LINK", "TRAINFLEET_GUARD")
 END = """for _ in $(seq 50); do
 p=$(grep -Fsxzl -e {mark} /proc/[0-9]*/environ | cut -d / -f 3)
 [ -n "$p" ] || break

@@ -158,9 +158,8 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
     for hosts, why in grouped(unsound):
         print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
     head.require_own_folder(sound)
-    if Can.EXAMINE not in backend.can or execution.left_running(
-        plan.config, run
-    ):  # which the gate would disturb
+    # which the gate would disturb
+    if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):
         return plan, sound
     head.refuse_other_runs(sound)  # before the gate, which would disturb them
     if without := pass_gate(head, sound):
@@ -287,9 +286,8 @@ def attend(place: Hosts, backend: Backend, words: LauncherLogs, summarize: bool)
             print_summary(place.run)
         return code
     except LeftAlone:
-        if (
-            is_cancelled()
-        ):  # it goes before a run that was asked to stop, which is not to begin any more
+        # it goes before a run that was asked to stop, which is not to begin any more
+        if is_cancelled():
             place.ask_to_stop()
             if (code := follow_launcher(place, words)) == execution.STOPPED:
                 print(f"{place.run.name} is stopped", flush=True)
@@ -327,9 +325,8 @@ def follow_launcher(place: Hosts, words: LauncherLogs) -> int:
             time.sleep(LOOK_EVERY)  # its last words follow
             place.refresh()
             words.show()
-            if (
-                newest_holder(place.run.folder) == holder
-            ):  # else it was thawed, and another has led for long
+            # else it was thawed, and another has led for long
+            if newest_holder(place.run.folder) == holder:
                 return holder.code
         elif holder and leads.look(time.monotonic() - heard + LOOK_EVERY) > SILENCE:
             then = "make train resumes from the last checkpoint"

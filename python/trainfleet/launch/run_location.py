@@ -21,10 +21,8 @@ from ..trust.errors import BackendError, ConfigError, RunError
 from .command import Variables, config_of, run_named, run_trained, settings_of
 
 ANSWERS = 2  # seconds that an engine gets to say why a job waits
-PATIENCE, LONGEST = (
-    120.0,
-    1800.0,
-)  # seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
+# seconds without a word of a run that was asked to stop, and in all: a step and a checkpoint
+PATIENCE, LONGEST = (120.0, 1800.0)
 
 
 def place_of(variables: Variables) -> Place:
@@ -189,9 +187,8 @@ def config_known(run: Run, variables: Variables) -> Config | None:
     if run.config.exists():
         with suppress(ConfigError):
             config = load_resolved(run.config)
-            if (
-                config.name == run.name
-            ):  # else it is another run's, and so is what would be asked and removed by it
+            # else it is another run's, and so is what would be asked and removed by it
+            if config.name == run.name:
                 return config
     with suppress(ConfigError):  # a look needs none
         return config_of(settings_of(variables))[0]

@@ -98,9 +98,8 @@ class Bert(Encoder):
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(super().loss(x, words, reduction))
         labels = targets[:, 0]
-        surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[
-            :, 0
-        ]  # cross-entropy of two scores
+        # cross-entropy of two scores
+        surprise = F.softplus(self.pooler(x).float().diff() * (1 - 2 * labels)[:, None])[:, 0]
         follows = torch.where(first & (labels != IGNORED), surprise, 0).sum()
         return hidden + follows * (
             self.guesses(targets) if reduction == "sum" else self.parts / len(targets)

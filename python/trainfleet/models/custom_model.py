@@ -59,12 +59,10 @@ def module_at(path: str, key: str) -> ModuleType:
             next=f"ls {path}",
         )
     if (beside := str(Path(path).absolute().parent)) not in sys.path:
-        sys.path.append(
-            beside
-        )  # it may import its neighbours; the last, so that none of them shadows a package
-    module = sys.modules[name] = importlib.util.module_from_spec(
-        spec
-    )  # torch.compile looks it up by its name
+        # it may import its neighbours; the last, so that none of them shadows a package
+        sys.path.append(beside)
+    # torch.compile looks it up by its name
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's file does

@@ -109,9 +109,8 @@ class Llama(Decoder):
             rotary_table(self.shape, positions),
             None if documents is None else causal_within(documents),
         )
-        x = (
-            tokens if tokens.is_floating_point() else self.embed(tokens)
-        )  # a stage before this one may have done it
+        # a stage before this one may have done it
+        x = tokens if tokens.is_floating_point() else self.embed(tokens)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, index, mask)
         return self.norm(x)  # type: ignore[no-any-return]
@@ -274,9 +273,8 @@ def rotary_table(shape: Model, positions: Tensor) -> Rotation:
     """
     size = shape.head_features
     waves = shape.rope_theta ** (torch.arange(0, size, 2, device=positions.device).float() / size)
-    frequencies = stretched(
-        1 / waves, shape
-    )  # as transformers rounds: a bit more or less is an angle at late positions
+    # as transformers rounds: a bit more or less is an angle at late positions
+    frequencies = stretched(1 / waves, shape)
     half = positions.float()[..., None] * frequencies
     angles = (
         torch.cat((half, half), -1) if positions.ndim == 1 else torch.cat((half, half), -1)[:, None]
@@ -292,9 +290,8 @@ def stretched(frequencies: Tensor, shape: Model) -> Tensor:
     et al. 2024, arXiv:2407.21783, section 3.4.2; the constants are those of the published
     config.json).
     """
-    turns = frequencies * (
-        STRETCHED_FROM / (2 * math.pi)
-    )  # of a wave within the first training's context
+    # of a wave within the first training's context
+    turns = frequencies * (STRETCHED_FROM / (2 * math.pi))
     kept = ((turns - 1) / 3).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / shape.rope_scaling)
 

@@ -15,9 +15,8 @@ from ..config.memory import LOGITS_BYTES
 
 MOST = 2.0**15  # half of what fp16 ends at
 IGNORED = -100  # the target of a token that is not guessed
-Surprise = Callable[
-    [Tensor, Tensor, str], Tensor
-]  # fp32 logits [N, V], targets [N] and how to reduce -> nats
+# fp32 logits [N, V], targets [N] and how to reduce -> nats
+Surprise = Callable[[Tensor, Tensor, str], Tensor]
 
 
 def surprise(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -43,9 +42,8 @@ def next_token_loss(
         if x.shape[:2] == targets.shape
         else 1
     )
-    if (
-        pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1
-    ):  # no plain matrix, or a bias too
+    # no plain matrix, or a bias too
+    if pieces == 1 or type(head) is not nn.Linear or len(list(head.parameters())) > 1:
         return _surprise(head, x, targets, reduction, surprise)
     x, targets = x.flatten(0, 1), targets.flatten()
     if torch.is_grad_enabled():
@@ -143,9 +141,8 @@ def hidden_token_loss(
     `parts` of each sequence, the mean over the parts is the mean.
     """
     count, length = targets.shape
-    flat = F.pad(
-        targets.flatten(), (0, 1), value=IGNORED
-    )  # one more, for the positions that no guess fills
+    # one more, for the positions that no guess fills
+    flat = F.pad(targets.flatten(), (0, 1), value=IGNORED)
     chosen = first_positions(flat != IGNORED, count * min(guesses, length))
     total = surprise(head(x, chosen.clamp(max=count * length - 1)).float(), flat[chosen], "sum")
     return total * (parts / (count * guesses)) if reduction == "mean" else total
@@ -157,9 +154,8 @@ def first_positions(mask: Tensor, size: int) -> Tensor:
     By a running count and a scatter: every device has these, while torch.nonzero_static (2.13) is
     not among PyTorch/XLA's.
     """
-    turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(
-        max=size
-    )  # the last place is for all that does not count
+    # the last place is for all that does not count
+    turn = torch.where(mask, mask.long().cumsum(0) - 1, size).clamp(max=size)
     positions = torch.arange(len(mask), device=mask.device)
     return torch.full((size + 1,), len(mask) - 1, device=mask.device).scatter(0, turn, positions)[
         :size

@@ -30,9 +30,8 @@ class Network(nn.Module, ABC):
     # when it divides sequences.
     positions: Tensor | None = None
     parts: int = 1  # ranks over which the engine divides each sequence
-    surprise: Surprise = staticmethod(
-        surprise
-    )  # the engine may put one in its place that takes slices of the vocabulary
+    # the engine may put one in its place that takes slices of the vocabulary
+    surprise: Surprise = staticmethod(surprise)
 
     @abstractmethod
     def features(self, tokens: Tensor) -> Tensor:

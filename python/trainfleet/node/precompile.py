@@ -37,9 +37,8 @@ def ahead(python: str, line: Sequence[str]) -> list[str]:
 @telling
 def main(line: list[str]) -> int:
     tool = find()
-    if (
-        "--node-rank=0" in line
-    ):  # before its torchrun no other node's ranks can meet, so nothing is recorded yet
+    # before its torchrun no other node's ranks can meet, so nothing is recorded yet
+    if "--node-rank=0" in line:
         clear_locks(tool, Path(line[-1]).name)
     os.execv(tool, [tool, *line])
 

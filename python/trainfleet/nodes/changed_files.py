@@ -37,9 +37,8 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        goes_on = (
-            name.endswith(GROWING) or stamp == 0.0
-        )  # the time of a file of which only a part was sent
+        # the time of a file of which only a part was sent
+        goes_on = name.endswith(GROWING) or stamp == 0.0
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:
             file.seek(offset)

@@ -73,9 +73,8 @@ class Facts:
         str, ...
     ] = ()  # what nvidia-smi says in place of a GPU, or of a number of one
     neuron: tuple[str, ...] = ()
-    neuron_ecc: dict[str, int] = field(
-        default_factory=dict
-    )  # counter (`neuron0/.../total`) → uncorrected memory errors
+    # counter (`neuron0/.../total`) → uncorrected memory errors
+    neuron_ecc: dict[str, int] = field(default_factory=dict)
     neuron_devices: tuple[NeuronDevice, ...] = ()  # as neuron-ls lists them
     neuron_trouble: str = ""  # what neuron-ls says in their place
     infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
@@ -142,9 +141,8 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        answer = settled(
-            transport.ask(host, "true", timeout=TIMEOUT)
-        )  # connect first: clocks are compared over a warm link
+        # connect first: clocks are compared over a warm link
+        answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
         if isinstance(answer, HostFailure):
@@ -220,9 +218,8 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         _require_form(name, plain[name])
     gpus, trouble = read_gpus(lines.get("gpu", ()))
     listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
-    sent = (
-        now - seconds
-    )  # the clock was read about when the command arrived, half a round trip after it was sent
+    # the clock was read about when the command arrived, half a round trip after it was sent
+    sent = now - seconds
     return Facts(
         **plain,
         root=one("root") == "yes",
@@ -279,9 +276,8 @@ def _count(key: str, text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    if not re.fullmatch(
-        r"[0-9]{1,11}(\.[0-9N]{0,9})?", text
-    ):  # %N stays a letter where date does not know it
+    # %N stays a letter where date does not know it
+    if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
         raise Implausible(f"clock={text[:60]!a}, which is no time")
     return float(text.rstrip("N"))
 

@@ -445,9 +445,8 @@ def run_together(
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    seconds = (
-        END_SECONDS if len(started) == len(hosts) else 0
-    )  # without one, the others wait in vain
+    # without one, the others wait in vain
+    seconds = END_SECONDS if len(started) == len(hosts) else 0
     ended = transport.run(
         lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
     )

@@ -15,13 +15,11 @@ ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
 SHOWN = 160  # characters of a line that is no GPU's
 MOST = 256  # rows or columns of a matrix that are read
 LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")  # nvidia-smi topo -m, its legend
-PLACE = re.compile(
-    r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}"
-)  # older drivers name the cards themselves
+# older drivers name the cards themselves
+PLACE = re.compile(r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}")
 NEAR = ("PIX", "PXB")  # over PCIe switches alone: a GPU's own network card
-CODES = re.compile(
-    "[\x1b\ufffd]?\\[[0-9;]{0,8}m"
-)  # what underlines the head of the matrix; \ufffd where a control character was
+# what underlines the head of the matrix; \ufffd where a control character was
+CODES = re.compile("[\x1b\ufffd]?\\[[0-9;]{0,8}m")
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,8 @@ def main(config: Config, whole: bool = True) -> int:
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        while meet(
-            transport, found.findings, is_agreed
-        ):  # once for a jump host, and then for those behind it
+        # once for a jump host, and then for those behind it
+        while meet(transport, found.findings, is_agreed):
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
             Application(transport, config, wanted, found, board).run()
@@ -132,10 +131,8 @@ class Application:
             self.scripts = self.send_scripts(busy)
             self.run_phases(busy)
             facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
-        for finding in (
-            *interpreter(facts, self.wanted),
-            *shared(facts, self.wanted),
-        ):  # which no step can mend
+        # which no step can mend
+        for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):
             if finding.host and finding.host not in self.failed:
                 self.fail(finding.host, str(finding))
         for host in self.found.plan:
@@ -158,9 +155,8 @@ class Application:
 
     def run_phases(self, busy: list[Host]) -> None:
         for phase in PHASES:
-            if (
-                phase != "node" and self.head in self.failed
-            ):  # what comes now needs what the head makes
+            # what comes now needs what the head makes
+            if phase != "node" and self.head in self.failed:
                 for host in busy:
                     if (
                         any(step.phase != "node" for step in self.found.plan[host])

@@ -156,8 +156,7 @@ def marks() -> str:
     """
     return (
         f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | "
-        "sort -u; "
-        f"echo \"user $(id -un)\"; sed -n 's/.* @{ANNOUNCED}/said /p' /proc/net/unix"
+        f"sort -u; echo \"user $(id -un)\"; sed -n 's/.* @{ANNOUNCED}/said /p' /proc/net/unix"
     )
 
 
@@ -170,9 +169,8 @@ def read_marks(text: str, mark: str) -> set[str]:
     found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
     for kind, _, rest in kinds:
         _, _, words = rest.partition(":")
-        whose, _, what = words.partition(
-            ":"
-        )  # the socket's name may have been too short for all of it
+        # the socket's name may have been too short for all of it
+        whose, _, what = words.partition(":")
         if kind == "said" and not (
             whose == user and any(known.startswith(what) for known in (mark, *found))
         ):

@@ -22,9 +22,8 @@ from .state_dir import STATE
 if TYPE_CHECKING:
     from paramiko import PKey, SSHClient
 
-TYPES = re.compile(
-    "ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)"
-)  # of keys that paramiko can check
+# of keys that paramiko can check
+TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 LINE = re.compile(
     r"(?:(@revoked|@cert-authority)\s+)?([^#@\s]\S*)\s+(\S+)\s+([A-Za-z0-9+/]+={0,2})(?:\s.*)?"

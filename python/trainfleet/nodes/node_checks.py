@@ -32,14 +32,10 @@ CLOCK_TOLERANCE = 2.0  # seconds; certificates, make and the order of logs go wr
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
 MEMORY_SHARE = 0.9  # of an instance type's memory; the kernel keeps a few per cent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
-OURS = re.compile(
-    r"trainfleet|neuron-(ls|monitor|top)"
-)  # who may use NeuronCores while others are looked for
-PORTABLE = (
-    "limits.sh",
-    "sshd.sh",
-    "access.sh",
-)  # these only write files: any Linux with sshd and PAM
+# who may use NeuronCores while others are looked for
+OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")
+# these only write files: any Linux with sshd and PAM
+PORTABLE = ("limits.sh", "sshd.sh", "access.sh")
 
 
 def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts], list[Finding]]:

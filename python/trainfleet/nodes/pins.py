@@ -39,14 +39,12 @@ MANIFEST = (
     "application/vnd.oci.image.index.v1+json, "
     "application/vnd.docker.distribution.manifest.list.v2+json"
 )
-INDEX = re.compile(
-    r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE
-)  # that is on a page of one
+# that is on a page of one
+INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
 ABSENT = "is not there"
 STRANGE = "can't be asked for: what answers is no index; does a proxy want you to log in?"
-Answer = (
-    str | Exception | None
-)  # a page's text; why there is none; None where the index says that it has no such page
+# a page's text; why there is none; None where the index says that it has no such page
+Answer = str | Exception | None
 
 
 @dataclass(frozen=True)
@@ -197,9 +195,8 @@ def _look(page: str, answers: dict[str, Answer]) -> None:
         answers[page] = read(page)
     except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
         code = getattr(error, "code", 0)
-        is_of_s3 = code == 403 and "x-amz-request-id" in getattr(
-            error, "headers", ()
-        )  # its word for 404
+        # its word for 404
+        is_of_s3 = code == 403 and "x-amz-request-id" in getattr(error, "headers", ())
         answers[page] = None if is_of_s3 or code in (404, 410) else error
 
 

@@ -78,9 +78,8 @@ class Quarantine:
         launch = max(
             (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
         )
-        for event in events[
-            launch:
-        ]:  # what earlier launches found was learnt then, and may have been lifted since
+        # what earlier launches found was learnt then, and may have been lifted since
+        for event in events[launch:]:
             if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
                 self.add(host, event.get("evidence", ""), "watchdog")
 

@@ -10,9 +10,8 @@ from ..host.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "stack.lock.yaml"
-Sums = tuple[
-    tuple[str, str], ...
-]  # SHA-256 of a package's wheels, each by the Python that it is for: cp312
+# SHA-256 of a package's wheels, each by the Python that it is for: cp312
+Sums = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,8 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
     }
     known = {field.name for field in fields(PinnedStack)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    parts = {
-        f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()
-    }  # such as nvidia_least
+    # such as nvidia_least
+    parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
     sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
     given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums
     others = [

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
-logging.getLogger("paramiko").addHandler(
-    logging.NullHandler()
-)  # it raises what matters; its threads log tracebacks beside that
+# it raises what matters; its threads log tracebacks beside that
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
 PATIENCE = 10.0  # seconds for each of these at a second time, at least
@@ -95,9 +94,8 @@ class Transport:
             connection.close()
         if self._jump:
             for link in links:
-                link.join(
-                    DEAD_AFTER
-                )  # until its thread has said through the jump host that it ends
+                # until its thread has said through the jump host that it ends
+                link.join(DEAD_AFTER)
             self._jump.close()
         self._kept.clear()
         self._jump = None
@@ -310,10 +308,8 @@ class Transport:
         self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
     ) -> Connection:
         """A connection that is not open yet; each step of its opening has `patience` seconds."""
-        from fabric import (
-            Config,
-            Connection,
-        )  # a fifth of a second; only verbs that reach hosts pay for it
+        # a fifth of a second; only verbs that reach hosts pay for it
+        from fabric import Config, Connection
 
         config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
         said = config.base_ssh_config.lookup(host.address)
@@ -375,9 +371,8 @@ def end_when_dead(link: socket.socket) -> None:
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
     else:
-        link.setsockopt(
-            socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER)
-        )  # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
+        # TCP_RXT_CONNDROPTIME of Darwin's netinet/tcp.h
+        link.setsockopt(socket.IPPROTO_TCP, 0x80, int(DEAD_AFTER))
 
 
 def _pulse(transport: Any) -> None:

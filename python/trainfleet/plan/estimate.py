@@ -75,9 +75,8 @@ class Estimate:
         run.
         """
         speed = round(tokens / self.seconds, 1) if self.seconds else None
-        usd = (
-            self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd
-        )  # as much as is spent at its end
+        # as much as is spent at its end
+        usd = self.usd - self.bill.idle(self.nodes) if self.usd and self.bill else self.usd
         return {"tokens_per_second": speed, "memory_bytes": float(self.memory.total), "usd": usd}
 
 

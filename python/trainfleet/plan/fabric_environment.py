@@ -16,17 +16,13 @@ from dataclasses import dataclass
 from ..hardware.node_types import NodeType
 from ..node.placement import LOOPBACK_CARD
 
-NCCL_LOGS = {
-    "NCCL_DEBUG": "INFO",
-    "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
-}  # NCCL then logs over what it talks (watch/monitor.py)
+# NCCL then logs over what it talks (watch/monitor.py)
+NCCL_LOGS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
 # of the line rate: sound links keep to it whatever the number of nodes; from reports, not measured
 # by us
 FLOOR = 0.6
-RDMA = {
-    "infiniband": "InfiniBand",
-    "roce": "RoCE",
-}  # the fabrics that NCCL itself speaks by verbs, in words
+# the fabrics that NCCL itself speaks by verbs, in words
+RDMA = {"infiniband": "InfiniBand", "roce": "RoCE"}
 PORTS = "<ports>"  # stands for what a node finds
 
 

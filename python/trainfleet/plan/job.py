@@ -18,11 +18,8 @@ from . import neuron_environment
 Ranks = Annotated[int, Range(1, 2**20)]
 Variable = Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,199}")]
 
-LATER = {
-    "image": "",
-    "after": "",
-    "ahead": False,
-}  # what jobs did not have in earlier versions, whose run folders are read too
+# what jobs did not have in earlier versions, whose run folders are read too
+LATER = {"image": "", "after": "", "ahead": False}
 
 
 class JobRecord(TypedDict):

@@ -130,9 +130,8 @@ def answer(found: Sequence[Size], wish: Wish, fleet: int | None = None) -> Size:
     if wish.tokens is None and wish.usd is not None:
         return max(meets, key=lambda size: size.tokens)
     if wish.days is not None:
-        return min(
-            meets, key=lambda size: (size.usd or size.nodes * size.days, size.days)
-        )  # of what is free, the least use
+        # of what is free, the least use
+        return min(meets, key=lambda size: (size.usd or size.nodes * size.days, size.days))
     return min(meets, key=lambda size: size.days)
 
 

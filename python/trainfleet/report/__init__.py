@@ -4,6 +4,5 @@ run folder only.
 
 import logging
 
-logging.getLogger("matplotlib").setLevel(
-    logging.ERROR
-)  # it warns of a home that can't be written, and needs none
+# it warns of a home that can't be written, and needs none
+logging.getLogger("matplotlib").setLevel(logging.ERROR)

@@ -18,19 +18,10 @@ from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError
 from ..watch.time_accounting import ledger
 
-BREAKS = (
-    "fault",
-    "stopped",
-    "restarted",
-    "resumed",
-)  # the events at which a curve may break, as they follow each other
-STAGES = (
-    "tokenize",
-    "startup",
-    "train",
-    "validate",
-    "checkpoint",
-)  # of results.json's seconds, in the order of a report
+# the events at which a curve may break, as they follow each other
+BREAKS = ("fault", "stopped", "restarted", "resumed")
+# of results.json's seconds, in the order of a report
+STAGES = ("tokenize", "startup", "train", "validate", "checkpoint")
 TELLING = ("message", "who", "cause", "words")  # fields of an event that need no name in front
 UNKNOWN = "—"
 OPENING, LONGEST_OPENING = 3, 40  # words and letters of a beginning that is proposed
@@ -42,9 +33,8 @@ class History:
 
     run: Run
     results: Record
-    metrics: list[
-        Record
-    ]  # one a step, in the order of the steps: a step done twice counts as it was done last
+    # one a step, in the order of the steps: a step done twice counts as it was done last
+    metrics: list[Record]
     events: list[Record]
     status: str  # running, finished, failed, stopped, interrupted, or "not started"
 
@@ -236,9 +226,8 @@ class History:
             for name, raw in (self.results.get("seconds") or {}).items()
             if (value := number(raw)) is not None
         }
-        if self.results.get(
-            "started"
-        ):  # then startup begins at the command, and what it did before the ranks is within
+        # then startup begins at the command, and what it did before the ranks is within
+        if self.results.get("started"):
             seconds["startup"] = max(
                 0.0, seconds.get("startup", 0.0) - seconds.get("tokenize", 0.0)
             )
@@ -257,9 +246,8 @@ class History:
             (index for index, event in enumerate(self.events) if event["event"] == "launched"),
             default=0,
         )
-        first = {
-            event["event"]: event for event in reversed(self.events[launch:])
-        }  # the first of each kind
+        # the first of each kind
+        first = {event["event"]: event for event in reversed(self.events[launch:])}
         fault, verdict = first.get("fault", {}), first.get("verdict", {})
         if not fault and not verdict:
             return None
@@ -317,9 +305,8 @@ def read(run: Run) -> History:
     """The run folder as it is now."""
     results = run.read_results()
     status = str(results.get("status") or "not started")
-    goes_on = results.get("unattended") or read_holder(
-        run.folder
-    )  # also while no launcher of this machine is at work
+    # also while no launcher of this machine is at work
+    goes_on = results.get("unattended") or read_holder(run.folder)
     if status == "running" and not goes_on and not is_locked(run.folder):
         status = "interrupted"  # its launcher died before it could say how the run ended
     by_step = {line["step"]: line for line in run.read_metrics()}

@@ -34,13 +34,8 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).with_name("page.html")
 SHOWN_EVENTS = 14
 REFRESH = 15  # seconds after which a browser reads the page of a run that goes on again
-BADGES = (
-    "running",
-    "finished",
-    "failed",
-    "stopped",
-    "interrupted",
-)  # the statuses that page.html has a colour for
+# the statuses that page.html has a colour for
+BADGES = ("running", "finished", "failed", "stopped", "interrupted")
 # one colour a use of time, in every report: Okabe's and Ito's, and a brown and a light grey
 COLOURS = {
     "useful": "#0072b2",
@@ -60,8 +55,7 @@ COLOURS = {
 }
 CAPTIONS = {
     "loss": "Cross-entropy of each logged step. With more than 50 steps, the bold line is a "
-    "moving mean over 2 % of them. "
-    "Dots are validations.",
+    "moving mean over 2 % of them. Dots are validations.",
     "throughput": "Tokens per second of all ranks; the dashed line is the median. Dotted lines "
     "show stops, resumes and restarts.",
 }
@@ -269,9 +263,8 @@ def _tiles(history: History) -> str:
 
 def _memory(history: History) -> tuple[str, str]:
     bytes_ = history.measured("memory_bytes")
-    if (
-        not bytes_ or history.results.get("device") == "cpu"
-    ):  # where it is that of the whole process
+    # where it is that of the whole process
+    if not bytes_ or history.results.get("device") == "cpu":
         return UNKNOWN, ""
     return size(bytes_), f"of the device, at its peak{predicted(history, 'memory_bytes', size)}"
 

@@ -16,15 +16,8 @@ from .history import History, decimal, duration, percent, quantity, read, table
 
 HEAD = ("run", "state", "step", "loss", "valid", "tokens/s", "cost", "age")
 NOTHING = ("name", "model.preset")  # keys whose difference says nothing of its own
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#000000",
-)  # Okabe and Ito
+# Okabe and Ito
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def known(root: Path = RUNS) -> list[Run]:

@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
 Part = tuple[str, str]  # a name, which may be empty, and its figure
 REMOTE_LOOK = 5.0  # seconds: progress in S3 is written no more often (data/dataset_store.py)
-AFTER_A_STEP = (
-    "checkpointed",
-    "stopped",
-    "finished",
-)  # what comes of a step is said below its line
+# what comes of a step is said below its line
+AFTER_A_STEP = ("checkpointed", "stopped", "finished")
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 STYLES = {
     "fault": "red",
@@ -56,10 +53,8 @@ class LiveLine:
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self.fancy = stream.isatty() and os.environ.get("TERM") not in (
-            "dumb",
-            "unknown",
-        )  # rich obeys NO_COLOR (no-color.org)
+        # rich obeys NO_COLOR (no-color.org)
+        self.fancy = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         if self.fancy:
             from rich.console import Console
             from rich.live import Live as Area

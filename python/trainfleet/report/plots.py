@@ -33,13 +33,8 @@ BLUE, VERMILION, INK, FAINT, GRID, PAPER = (
     "#e3e6ea",
     "#ffffff",
 )
-VARIABLES = {
-    BLUE: "--blue",
-    VERMILION: "--red",
-    INK: "--ink",
-    FAINT: "--faint",
-    GRID: "--grid",
-}  # html.py sets them
+# html.py sets them
+VARIABLES = {BLUE: "--blue", VERMILION: "--red", INK: "--ink", FAINT: "--faint", GRID: "--grid"}
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.w_pad": 0.1,  # inches
     "figure.constrained_layout.h_pad": 0.1,
@@ -63,10 +58,8 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: crisp, searchable, in the font of the page
 }
 NAMED, LINE = 4, 12  # breaks that are named; points between two such names
-ROW, LETTER = (
-    0.08,
-    0.014,
-)  # of the axes' height and width: a line of text and a letter, both generously
+# of the axes' height and width: a line of text and a letter, both generously
+ROW, LETTER = (0.08, 0.014)
 MANY = 2000  # points beyond which a line in an SVG is smaller as an image
 Label = tuple[float, str, str]  # the height at which a line ends, its text and its colour
 
@@ -123,9 +116,8 @@ def svg(figure: Figure, title: str) -> str:
     """
     import matplotlib
 
-    os.environ.pop(
-        "SOURCE_DATE_EPOCH", None
-    )  # matplotlib takes it for a number, whatever it is; no date is kept here
+    # matplotlib takes it for a number, whatever it is; no date is kept here
+    os.environ.pop("SOURCE_DATE_EPOCH", None)
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "svg.id": title}):
         quietly(
@@ -343,9 +335,8 @@ def _peak(axes: Axes, begin: float, until: float) -> float:
                 numpy.asarray(line.get_xdata(), float),
                 numpy.asarray(line.get_ydata(), float),
             )
-            edges = numpy.interp(
-                [begin, until], steps, values
-            )  # a line between two logged steps passes, too
+            # a line between two logged steps passes, too
+            edges = numpy.interp([begin, until], steps, values)
             found += [*edges, *values[(steps >= begin) & (steps <= until)]]
     return float(max(found))
 

@@ -20,10 +20,8 @@ from ..trust.errors import telling
 from ..trust.safe_output import install
 from .html import write
 
-FIRST, EVERY = (
-    10.0,
-    20.0,
-)  # seconds after the first step, and between two drawings: one takes about 1.5 s of one core
+# seconds after the first step, and between two drawings: one takes about 1.5 s of one core
+FIRST, EVERY = (10.0, 20.0)
 
 
 class Refresh:

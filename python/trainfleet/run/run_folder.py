@@ -202,9 +202,8 @@ def scratch(log: Path) -> Path:
 
 def write_atomic(path: Path, text: str) -> None:
     """Leaves either the old file or the whole new one, also after a power cut."""
-    unique = int.from_bytes(
-        os.urandom(6)
-    )  # threads, and hosts that share the folder, may write the same file at once
+    # threads, and hosts that share the folder, may write the same file at once
+    unique = int.from_bytes(os.urandom(6))
     temporary = path.with_name(f".{path.name}.{unique}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -271,9 +270,8 @@ def size_of(path: Path) -> int:
         ) as file:
             return os.fstat(file.fileno()).st_size
     except OSError as error:
-        if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(
-            error
-        ):  # whoever reads a link is told so
+        # whoever reads a link is told so
+        if isinstance(error, FileNotFoundError) or untrusted_input.is_in_the_way(error):
             return 0
         raise
 
@@ -423,9 +421,8 @@ class Lines:
         """The new records; bad lines are skipped here, and reported when the finished file is
         read.
         """
-        if (
-            self.path.exists() and self.path.stat().st_size < self.offset
-        ):  # it was cut back by a resume
+        # it was cut back by a resume
+        if self.path.exists() and self.path.stat().st_size < self.offset:
             self.offset = 0
         found: list[Record] = []
         while self.offset < LARGEST:

@@ -38,11 +38,8 @@ FORWARDER = "logs"  # the author of its own lines in the node's log
 EVERY = 5.0  # seconds between two polls
 TO_END = 20.0  # seconds for the last poll
 ANSWER = 3.0  # seconds for CloudWatch to answer
-MOST_BYTES, MOST_LINES, BESIDE = (
-    1_000_000,
-    10_000,
-    26,
-)  # limits of a request; CloudWatch counts 26 bytes more for each line
+# limits of a request; CloudWatch counts 26 bytes more for each line
+MOST_BYTES, MOST_LINES, BESIDE = (1_000_000, 10_000, 26)
 LONGEST = 256 * 1024 - BESIDE  # bytes of a line
 NEVER = (
     "AccessDeniedException",
@@ -132,9 +129,8 @@ class Forwarder:
         with open(self.log, "rb", opener=untrusted_input.opener) as file:
             file.seek(self.start)
             content = file.read(MOST_BYTES)
-        whole = content.rfind(b"\n") + 1 or (
-            len(content) if len(content) == MOST_BYTES else 0
-        )  # the last is still being written
+        # the last is still being written
+        whole = content.rfind(b"\n") + 1 or (len(content) if len(content) == MOST_BYTES else 0)
         lines = io.BytesIO(content[:whole]).readlines()
         size = count = 0
         for line in lines[:MOST_LINES]:

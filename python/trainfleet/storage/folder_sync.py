@@ -227,9 +227,8 @@ class FolderSync:
         replaced = before is not None and not self._continues(name, before, stat)
         if before is None or replaced:
             after = before.generation + 1 if before else there.generation if there else 1
-            number = (
-                len(there.objects) if there and not before else 0
-            )  # after the parts of an earlier writer
+            # after the parts of an earlier writer
+            number = len(there.objects) if there and not before else 0
             self.sent[name] = Sent(stat.st_ino, 0, 0, after, number)
             # so that a process that is killed now puts the same parts again, and not others after
             # them

@@ -50,14 +50,8 @@ LARGEST = (
 )
 LISTED = 10**7  # entries of one listing, at most: a server may go on for ever
 BATCH = 1000  # objects that S3 removes in one request
-LISTING = {
-    "IsTruncated",
-    "KeyCount",
-    "Name",
-    "Contents",
-    "CommonPrefixes",
-    "Uploads",
-}  # a page has some of these
+# a page has some of these
+LISTING = {"IsTruncated", "KeyCount", "Name", "Contents", "CommonPrefixes", "Uploads"}
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 ABSENT = ("404", "NoSuchKey", "NotFound")
 CHANGED = ("412", "PreconditionFailed")
@@ -327,9 +321,8 @@ def _pages(call: str, content: str, prefix: str, **words: str) -> list[dict[str,
     (bucket, key), found = split(prefix), list[dict[str, Any]]()
     with explained(prefix):
         for page in client().get_paginator(call).paginate(Bucket=bucket, Prefix=key, **words):
-            if (
-                not LISTING & page.keys()
-            ):  # a proxy's page, or nothing: not the listing of an empty prefix
+            # a proxy's page, or nothing: not the listing of an empty prefix
+            if not LISTING & page.keys():
                 raise _unbelievable(prefix, "it is no listing")
             if (
                 page.get("IsTruncated")

@@ -30,17 +30,14 @@ from ..trust.errors import BackendError, S3Error, TrainfleetError, telling
 from . import s3
 from .folder_sync import ASKED, FolderSync
 
-BUCKET, RUN = (
-    "TRAINFLEET_BUCKET",
-    "TRAINFLEET_RUN",
-)  # s3://bucket/prefix, and whose config the command reads
+# s3://bucket/prefix, and whose config the command reads
+BUCKET, RUN = ("TRAINFLEET_BUCKET", "TRAINFLEET_RUN")
 EVERY = 2.0  # seconds between two polls
 SIGN = 5.0  # seconds between two signs that this node is alive
 TO_BEGIN = 600.0  # seconds for S3 to deliver what the command needs
 TO_END = 120.0  # seconds for the last poll, when the command has ended
-RESTORED = re.compile(
-    r"results\.json|search\.json|metrics\.jsonl"
-)  # what rank 0 continues from on an empty node
+# what rank 0 continues from on an empty node
+RESTORED = re.compile(r"results\.json|search\.json|metrics\.jsonl")
 # Files that no node uploads. The `stop` of a SIGTERM is for this node's ranks alone: no later
 # attempt may see it.
 OTHERS = re.compile(

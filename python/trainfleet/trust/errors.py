@@ -50,9 +50,8 @@ class TrainfleetError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str = "", why: str = "", next: str = "") -> None:
-        where = where.replace(
-            "\n", "\\n"
-        )  # a file's name may have one, and begin a line of its own
+        # a file's name may have one, and begin a line of its own
+        where = where.replace("\n", "\\n")
         self.what, self.where, self.why, self.next = what, where, why, next
         super().__init__(what)
 

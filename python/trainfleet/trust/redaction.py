@@ -23,10 +23,8 @@ from urllib.parse import quote
 
 NAMES = "TRAINFLEET_SECRETS"
 HIDDEN = "***"
-LEAST, LEAST_LINE = (
-    4,
-    8,
-)  # characters of a value, and of one of its lines: shorter ones would hide half of every text
+# characters of a value, and of one of its lines: shorter ones would hide half of every text
+LEAST, LEAST_LINE = (4, 8)
 LEAST_UNNAMED = 12  # of a value that nothing but its variable's name calls a secret
 WRAPPED = (64, 76)  # letters of a line of base64: RFC 7468's, RFC 2045's
 UNFINISHED = 4096  # characters of an unfinished line among which a secret may begin

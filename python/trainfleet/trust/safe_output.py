@@ -124,9 +124,8 @@ def is_agreed(question: str) -> bool:
     """
     if not sys.stdin.isatty():
         return False
-    unguarded(sys.stdout).write(
-        shown(f"{question} [y/N] ")
-    )  # a guarded stream waits for the line's end
+    # a guarded stream waits for the line's end
+    unguarded(sys.stdout).write(shown(f"{question} [y/N] "))
     sys.stdout.flush()
     return input().strip().lower() in ("y", "yes")
 
@@ -148,9 +147,8 @@ def install() -> None:
     import faulthandler
 
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if (
-            getattr(sys, name) is None
-        ):  # closed by whoever started this: the next file that is opened must not take its place
+        # closed by whoever started this: the next file that is opened must not take its place
+        if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r"))
     faulthandler.enable(sys.stderr)
     guard = guarded()
@@ -164,9 +162,8 @@ def guarded() -> Iterator[None]:
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     for name, stream in before.items():
         if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal that knows ASCII alone gets a ? where others get a dot
+            # a terminal that knows ASCII alone gets a ? where others get a dot
+            stream.reconfigure(errors="replace")
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
     try:
         yield

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 CLOSE = 0.6  # of the letters must be right, for a word to be taken for another
 SLIP = 0.75  # of them, for nothing else to be looked for
 ONE = 1.1  # the distance of a word of which one letter is wrong, be it the first
-LETTERS = str.maketrans(
-    "аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu"
-)  # Cyrillic and Greek ones that look like Latin ones
+# Cyrillic and Greek ones that look like Latin ones
+LETTERS = str.maketrans("аеорсухіѕјԁԛԝοανικτρυ", "aeopcyxisjdqwoaviktpu")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

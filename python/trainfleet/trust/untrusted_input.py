@@ -33,9 +33,8 @@ SHOWN = 60  # characters of a wrong value in a message
 _SEALED = set[Path]()
 _HOME: list[str] = []  # the working folder of a process that enters it again
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
-_FOLDER = (
-    getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-)  # to pass through: to list it may be forbidden
+# to pass through: to list it may be forbidden
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK = "ls -l, on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a surrogate pair
 MISTAKEN = (  # what a text has that is a file of another kind → what it is
@@ -50,20 +49,14 @@ MISTAKEN = (  # what a text has that is a file of another kind → what it is
     (r"\A\s*<(\?xml|Error>)", "is XML"),
     (r"^(<<<<<<<|>>>>>>>) ", "has a merge conflict that is not settled"),
 )
-TEMPLATE = (
-    r"\{\{[^{}\n\"']{0,80}\}\}|\{%",
-    "is a template that nobody has filled in",
-)  # of a config; JSON holds some, for chats
-PACKED = {
-    b"\x1f\x8b": ".gz",
-    b"\x28\xb5\x2f\xfd": ".zst",
-}  # how a compressed file begins → its suffix
-PLAIN = bytes(
-    {*range(32, 127), *range(160, 256), 9, 10, 13}
-)  # what stands in a text of Latin letters
-_BIDIRECTIONAL = re.compile(
-    "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)  # make a line look like another one
+# of a config; JSON holds some, for chats
+TEMPLATE = (r"\{\{[^{}\n\"']{0,80}\}\}|\{%", "is a template that nobody has filled in")
+# how a compressed file begins → its suffix
+PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
+# what stands in a text of Latin letters
+PLAIN = bytes({*range(32, 127), *range(160, 256), 9, 10, 13})
+# make a line look like another one
+_BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def seal(folder: Path) -> None:

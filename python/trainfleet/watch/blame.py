@@ -28,9 +28,8 @@ class Book:
 
     nodes: dict[str, int] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
-    failed: dict[int, int] = field(
-        default_factory=dict
-    )  # by node, the rank of it that torchrun saw fail first
+    # by node, the rank of it that torchrun saw fail first
+    failed: dict[int, int] = field(default_factory=dict)
 
     def note(self, node: int, rank: int | None, text: str) -> None:
         """Learns a node's name or a rank's pid from a line that it wrote."""

@@ -19,11 +19,8 @@ from ..run.run_folder import Record, Run
 from ..trust.errors import ConfigError
 
 LOOK_EVERY = 5.0  # seconds
-RUNS = (
-    "running",
-    "launched",
-    "began",
-)  # events that end a wait in the queue; ranks record `began` also without a launcher
+# events that end a wait in the queue; ranks record `began` also without a launcher
+RUNS = ("running", "launched", "began")
 NEAR = 0.8  # of the limit: the user is warned from here on
 
 

@@ -45,10 +45,8 @@ from .prefixes import MOST
 __all__ = ["Diagnosis", "LogLine", "diagnose", "parse", "quote", "read_lines"]
 JUST_BEFORE = 60.0  # seconds in which a library's word explains an exception that follows
 TOGETHER = 5.0  # seconds in which the exceptions of one process belong together
-EXPLAINS = (
-    ("mount", "data"),
-    ("environment", "compiler"),
-)  # what a library said, and the exception that only followed
+# what a library said, and the exception that only followed
+EXPLAINS = (("mount", "data"), ("environment", "compiler"))
 TAIL = 8  # lines that a finding quotes
 _PID = re.compile(r"\b(?:pid[=:]? ?|[Pp]rocess )(\d+)")
 _RANK = re.compile(
@@ -258,9 +256,8 @@ def _whom(
         return _who_hangs(best, standing, record)
     if (rank := untrusted_input.whole(best.groups.get("rank", ""), MOST)) is not None:
         ended = ENDED.search(best.words) and " on node " not in best.words
-        here = (
-            best.writer[2] in OUTSIDE or best.cause == "killed" or ended
-        )  # it speaks of its own node
+        # it speaks of its own node
+        here = best.writer[2] in OUTSIDE or best.cause == "killed" or ended
         return record.homes.get(rank, best.node if here else None), rank, best.words
     if best.cause == "rendezvous":
         alike = any(one.cause == best.cause and one.writer != best.writer for one in standing)

@@ -44,9 +44,8 @@ class Evidence:
     firm: bool = True
     closed: bool = False
     guessed: bool = False  # of an exception in which no catalogue has a word
-    groups: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what the sign's groups matched: peer, rank, pid, joined, all
+    # what the sign's groups matched: peer, rank, pid, joined, all
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,9 +64,8 @@ class Record:
 
     book: Book
     evidence: list[Evidence] = field(default_factory=list)
-    steps: dict[int | None, tuple[float, float]] = field(
-        default_factory=dict
-    )  # by node: when it told of its last two steps
+    # by node: when it told of its last two steps
+    steps: dict[int | None, tuple[float, float]] = field(default_factory=dict)
     closed: float | None = None  # when the work was said to be ended well
     streams: dict[Writer, ProcessLines] = field(default_factory=lambda: defaultdict(ProcessLines))
 
@@ -109,9 +107,8 @@ def survived(evidence: Evidence, record: Record) -> bool:
     """Whether the job went on after it: its process wrote of a step later, or others did of more
     than the one they were in.
     """
-    untold = (
-        evidence.writer[2] == "kernel" and evidence.line.who == "agent"
-    )  # it stood among lines that may be anybody's
+    # it stood among lines that may be anybody's
+    untold = evidence.writer[2] == "kernel" and evidence.line.who == "agent"
     stream = record.streams[(evidence.writer[0], None, "agent") if untold else evidence.writer]
     if stream.progress > evidence.index:
         return True

@@ -19,48 +19,44 @@ RESTORING = re.compile(
     r"(?i)(?:load|restore|resume|read)_?\w*(?:checkpoint|ckpt|state)|\bresume\b|(?:torch/distributed/checkpoint|/orbax|/tensorstore)/"
     r"|torch/serialization\.py \w*load"
 )
+# a program
 STARTING = re.compile(
     r"subprocess\.py "
     r"_execute_child|\bsubprocess\.\w+\(|\bPopen\(|\bcheck_(?:output|call)\(|\bos\.exec\w+\("
-)  # a program
+)
+# errno(3), as Rust and C tell it
 _NUMBER = re.compile(
     r"\bOs \{ code: (?P<code>\d+),|\(os error (?P<number>\d+)\)|(?<![\w.])(?P<name>E[A-Z]{3,12})\b"
-)  # errno(3), as Rust and C tell it
+)
 _LAST = re.compile(r"Last error:\n(?!NCCL WARN)(.+)")
-SAVING = re.compile(
-    r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)"
-)  # functions that write
+# functions that write
+SAVING = re.compile(r"(?im) _?(?:save|write|dump)(?:$|_\w*$|checkpoint|state)")
+# a file of the program's own
 OWN = re.compile(
     r"^(?!.*(?:/(?:site|dist)-packages/|/lib/python\d|\.pxi\b|\.pyx\b|<frozen|<string))\S"
-)  # a file of the program's own
+)
+# but what calls back
 LIBRARY = re.compile(
     r"/(?:site|dist)-packages/(?!torch/(?:nn/modules/module|multiprocessing|utils/data)|torch_xla)"
-)  # but what calls back
+)
 MISFIT = re.compile(  # a library that calls another, which is older or newer than it takes it for
     r"unexpected keyword argument|takes (?:from )?\d+ .{0,30}positional arguments? but"
     r"|(?:module|type object) '[\w.]+' has no attribute"
     r"|'(?!NoneType|DataFrame|Series|Namespace|Tensor|Parameter|Dataset)[A-Z][a-z]\w+' object "
     r"has no attribute"
 )
-KEYS = re.compile(
-    r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\["
-)  # a line that takes a checkpoint apart
+# a line that takes a checkpoint apart
+KEYS = re.compile(r"(?i)load_state_dict\(|\b\w*(?:checkpoint|ckpt|state_dict)\w*\[")
 # torch and numpy as they check what they were called with: all else that can fail in them has words
 CALLED = re.compile(
     r"/(?:site|dist)-packages/(?:torch/(?:functional|_tensor\.py|autograd|optim|amp|linalg|fft|nn/(?!parallel))|numpy/|einops/)"
 )
 WIDE = ("storage", "data")  # whose wide words, as "timed out" and "not found", any failure has
-RAISED = (
-    "Exception",
-    "RuntimeError",
-    "ValueError",
-)  # by a program itself, where its own line is the innermost
+# by a program itself, where its own line is the innermost
+RAISED = ("Exception", "RuntimeError", "ValueError")
 TELLING = {"unknown": 0, "code": 1}  # causes that are named where nothing says more
-SLIPS = (
-    "NameError",
-    "UnboundLocalError",
-    "RecursionError",
-)  # exceptions that only the program's text can cause
+# exceptions that only the program's text can cause
+SLIPS = ("NameError", "UnboundLocalError", "RecursionError")
 
 
 def errors(writer: Writer, stream: ProcessLines) -> Iterator[Evidence]:

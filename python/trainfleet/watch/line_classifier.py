@@ -11,12 +11,10 @@ from dataclasses import replace
 from .catalogue import Sign, first_sign, signs
 from .causes import Weight
 
-DAEMON = re.compile(
-    r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?"
-)  # a line of slurmctld or slurmd
-SEVERE = re.compile(
-    r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] "
-)  # an error or the end of a process, as c10 logs it
+# a line of slurmctld or slurmd
+DAEMON = re.compile(r"\[\d{4}-\d\d-\d\dT[\d:]{8}\.\d{3}\] (?:\[[\w.]+\] )?(?:\w+: )?")
+# an error or the end of a process, as c10 logs it
+SEVERE = re.compile(r"\[[EF]\d* ?[^\]]*\.cpp:\d+\] ")
 LOGGED = re.compile(
     r"(?:\[?(?:ERROR|CRITICAL|FATAL)\]?(?:[: ]\S*?[: ]| - )|[-|\w. ]{0,60} - "
     r"(?:ERROR|CRITICAL|FATAL) - )\s*"
@@ -30,15 +28,14 @@ PARTING = re.compile(
 )
 COMPLAINT = re.compile(
     r"(?i)^(?!.*(?:warn|ignor|deprecat|retrying|retry (?:in|after|#|\d)|(?:will|to) retry|retry "
-    r"loop|fall(?:ing)? back|skip"
-    r"|if you see|means that))"
+    r"loop|fall(?:ing)? back|skip|if you see|means that))"
     r".*\b(?:fail(?:ed|ure)|error|fatal|unable|can ?not|could "
-    r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?"
-    r"|\w+(?:Error|Exception))\b"
+    r"not|can.t|denied|refused|lost|killed|corrupt(?:ed)?|\w+(?:Error|Exception))\b"
 )
+# an exception behind other words
 QUOTED = re.compile(
     r"^(?![\w.]*(?:Error|Exception): ).*?[^\w.]((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b.*)"
-)  # an exception behind other words
+)
 ENDED = re.compile(  # a process, as its launcher tells
     r"(?i)(?:\brank (?P<rank>\d+)\b.{0,200}?)?\b"
     r"(?:(?:exit(?:s|ed)?|exitcode|return(?:s|ed)?|ended|crashed)[ "
@@ -51,10 +48,8 @@ FOLLOWED = re.compile(  # a launcher's word on processes that it ended itself
     r"(?i)\b(?:clean|terminat|stopp|kill|end|cancel)\w* (?:up )?(?:the )?(?:\w+ "
     r"){0,2}(?:other|remaining|rest)\b"
 )
-OUTSIDE = (
-    "kernel",
-    "watch",
-)  # who sees processes from outside: their lines are no process's output
+# who sees processes from outside: their lines are no process's output
+OUTSIDE = ("kernel", "watch")
 Found = tuple[Sign, re.Match[str]]
 
 
@@ -82,9 +77,8 @@ def meant(who: str, text: str) -> Found | None:
     found = first_sign(by, text)
     if (told := implied(text, by)) and (found is None or found[0].weight < told[0].weight):
         found = told
-    if (
-        found is None and who == "agent" and (parts := text.split(" - ")[1:])
-    ):  # engines put one reason behind another
+    # engines put one reason behind another
+    if found is None and who == "agent" and (parts := text.split(" - ")[1:]):
         return next(filter(None, (first_sign(by, part) for part in parts)), None)
     return _reasoned(found, by, text)
 

@@ -21,12 +21,12 @@ HEAD, TAIL = 1 << 18, 7 << 20  # bytes of a log that are read behind its start a
 ALL = 96 << 20  # bytes of all logs together
 LONGEST = 4000  # characters of a line that are looked at
 _STAMP = re.compile(r"(?:rank (\d+)|(\w+)) +(\d\d:\d\d:\d\d\.\d{3}) \| ?(.*)", re.DOTALL)
-_CLOCK = re.compile(
-    r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])"
-)  # but not a progress bar's `elapsed<remaining`
+# but not a progress bar's `elapsed<remaining`
+_CLOCK = re.compile(r"(?<![\d<])(\d\d:\d\d:\d\d(?:[.,]\d+)?)(?![\d<])")
+# and what else moves a cursor or links
 _COLOURS = re.compile(
     r"\x1b\[[\d;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b\]8;[^\x1b\x07]*(?:\x1b\\\\|\x07)"
-)  # and what else moves a cursor or links
+)
 _COUNT = re.compile(r"(?i)\b(?:step|iter(?:ation)?|epoch|batch)s?\b\W{0,4}\d+")
 _MEASURE = re.compile(
     r"(?i)\bloss\b|\btokens?/s|\bit/s|s/it|\bsamples\b|\blr\b|\bacc|\bgrad|\bppl\b|\d+ ?/ "

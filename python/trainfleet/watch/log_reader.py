@@ -23,13 +23,11 @@ from .prefixes import TRACEBACK, learned, strip
 # speaks
 KERNEL = re.compile(
     r"^(?:(?:<\d+>)?\[ *\d+\.\d+\] |\[\w{3} \w{3} +\d+ [\d:]+ \d{4}\] |(?:\w{3} +\d+ [\d:]+ "
-    r")?(?:\S+ )?kernel: |"
-    r"kern: +\w+: +(?:\[\S+\]: )?|"
+    r")?(?:\S+ )?kernel: |kern: +\w+: +(?:\[\S+\]: )?|"
     r"(?=NVRM: |Lustre(?:Error)?: |EXT4-fs |XFS \(|nvme nvme\d|blk_update_request: |pcieport "
     r"\S+: |mce: |EDAC |nfs: server |"
     r"infiniband \w+: |efa \S+: |mlx5_core \S+: |neuron:\w+: |nvidia\S* \S*: "
-    r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|"
-    r"INFO: task |systemd-oomd))"
+    r"|oom-kill:|(?:Memory cgroup o|O)ut of memory: Kill|INFO: task |systemd-oomd))"
 )
 _EXITS = {
     "9": ("killed", Weight.WORD),
@@ -93,9 +91,8 @@ def _read_node(record: Record, lines: list[LogLine], shifts: list[float]) -> Non
             and writer[2] == "agent"
             and (sign := first_sign(("agent",), text.partition(TRACEBACK)[0]))
         ):
-            stream.signed.append(
-                signed(sign, line, time, writer, index, text.strip())
-            )  # an engine quotes the program
+            # an engine quotes the program
+            stream.signed.append(signed(sign, line, time, writer, index, text.strip()))
         if shift:
             line = replace(line, time=time)
         if stream.tracebacks.base is not None and stream.tracebacks.take(line, index, text):
@@ -160,6 +157,7 @@ class TorchrunReport:
             ):
                 words = f"rank {self.rank} was killed by signal {match[1][1:]}"
                 writer: Writer = (line.node, None, line.who)
+                # by whom, nobody tells here
                 return [
                     Evidence(
                         fate[1],
@@ -173,5 +171,5 @@ class TorchrunReport:
                         words,
                         firm=fate[0] != "killed",
                     )
-                ]  # by whom, nobody tells here
+                ]
         return []

@@ -122,10 +122,8 @@ class MonitoredAttempt:
         self.watch, self.request = watch, request
         self.run, self.backend, self.say = watch.run, watch.backend, watch.say
         self.asked = False  # to stop
-        self.progress: tuple[object, float] = (
-            None,
-            time.monotonic(),
-        )  # its last value, and since when
+        # its last value, and since when
+        self.progress: tuple[object, float] = (None, time.monotonic())
         self.seen: Status | None = None
         self.sentry: Sentry | None = None
         self.nccl: FabricLog | None = None
@@ -360,9 +358,8 @@ class MonitoredAttempt:
         if self.watch.interrupts.count > 1:
             self.say("stopping now, as asked twice")
             return True
-        if (
-            self.watch.sequel and self.watch.sequel.is_asked_to_stop()
-        ):  # what goes before it has nothing to save
+        # what goes before it has nothing to save
+        if self.watch.sequel and self.watch.sequel.is_asked_to_stop():
             self.asked = True
             self.say("stopping")
             return True

@@ -56,9 +56,8 @@ _TOKEN = re.compile(
 )
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)"
 _WARNS = re.compile(r"\bW(?:ARN(?:ING)?)?\b|\[W")
-_GLUED = re.compile(
-    r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])"
-)  # a progress bar that was not ended by a line's end
+# a progress bar that was not ended by a line's end
+_GLUED = re.compile(r".{0,300}\[\d+:\d\d(?::\d\d)?<[^\]]*\](?=[A-Z\[])")
 _BOX = re.compile(r"\s*[│|]$")
 Shapes = tuple[re.Pattern[str], ...]
 

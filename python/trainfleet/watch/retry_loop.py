@@ -121,9 +121,8 @@ def explain(
         CutOff: it is, and another host stands by.
     """
     standby = watch.standby()
-    if not outcome.cut_off or not (
-        standby or outcome.alive
-    ):  # others show that they live, if this one is what went away
+    # others show that they live, if this one is what went away
+    if not outcome.cut_off or not (standby or outcome.alive):
         return judge(request, outcome, watch.run, since), False
     verdict = blame_itself(request, outcome, standby)
     if standby:

@@ -138,9 +138,8 @@ class StandbyWatch:
         """
         deadline, tries = time.monotonic() + HOSTS_MAY_RETURN, 0
         while True:
-            if (
-                tries and Run(self.folder).is_asked_to_stop()
-            ):  # the first try looks at what is still running
+            # the first try looks at what is still running
+            if tries and Run(self.folder).is_asked_to_stop():
                 return self.conclude(STOPPED)
             code = self.launch(silent)
             newest = newest_holder(self.folder) or silent

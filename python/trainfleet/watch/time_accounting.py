@@ -137,9 +137,8 @@ def _sweep(
     """Adds the seconds of one command: from moment to moment, each with what was under way."""
     begin = float(launch[0]["started"])
     last = max((span.time for span in spans), default=begin)
-    end = max(
-        now or 0.0, last, *(event["time"] for event in launch)
-    )  # a launcher that was killed has no last word
+    # a launcher that was killed has no last word
+    end = max(now or 0.0, last, *(event["time"] for event in launch))
     ended = {event["event"] for event in launch} & {*ENDS}
     at, use, stepping = begin, "prepare", False
     moments: list[tuple[float, int, Record | Span]] = [
@@ -150,9 +149,8 @@ def _sweep(
         if isinstance(what, Span):
             from_ = max(at, time - what.seconds)
             work = "useful" if what.kept else "repeated"
-            spent[work if stepping else use] += max(
-                0.0, from_ - at
-            )  # between two spans there is but the rounding
+            # between two spans there is but the rounding
+            spent[work if stepping else use] += max(0.0, from_ - at)
             for name, seconds in what.uses(max(0.0, time - from_), usual):
                 spent[name] += seconds
             use = "checkpoint" if ended and time >= last else "down"

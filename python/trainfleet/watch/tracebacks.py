@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from .lines import LogLine, is_progress
 from .prefixes import TRACEBACK
 
-MESSAGE_LINES, MESSAGE_SECONDS = (
-    16,
-    1.5,
-)  # how far the message of an exception may reach behind its first line
+# how far the message of an exception may reach behind its first line
+MESSAGE_LINES, MESSAGE_SECONDS = (16, 1.5)
 CHAINS = 16  # of each process, the last
 FRAMES = 8  # of each traceback, the innermost
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -25,9 +23,8 @@ _BARE = re.compile(
     r")?(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Fault|Invalid|Expired)\b"
     r"(?: \(see above for traceback\))?(?: *$|:)|\w+\(\): |Fatal Python error: |Error: |error: "
 )
-_HEADLESS = re.compile(
-    r'\s+File "[^"]+", line \d+, in \S+$'
-)  # a frame of a traceback whose head was cut off
+# a frame of a traceback whose head was cut off
+_HEADLESS = re.compile(r'\s+File "[^"]+", line \d+, in \S+$')
 _FLAT = re.compile(
     r'File "[^"]+", line \d+, in (?:(?!File '
     r'").)*?\s((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit): (?:(?!File ").)*)$'
@@ -44,12 +41,12 @@ _FOREIGN = re.compile(  # how others than Python's begin their last words: C++, 
     r"|(?:[\d-]+ [\d:.]+: )?F(?:\d{4,8} [\d:.]+ +\d+)? ?[\w/.+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] "
     r"(?P<check>.)"
 )
+# a bug, where they say no more
 _PANIC = re.compile(
     r"thread '.*' (?:\(\d+\) )?panicked at |panic: |Check failed: |\w*\.?PanicException: "
-)  # a bug, where they say no more
-_WOVEN = re.compile(
-    r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*"
-)  # ranks that write over each other
+)
+# ranks that write over each other
+_WOVEN = re.compile(r"^(\s*)([\w.]*?(?:Error|Exception))(?:(?:: )?\2)+(?:: ?)*")
 _DOTTED = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*: ")
 # a frame: Python's, IPython's (`File x.py:3, in f()`, `~/x.py in f()`), rich's (`x.py:3 in f`)
 _IN = re.compile(
@@ -58,9 +55,8 @@ _IN = re.compile(
     r"|((?:[~/]|[A-Z]:\\)\S*?|<ipython-\S+>)(?::\d+)? in\b ?([\w.<>]*)"
 )
 _NESTED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ")
-_HOME = re.compile(
-    r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)"
-)  # where an interpreter's packages lie
+# where an interpreter's packages lie
+_HOME = re.compile(r"^.*(?=/(?:site|dist)-packages/)|^.*/lib(?:64)?/python[\d.]+(?=/\w)")
 _NAME = re.compile(r"(?:error: )?((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)")
 BUGS = frozenset(
     {  # whatever their message says

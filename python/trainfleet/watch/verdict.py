@@ -28,9 +28,8 @@ from .prefixes import TRACEBACK
 TAIL = 12  # lines
 FROM_OUTSIDE = ("cancelled", "preempted", "killed", "unknown")  # causes of a healthy node's end
 UNRUN = {126: "a command could not be run", 127: "a command was not found"}  # by POSIX's shells
-FOLLOWED = re.compile(
-    r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: "
-)  # no cause of anything
+# no cause of anything
+FOLLOWED = re.compile(r"\*\*\* STEP |Terminat|^srun: cluster configuration lacks|^trainfleet: ")
 OURS = re.compile(
     r"^(trainfleet\.\S+\.)?((Data|Run|Backend|Config|Checkpoint|Trainfleet)Error|Broken|BadText): "
 )
@@ -302,9 +301,8 @@ def _seen(outcome: AttemptOutcome) -> Iterator[LogLine]:
     now, status, alarm = time_of_day(time.time()), outcome.status, outcome.alarm
     if alarm:
         yield LogLine(now, alarm.node, alarm.rank, "watch", alarm.words)
-    for words in (
-        status.reason.splitlines()
-    ):  # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
+    # the engine's: AWS Batch's statusReason, SageMaker's FailureReason, Slurm's state
+    for words in status.reason.splitlines():
         yield LogLine(now - 1, None, None, "agent", words)
     for node, why in status.lost.items():
         how = (

@@ -85,9 +85,8 @@ class Beside(JobSteps):
             "--chdir=/",
             *words,
         ]
-        said = self.engine.ask(
-            step, "", None
-        )  # a rank that was struck may end the step with its job
+        # a rank that was struck may end the step with its job
+        said = self.engine.ask(step, "", None)
         return said.out.strip() or said.error.strip()
 
     def jobs_in(self, folder: Path) -> list[str]:

@@ -47,14 +47,8 @@ class Said:
 # of squeue's, a question of scancel's, another job than was planned (site_defaults.py reads what is
 # said to sbatch).
 SAID = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_", "SCONTROL_", "SLURM_HINT")
-GIVEN = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "SLURM_CONF",
-)  # of this process's environment: what a job needs anywhere
+# of this process's environment: what a job needs anywhere
+GIVEN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SLURM_CONF")
 CLUSTERS = "SLURM_CLUSTERS"  # all of Slurm's commands go by it
 Ask = Callable[[Sequence[str], str, Mapping[str, str] | None], Said]
 
@@ -154,10 +148,8 @@ class SlurmClient:
         self.watched: set[str] = set()
         self.next_look, self.pause = 0.0, SHORTEST
         self.trouble = ""
-        self.nodes, self.nodes_until = (
-            dict[str, str](),
-            0.0,
-        )  # those that take no job, and until when that is known
+        # those that take no job, and until when that is known
+        self.nodes, self.nodes_until = (dict[str, str](), 0.0)
 
     def run(self, *words: str) -> str:
         """What a command prints; BackendError where it ends badly, in plain words where its message
@@ -220,9 +212,8 @@ class SlurmClient:
         said = self.ask(
             ["squeue", "--noheader", "--states=all", *which, f"--Format={form}"], "", None
         )
-        if said.code and not FORGOTTEN.search(
-            said.error
-        ):  # one job that it has forgotten is an error, several are none
+        # one job that it has forgotten is an error, several are none
+        if said.code and not FORGOTTEN.search(said.error):
             raise refused("squeue", said.error)
         return parse(said.out)
 

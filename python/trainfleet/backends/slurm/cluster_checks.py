@@ -37,9 +37,8 @@ def require(
     if not said.code or WAITS.search(said.error + said.out):
         return
     error = refused("sbatch", said.error + said.out)
-    if error.where != "fleet.nodes" or not engine.unavailable(
-        names
-    ):  # else it may wait for nodes that are down or drained
+    # else it may wait for nodes that are down or drained
+    if error.where != "fleet.nodes" or not engine.unavailable(names):
         raise explained(engine, error)
 
 

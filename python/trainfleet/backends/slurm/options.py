@@ -54,11 +54,8 @@ OURS = {  # option → the key that says it, or "" where a job needs it as it is
     ),
     **dict.fromkeys(("clusters", "no-kill", "uid", "gid", "ignore-pbs"), ""),
 }
-WHOLE_NODES = (
-    "mem",
-    "mem-per-cpu",
-    "mem-per-gpu",
-)  # all of a node's memory is a job's while fleet.exclusive is true
+# all of a node's memory is a job's while fleet.exclusive is true
+WHOLE_NODES = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def taken(config: Config) -> dict[str, str]:

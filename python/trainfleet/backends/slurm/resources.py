@@ -53,9 +53,8 @@ def read_nodes(out: str) -> list[Nodes]:
             untrusted_input.printable(word.strip()) for word in line.split("|", COLUMNS.count("|"))
         ]
         count, cores, memory, *names = words if len(words) == 7 else ["", "", "", ""]
-        numbers = [
-            untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)
-        ]  # 64+: the least of several
+        # 64+: the least of several
+        numbers = [untrusted_input.whole(word.rstrip("+")) for word in (count, cores, memory)]
         if None not in numbers:
             count_, cores_, memory_ = (number or 0 for number in numbers)
             found.append(Nodes(count_, cores_, memory_, *names))

@@ -18,11 +18,8 @@ class Shared(Here):
     ended.
     """
 
-    words, pace, lag = (
-        " on the cluster",
-        1.0,
-        5.0,
-    )  # Lustre and NFS show what others wrote some seconds later
+    # Lustre and NFS show what others wrote some seconds later
+    words, pace, lag = (" on the cluster", 1.0, 5.0)
 
     def __init__(self, run: Run, has_job: Callable[[], bool]) -> None:
         super().__init__(run)

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from ...run.run_folder import unwritable
 from ...trust.errors import RunError, TrainfleetError
 
-PATIENCE = timedelta(
-    hours=1
-)  # a rank that died is noticed at once, by its closed connections; this is for slow disks
+# a rank that died is noticed at once, by its closed connections; this is for slow disks
+PATIENCE = timedelta(hours=1)
 T = TypeVar("T")
 
 

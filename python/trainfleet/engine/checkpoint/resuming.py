@@ -215,9 +215,8 @@ def fill(state: State, reader: Reader) -> None:
     reader.read_metadata()  # first of all: torch would make another error of what is wrong with it
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is disabled"
-            )  # each rank knows by itself what it needs
+            # each rank knows by itself what it needs
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load_parts(state, storage_reader=reader, no_dist=True)
     except (
         CheckpointException

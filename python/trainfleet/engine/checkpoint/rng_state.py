@@ -58,9 +58,8 @@ def restore(text: Tensor, device: Device) -> bool:
             return False
         version, words, gauss = state["python"]
         kind, key, position, *rest = state["numpy"]
-        if (
-            kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624
-        ):  # numpy reads wherever this points
+        # numpy reads wherever this points
+        if kind != "MT19937" or len(key) != 624 or not 0 <= position <= 624:
             raise ValueError("numpy's is of another kind")
         random.setstate((version, tuple(words), gauss))
         np.random.set_state((kind, np.array(key, np.uint32), position, *rest))

@@ -66,9 +66,8 @@ def write(
         peers.one("can't commit a checkpoint", finish)
     except CheckpointError:
         if peers.first:
-            with suppress(
-                OSError
-            ):  # then the next save at this step or the next start removes what was written
+            # then the next save at this step or the next start removes what was written
+            with suppress(OSError):
                 store.abandon(step)
         raise
     peers.one(

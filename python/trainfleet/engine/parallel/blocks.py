@@ -70,13 +70,11 @@ def compile_blocks(
     if os.environ.get(CACHE, own).startswith(own):
         os.environ[CACHE] = str(COMPILED.absolute())
     for block in blocks:
-        compiled = device.compiled(
-            block._call_impl
-        )  # a smaller batch, as validation's last one, gets code of its own
+        # a smaller batch, as validation's last one, gets code of its own
+        compiled = device.compiled(block._call_impl)
         if not isinstance(how, str):
-            compiled = functorch.patch(activation_memory_budget=float(how))(
-                compiled
-            )  # read when the first batch comes
+            # read when the first batch comes
+            compiled = functorch.patch(activation_memory_budget=float(how))(compiled)
         block._compiled_call_impl = compiled
     if loss:
         model.loss = device.compiled(model.loss)  # type: ignore[method-assign]
@@ -98,10 +96,8 @@ def shard(
     gathered from the first forward pass of a step to its last backward pass: only the optimizer's
     state, and the weights that it updates, are sharded.
     """
-    from torch.distributed.fsdp import (
-        MixedPrecisionPolicy,
-        fully_shard,
-    )  # only now: it takes a while, and DDP needs none of it
+    # only now: it takes a while, and DDP needs none of it
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=device.gradient_sums)
     for block in blocks:

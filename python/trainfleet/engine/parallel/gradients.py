@@ -84,8 +84,7 @@ def local(parameter: Tensor) -> Tensor:
     if not isinstance(gradient, DTensor):
         return gradient
     assert isinstance(parameter, DTensor)
-    if (
-        gradient.placements != parameter.placements
-    ):  # a norm's, of the rank's part of the sequence: a sum that is still due
+    # a norm's, of the rank's part of the sequence: a sum that is still due
+    if gradient.placements != parameter.placements:
         parameter.grad = gradient = gradient.redistribute(placements=parameter.placements)
     return gradient.to_local()

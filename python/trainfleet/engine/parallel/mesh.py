@@ -33,9 +33,8 @@ class Mesh:
         )
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
-        self.data = (
-            replica * layout.shard + shared // layout.context
-        )  # which of the `ways` parts of a batch
+        # which of the `ways` parts of a batch
+        self.data = replica * layout.shard + shared // layout.context
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:

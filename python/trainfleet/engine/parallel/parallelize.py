@@ -63,9 +63,8 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             loss=layout.tensor * layout.pipeline == 1,
         )
     if mesh.sharing().size() > 1 or precision != format_:
-        frees = (
-            layout.zero == 3 and layout.pipeline == 1
-        )  # else once for each of a step's micro-batches
+        # else once for each of a step's micro-batches
+        frees = layout.zero == 3 and layout.pipeline == 1
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
     return Division(config, device, mesh, model, stages, tied, precision)
@@ -124,9 +123,8 @@ class Division(TorchParts):
             self.tie = Tie(model, tied, mesh) if tied else None
 
     def listen(self, watch: Stopwatch) -> None:
-        if (
-            self.mesh.grid.size() > 1 and not self.pipeline
-        ):  # a schedule's passes overlap: no moment is the last
+        # a schedule's passes overlap: no moment is the last
+        if self.mesh.grid.size() > 1 and not self.pipeline:
             watch.hear(self.model.get_submodule(self.model.plan.first[0]))
         if self.mesh.sharing().size() > 1 and not self.pipeline:
             watch.hear_blocks(blocks_of(self.model))
@@ -143,9 +141,8 @@ class Division(TorchParts):
                     loss += self._pass(batch, left, watch)
         if self.tie:
             self.tie.settle()
-        return (
-            loss * self.mesh.layout.pipeline
-        )  # the last stage alone has one, so the mean over ranks is that much smaller
+        # the last stage alone has one, so the mean over ranks is that much smaller
+        return loss * self.mesh.layout.pipeline
 
     def _pass(self, batch: MicroBatch, left: int, watch: Stopwatch) -> Tensor:
         if isinstance(self.root, FSDPModule) and self.zero == 1:

@@ -17,12 +17,8 @@ from ...host import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, Seating
 
-OURS = (
-    "fleet",
-    "batch",
-    "slurm",
-    "sagemaker",
-)  # our own launcher counts before the engine around it
+# our own launcher counts before the engine around it
+OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
 def seating(name: str) -> Seating:

@@ -19,9 +19,8 @@ def read(environment: Environment = os.environ) -> Seat:
     nodes = told.number("STEP_NUM_NODES", told.number("JOB_NUM_NODES", told.number("NNODES", 1)))
     hosts = list(expand_hosts(told.word("STEP_NODELIST", environment.get("SLURM_JOB_NODELIST"))))
     restarts = told.number("RESTART_COUNT", 0)
-    port = (
-        20000 + (told.number("JOB_ID") + restarts) % 10000
-    )  # under what kernels hand out to clients (32768 on)
+    # under what kernels hand out to clients (32768 on)
+    port = 20000 + (told.number("JOB_ID") + restarts) % 10000
     seat = Seat(
         told.number("NODEID"),
         nodes,
@@ -33,6 +32,5 @@ def read(environment: Environment = os.environ) -> Seat:
     return checked(seat, "SLURM_NODEID")
 
 
-SEATING = Seating(
-    "slurm", read, lambda: "SLURM_JOB_ID" in os.environ
-)  # KillWait is 30 s by default
+# KillWait is 30 s by default
+SEATING = Seating("slurm", read, lambda: "SLURM_JOB_ID" in os.environ)
