@@ -229,8 +229,9 @@ def test_a_package_that_is_broken_is_named_and_no_traceback_comes(
 
 
 def test_a_backend_that_lacks_a_call_or_bears_another_name_is_named(
-    typed: Typed, package: Path
+    typed: Typed, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of a file that changes within a second
     file = package / "src/trainfleet_dummy/__init__.py"
     whole = file.read_text()
     for was, now, why in [
