@@ -50,7 +50,7 @@ def holds_canary(folder: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_run_on_hosts_is_the_run_of_this_machine_and_keeps_its_secret(
     pair: Lab, tmp_path: Path
 ) -> None:
