@@ -31,10 +31,10 @@ endif
 setup: .venv/.stamp ## set up this machine or the fleet [NODES YES OFFLINE]
 	@.venv/bin/python -m trainfleet setup
 
-build: .venv/.stamp ## build the container image that jobs run in [OFFLINE]
+build: .venv/.stamp ## build the image that jobs run in [OFFLINE]
 	@.venv/bin/python -m trainfleet build
 
-push: .venv/.stamp ## push the image to ECR, built first if needed [OFFLINE]
+push: .venv/.stamp ## push the image to ECR [OFFLINE]
 	@.venv/bin/python -m trainfleet push
 
 image: .venv/.stamp ## bake a machine image (AMI) of an ec2 node
@@ -91,7 +91,7 @@ status: .venv/.stamp ## show the state of the run [RUN=name]
 logs: .venv/.stamp ## print the log of every node [FOLLOW=1]
 	@.venv/bin/python -m trainfleet logs
 
-explain: .venv/.stamp ## name the cause in anybody's log of a failure [LOG=file]
+explain: .venv/.stamp ## name the cause in anybody's log [LOG=file]
 	@.venv/bin/python -m trainfleet explain
 
 stop: .venv/.stamp ## stop the run at its next step, with a checkpoint
