@@ -1,5 +1,5 @@
 """Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A stack of its own
-(trainfleet.stacks), beside the engine's.
+(trainfleet.config.platforms), beside the engine's.
 
 device                          a NeuronCore of Trn1
 parts, layers, shards, stages   a rank's part of the model, by NxD Core
@@ -21,7 +21,7 @@ from . import folder
 
 
 class Stack:
-    """What trainfleet.stacks.Stack asks for. torch is imported only where it is needed."""
+    """What config/platforms.py asks for. torch is imported only where it is needed."""
 
     device = "neuron_xla"
 

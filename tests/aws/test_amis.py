@@ -35,10 +35,10 @@ from trainfleet.cloud import discovery
 from trainfleet.cloud.calls import Calls
 from trainfleet.config import Settings, load
 from trainfleet.hardware import node_types
-from trainfleet.nodes.facts import SCRIPT, Facts, parse
-from trainfleet.nodes.host_setup import NEEDS_BOOT
-from trainfleet.nodes.install_steps import Wanted, is_within, steps
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts.facts import SCRIPT, Facts, parse
+from trainfleet.hosts.host_setup import NEEDS_BOOT
+from trainfleet.hosts.install_steps import Wanted, is_within, steps
+from trainfleet.hosts.stack import load_stack
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import ConfigError
 

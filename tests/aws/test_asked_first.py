@@ -12,8 +12,8 @@ from indexes import Indexes
 from trainfleet.backends import backend_of
 from trainfleet.cli import plan as verb
 from trainfleet.config import Config, Settings, load
+from trainfleet.hosts import pins
 from trainfleet.launch import job_image, provisioning
-from trainfleet.nodes import pins
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 

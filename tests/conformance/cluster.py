@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from s3server import Application, serve
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 from verbs import PACKAGES
 
 ROOT = Path(__file__).parents[2]

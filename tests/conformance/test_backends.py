@@ -30,10 +30,10 @@ from trainfleet.backends import BACKENDS, OURS, Backend, backend_of, terms_of
 from trainfleet.backends.base import Can, Handle, Phase, Status, load_job, save_job
 from trainfleet.backends.ec2 import Ec2
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.entrypoint import AGAIN
-from trainfleet.host import plugins
+from trainfleet.node.entrypoint import AGAIN
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Request
+from trainfleet.process import plugins
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 from trainfleet.trust.errors import BackendError

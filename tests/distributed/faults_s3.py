@@ -27,7 +27,7 @@ from trainfleet.checkpoints.store import NAME
 from trainfleet.config import Config, Settings, load
 from trainfleet.engine.checkpoint import Checkpoints
 from trainfleet.engine.parallel.rank_model import TorchParts
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 from trainfleet.run.run_folder import Run
 from trainfleet.storage import s3
 from trainfleet.trust.errors import TrainfleetError

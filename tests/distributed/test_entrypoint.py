@@ -48,7 +48,7 @@ def words(bench: Bench, run: Path, engine: str, wait: float = 300) -> list[str]:
         str(wait),
     ]
     return [
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--on",
         engine,
         *own,

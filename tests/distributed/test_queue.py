@@ -240,7 +240,7 @@ def test_an_engine_that_kills_before_the_grace_time_is_named(
     launcher = site.begin("desk", "train", "SET=name=cut")
     frozen = site.freeze("cut")
     site.thaw(
-        [pid for pid in frozen if "trainfleet.entrypoint" in site.cluster.words(pid)]
+        [pid for pid in frozen if "trainfleet.node.entrypoint" in site.cluster.words(pid)]
     )  # a node hears, its ranks do not
     service = site.service
     if isinstance(service, SageMaker):

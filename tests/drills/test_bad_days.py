@@ -121,7 +121,7 @@ def test_clean_ends_a_run_of_which_everything_is_frozen(
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     for node in range(3):
         looks = set(
-            nodes.processes(node, "trainfleet.nodes.")
+            nodes.processes(node, "trainfleet.hosts.")
         )  # of the terminal: they are not of the run, and end by themselves
         for pid in set(nodes.processes(node, "trainfleet")) - looks:
             os.kill(pid, signal.SIGSTOP)

@@ -132,7 +132,7 @@ def test_tokenize_train_status_logs_scaling(desk: Path, slurm: Slurm) -> None:
     assert (
         "job.sbatch" in planned
         and "#SBATCH --nodes=2" in planned
-        and "trainfleet.entrypoint --on slurm" in planned
+        and "trainfleet.node.entrypoint --on slurm" in planned
     )
     enter(desk, "plan", "OUT=planned")
     script = (desk / "planned").glob("train-job.sbatch")

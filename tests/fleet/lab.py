@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleet.shared import LEASE, Server, new_device
 from requirement import missing, need_program
-from trainfleet.host.processes import die_with_parent
+from trainfleet.process.processes import die_with_parent
 
 HERE = Path(__file__).parent
 HEAD = "10.77.0.1"  # where the test's own process stands

@@ -13,10 +13,10 @@ import pytest
 from fleet.lab import Lab, address_of
 from fleet.test_transport import transport
 from trainfleet.config import Config, Settings, load
+from trainfleet.hosts import facts
+from trainfleet.hosts.collectives import TOOL
+from trainfleet.hosts.facts import Facts
 from trainfleet.launch.provisioning import collectives
-from trainfleet.nodes import facts
-from trainfleet.nodes.collectives import TOOL
-from trainfleet.nodes.facts import Facts
 from trainium import CONFIG
 
 STANDIN = Path(__file__).parents[1] / "neuron_tools" / "nccom-test"

@@ -12,13 +12,13 @@ import pytest
 from fleet.conftest import Run, lines
 from fleet.lab import Lab, address_of, lab
 from fleet.test_transport import transport
-from trainfleet.nodes import facts as reading
-from trainfleet.nodes import host_setup
-from trainfleet.nodes.facts import Facts
-from trainfleet.nodes.host_setup import boot
-from trainfleet.nodes.host_table import Board
-from trainfleet.nodes.install_steps import InstallStep, Wanted
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts import facts as reading
+from trainfleet.hosts import host_setup
+from trainfleet.hosts.facts import Facts
+from trainfleet.hosts.host_setup import boot
+from trainfleet.hosts.host_table import Board
+from trainfleet.hosts.install_steps import InstallStep, Wanted
+from trainfleet.hosts.stack import load_stack
 
 
 def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(

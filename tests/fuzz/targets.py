@@ -30,7 +30,7 @@ from trainfleet.config import Settings, load, weight_files
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.nodes import facts, host_results
+from trainfleet.hosts import facts, host_results
 from trainfleet.run import records
 from trainfleet.trust import untrusted_input
 from trainfleet.trust.errors import TrainfleetError

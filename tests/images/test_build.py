@@ -228,7 +228,7 @@ def run_inside(image: str, scripts: list[str], work: Path, outside: dict[str, st
             "--",
             "python",
             "-m",
-            *command[command.index("trainfleet.entrypoint") :],
+            *command[command.index("trainfleet.node.entrypoint") :],
         ]
         processes.append(
             subprocess.Popen(

@@ -19,11 +19,11 @@ from registry import DENIED, TAKEN, TOKEN, USER, Registry, serving
 from requirement import missing, need_program
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
+from trainfleet.hosts.stack import load_stack
+from trainfleet.hosts.tar import code_files
 from trainfleet.images import ecr
 from trainfleet.images.builders import Builder
 from trainfleet.images.image_recipe import ImageRecipe, recipe_of
-from trainfleet.nodes.stack import load_stack
-from trainfleet.nodes.tar import code_files
 from trainfleet.trust.errors import ImageError
 
 BASE = "localhost/small:1"

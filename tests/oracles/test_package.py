@@ -112,7 +112,7 @@ def test_help_version_and_mistakes(command: Path, tmp_path: Path) -> None:
 
 
 def test_the_files_that_hosts_receive_are_those_of_the_checkout(command: Path) -> None:
-    words = "from trainfleet.nodes.tar import code_files, content_hash; print(content_hash(code_files('')))"
+    words = "from trainfleet.hosts.tar import code_files, content_hash; print(content_hash(code_files('')))"
     python = command.with_name("python")
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     installed = subprocess.run(

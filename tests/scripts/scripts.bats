@@ -533,7 +533,7 @@ lnetctl udsp add --src efa --priority 0" ]
   run "$scripts/shared_folder.sh" verify "$root/fsx/trainfleet" nobody
   [ "$output" = "shared folder: $root/fsx/trainfleet/runs belongs to root, not to nobody" ]
   chmod 711 "$root"
-  run su -s /bin/sh nobody -c "sh '$scripts/../python/trainfleet/nodes/facts.sh' '$root/fsx/trainfleet' '' '' | grep ^shared_folder"
+  run su -s /bin/sh nobody -c "sh '$scripts/../python/trainfleet/hosts/facts.sh' '$root/fsx/trainfleet' '' '' | grep ^shared_folder"
   [ "$output" = shared_folder=read-only ] || { echo "$output"; false; }
 }
 

@@ -16,10 +16,10 @@ from test_pins import HOSTS, ROOT
 
 from indexes import Indexes
 from trainfleet.config import Config, Settings, load
-from trainfleet.nodes import pins
-from trainfleet.nodes.install_steps import environment_words
-from trainfleet.nodes.pins import Pin
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts import pins
+from trainfleet.hosts.install_steps import environment_words
+from trainfleet.hosts.pins import Pin
+from trainfleet.hosts.stack import load_stack
 from trainfleet.recipes import FOLDER
 from trainfleet.trust.errors import BackendError
 

@@ -448,7 +448,7 @@ def machine(
         words = [
             sys.executable,
             "-m",
-            "trainfleet.supervisor",
+            "trainfleet.node.supervisor",
             "runs/demo/logs/node-0.log",
             "--",
             sys.executable,

@@ -49,7 +49,7 @@ def supervise(log: Path, group: str) -> int:
     words = [
         sys.executable,
         "-m",
-        "trainfleet.supervisor",
+        "trainfleet.node.supervisor",
         str(log),
         "--",
         sys.executable,

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.launch import compiling
-from trainfleet.node import precompile
+from trainfleet.node import entrypoint, precompile
 from trainfleet.node.placement import Seat
 from trainfleet.plan import neuron_environment
 from trainfleet.plan.job import Job, train_job

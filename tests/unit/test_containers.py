@@ -17,8 +17,8 @@ import pytest
 from trainfleet.backends.node_script import node_script
 from trainfleet.backends.ssh import misfit, pull_words
 from trainfleet.node.placement import Seat
+from trainfleet.node.supervisor import EXIT
 from trainfleet.plan.job import Job
-from trainfleet.supervisor import EXIT
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "mirror.example/trainfleet:cpu-1"

@@ -20,7 +20,6 @@ import pytest
 
 from s3server import Application, serve
 from s3server import busy as refuse
-from trainfleet import entrypoint
 from trainfleet.config import Config, Settings, dump_resolved, load
 from trainfleet.config.types import Data
 from trainfleet.data import dataset_lock, local_copy, manifest, source_files, sources
@@ -31,7 +30,8 @@ from trainfleet.data.dataset_store import FolderDataset
 from trainfleet.data.progress import read_progress
 from trainfleet.data.sources import plan_units
 from trainfleet.data.tokenize_worker import Share, tokenize
-from trainfleet.host.node_log import Log
+from trainfleet.node import entrypoint
+from trainfleet.process.node_log import Log
 from trainfleet.report.live import TokenizeLive
 from trainfleet.run.run_folder import COPY, MOUNTED, Run, write_atomic
 from trainfleet.storage import s3, s3_streams

@@ -16,10 +16,10 @@ from trainfleet.backends import BACKENDS, terms_of
 from trainfleet.backends.request_json import bodies
 from trainfleet.backends.sagemaker_request import METRICS, input_of
 from trainfleet.config import Config, Settings, load
-from trainfleet.entrypoint import LOCK
 from trainfleet.hardware import node_types
-from trainfleet.nodes.install_steps import lock_name
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts.install_steps import lock_name
+from trainfleet.hosts.stack import load_stack
+from trainfleet.node.entrypoint import LOCK
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.plan.request import Request
 from trainfleet.trust.errors import BackendError, ConfigError
@@ -123,7 +123,7 @@ def test_sagemaker_gets_a_key_of_the_volume_only_where_the_type_has_no_disks_of_
 def test_every_node_is_told_for_which_versions_the_job_was_planned(
     backend: str, tmp_path: Path
 ) -> None:
-    """Its image compares them with its own (entrypoint.py): also one that no launcher could look at."""
+    """Its image compares them with its own (node/entrypoint.py): also one that no launcher could look at."""
     config = config_of(tmp_path, backend)
     for request in requests(config):
         body = sound(request)

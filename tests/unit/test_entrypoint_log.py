@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfleet import entrypoint
-from trainfleet.entrypoint import parse
-from trainfleet.node import placements
+from trainfleet.node import entrypoint, placements
+from trainfleet.node.entrypoint import parse
 from trainfleet.node.placement import Seat, Seating, Terms
 from trainfleet.node.placements import batch, fleet
 from trainfleet.node.placements import sagemaker as engine_sagemaker
@@ -49,7 +48,7 @@ def start(home: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--folder",
         "data/x",
         "--in",
@@ -112,7 +111,7 @@ def test_a_wrong_line_is_refused_with_how_it_should_be(
         parse(words)
     assert (
         caught.value.code == 2
-        and "python -m trainfleet.entrypoint [--on ENGINE]" in capsys.readouterr().err
+        and "python -m trainfleet.node.entrypoint [--on ENGINE]" in capsys.readouterr().err
     )
 
 

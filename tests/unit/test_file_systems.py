@@ -18,8 +18,8 @@ from test_walls import FILES, PACKAGE
 from trainfleet.backends.this_machine import ThisMachine
 from trainfleet.data.dataset_lock import only_job
 from trainfleet.data.dataset_store import open_store
-from trainfleet.host import file_systems, temporary_folders
-from trainfleet.nodes import intent_commands
+from trainfleet.hosts import intent_commands
+from trainfleet.process import file_systems, temporary_folders
 from trainfleet.run import launch_intent, run_folder
 from trainfleet.run.claims import claim
 from trainfleet.run.run_folder import Run, is_locked, take_lock
@@ -174,7 +174,7 @@ def test_one_place_decides_what_a_file_system_lacks() -> None:
         )
     }
     assert found == {
-        "host/file_systems.py:fcntl.flock",
-        "host/file_systems.py:os.link",
-        "host/temporary_folders.py:fcntl.flock",
+        "process/file_systems.py:fcntl.flock",
+        "process/file_systems.py:os.link",
+        "process/temporary_folders.py:fcntl.flock",
     }

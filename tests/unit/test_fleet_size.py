@@ -15,10 +15,10 @@ from trainfleet.backends.ssh import Ssh
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.health import lease
-from trainfleet.nodes import gate, polling
-from trainfleet.nodes.host_results import HostFailure, Result
-from trainfleet.nodes.node_checks import flaws
-from trainfleet.nodes.transport import THREADS, Transport
+from trainfleet.hosts import gate, polling
+from trainfleet.hosts.host_results import HostFailure, Result
+from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.transport import THREADS, Transport
 from trainfleet.plan.job import Job
 from trainfleet.trust.errors import ConfigError
 from unit.test_nodes_health import P3DN, fleet

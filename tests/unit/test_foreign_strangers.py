@@ -126,7 +126,7 @@ def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("module", [["trainfleet.data", "config.yaml"],
-                                    ["trainfleet.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
+                                    ["trainfleet.node.entrypoint", "--on", "fleet", "--folder", "runs/a", "--", "trainfleet.engine", "runs/a"]])  # fmt: skip
 def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(
     desk: Path, module: list[str]
 ) -> None:

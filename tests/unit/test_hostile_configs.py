@@ -11,9 +11,9 @@ import yaml
 
 from trainfleet.config import Settings, huggingface_config, load
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes import host_results, ssh_config
-from trainfleet.nodes.known_hosts import KnownHosts
-from trainfleet.nodes.transport import Transport
+from trainfleet.hosts import host_results, ssh_config
+from trainfleet.hosts.known_hosts import KnownHosts
+from trainfleet.hosts.transport import Transport
 from trainfleet.trust.errors import ConfigError, InputError
 
 

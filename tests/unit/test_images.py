@@ -22,15 +22,15 @@ from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
 from trainfleet.cloud.repository import HOST
 from trainfleet.config import Config, Settings, load
+from trainfleet.hosts.install_steps import lock_name
+from trainfleet.hosts.stack import load_stack
+from trainfleet.hosts.tar import code_files
 from trainfleet.images import builders, building
 from trainfleet.images.builders import Builder, choose
 from trainfleet.images.building import BuildSteps
 from trainfleet.images.ecr import MANIFESTS, Registry
 from trainfleet.images.image_recipe import DOCKERFILE, PARTS, TAG, recipe_of, write_context
 from trainfleet.launch import job_image
-from trainfleet.nodes.install_steps import lock_name
-from trainfleet.nodes.stack import load_stack
-from trainfleet.nodes.tar import code_files
 from trainfleet.trust.errors import CloudError, ConfigError, ImageError
 
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,9 @@ import pytest
 from s3server import serve
 from trainfleet.backends.run_storage import Here
 from trainfleet.backends.s3_run import BucketPlace
+from trainfleet.hosts import intent_commands
+from trainfleet.hosts.host_results import Implausible
 from trainfleet.launch import intent_watch, remote_launch
-from trainfleet.nodes import intent_commands
-from trainfleet.nodes.host_results import Implausible
 from trainfleet.run.launch_intent import DeclaredIntent, mine, parse
 from trainfleet.run.run_folder import run_of
 from trainfleet.storage import s3

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import verbs
-from trainfleet import entrypoint
 from trainfleet.backends import terms_of
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
+from trainfleet.node import entrypoint
 from trainfleet.plan.job import Job
 from trainfleet.trust.errors import BackendError, ConfigError
 
@@ -76,7 +76,7 @@ def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(
                 monkeypatch.setenv(name, shlex.split(value)[0] if value else "")
         command = text.replace("\\\n", " ").splitlines()[-1]
         words = shlex.split(command)
-        order = entrypoint.parse(words[words.index("trainfleet.entrypoint") + 1 :])
+        order = entrypoint.parse(words[words.index("trainfleet.node.entrypoint") + 1 :])
         assert " ".join(entrypoint.command_of(order, order.engine.read())) == shown
 
 

@@ -18,9 +18,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import verbs
 from trainfleet.devices import meeting
-from trainfleet.host.install_paths import python_path
 from trainfleet.node.placement import LOOPBACK, Seat, lone_rank, torchrun
 from trainfleet.plan.fabric_environment import fabric_environment
+from trainfleet.process.install_paths import python_path
 
 ONCE = datetime.timedelta(seconds=2)
 RANK = """

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from s3server import serve
-from trainfleet.entrypoint import AGAIN
-from trainfleet.host.node_log import stamp
 from trainfleet.node import exit_codes
+from trainfleet.node.entrypoint import AGAIN
 from trainfleet.node.exit_codes import ELSEWHERE, ExitCodes, code_of
+from trainfleet.process.node_log import stamp
 from trainfleet.storage import s3
 from trainfleet.storage.s3_sync_agent import BUCKET
 from trainfleet.trust import secrets

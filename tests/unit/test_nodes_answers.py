@@ -13,16 +13,16 @@ import pytest
 from trainfleet.config import Config
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes import facts as reading
-from trainfleet.nodes import job_commands, removal_commands
-from trainfleet.nodes.facts import parse
-from trainfleet.nodes.gate import read_bandwidth
-from trainfleet.nodes.head import public_key
-from trainfleet.nodes.host_results import HostFailure, Implausible, Result, by_host, grouped
-from trainfleet.nodes.host_table import Board
-from trainfleet.nodes.node_checks import flaws
-from trainfleet.nodes.ssh_errors import is_late
-from trainfleet.nodes.transport import PATIENCE, Transport
+from trainfleet.hosts import facts as reading
+from trainfleet.hosts import job_commands, removal_commands
+from trainfleet.hosts.facts import parse
+from trainfleet.hosts.gate import read_bandwidth
+from trainfleet.hosts.head import public_key
+from trainfleet.hosts.host_results import HostFailure, Implausible, Result, by_host, grouped
+from trainfleet.hosts.host_table import Board
+from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.ssh_errors import is_late
+from trainfleet.hosts.transport import PATIENCE, Transport
 from trainfleet.trust.errors import BackendError
 from unit.test_nodes_facts import P3DN as TEXT
 from unit.test_nodes_health import P3DN, fleet

@@ -11,11 +11,11 @@ import pytest
 from trainfleet.config.host_list import Host
 from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
-from trainfleet.nodes.facts import Facts, Space
-from trainfleet.nodes.gate import Bandwidth, judge_bandwidth, slow_nodes
-from trainfleet.nodes.install_steps import Wanted
-from trainfleet.nodes.node_checks import clock, exposed, flaws, unfit
-from trainfleet.nodes.quarantine import Quarantine
+from trainfleet.hosts.facts import Facts, Space
+from trainfleet.hosts.gate import Bandwidth, judge_bandwidth, slow_nodes
+from trainfleet.hosts.install_steps import Wanted
+from trainfleet.hosts.node_checks import clock, exposed, flaws, unfit
+from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
     fabric_settings,

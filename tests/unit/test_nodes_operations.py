@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from trainfleet.config import Config, Settings, load
-from trainfleet.nodes.facts import Facts, Gpu, Space
-from trainfleet.nodes.install_steps import HARDENING, LIMITS, Wanted, at_least, same_version, steps
-from trainfleet.nodes.stack import load_stack
+from trainfleet.hosts.facts import Facts, Gpu, Space
+from trainfleet.hosts.install_steps import HARDENING, LIMITS, Wanted, at_least, same_version, steps
+from trainfleet.hosts.stack import load_stack
 
 ROOT = Path(__file__).parents[2]
 SHARED = "/fsx/trainfleet"

@@ -12,13 +12,13 @@ from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.config import Settings, load
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import Config, Devices
-from trainfleet.entrypoint import CARDS, found_here
-from trainfleet.host.rdma_adapters import Port, fastest, listed, ports_here, read_port
+from trainfleet.hosts import node_checks, probe
+from trainfleet.hosts.facts import Facts, parse
+from trainfleet.hosts.fleet import wanted_of
+from trainfleet.hosts.gpus import Gpu, read_gpus, read_topology
 from trainfleet.launch import provisioning
-from trainfleet.nodes import node_checks, probe
-from trainfleet.nodes.facts import Facts, parse
-from trainfleet.nodes.fleet import wanted_of
-from trainfleet.nodes.gpus import Gpu, read_gpus, read_topology
+from trainfleet.node.entrypoint import CARDS, found_here
+from trainfleet.process.rdma_adapters import Port, fastest, listed, ports_here, read_port
 from trainfleet.trust.errors import BackendError
 
 # github.com/NVIDIA/nccl/issues/1264, HGX H100, 2024: the rows of its GPUs; NIC3 and NIC4 are of storage
@@ -214,15 +214,15 @@ def test_a_node_finds_its_own_ports_and_fills_them_in(
         for name, text in (("link_layer", link), ("rate", rate), ("state", state)):
             (place / name).write_text(text + "\n")
     assert [str(port) for port in ports_here(tmp_path)] == ["mlx5_0:1", "mlx5_1:1"]
-    monkeypatch.setattr("trainfleet.entrypoint.ports_here", lambda: ports_here(tmp_path))
-    monkeypatch.setattr("trainfleet.entrypoint.card", lambda: "ens3")
+    monkeypatch.setattr("trainfleet.node.entrypoint.ports_here", lambda: ports_here(tmp_path))
+    monkeypatch.setattr("trainfleet.node.entrypoint.card", lambda: "ens3")
     monkeypatch.setenv(CARDS, "GLOO_SOCKET_IFNAME=* NCCL_SOCKET_IFNAME==* NCCL_IB_HCA==%infiniband")
     assert found_here() == {
         "GLOO_SOCKET_IFNAME": "ens3",
         "NCCL_SOCKET_IFNAME": "=ens3",
         "NCCL_IB_HCA": "=mlx5_0:1",
     }
-    monkeypatch.setattr("trainfleet.entrypoint.ports_here", lambda: ())
+    monkeypatch.setattr("trainfleet.node.entrypoint.ports_here", lambda: ())
     assert "NCCL_IB_HCA" not in found_here(), "without a port there is nothing to name"
 
 

@@ -13,8 +13,8 @@ import yaml
 import verbs
 from trainfleet.config.host_list import Host
 from trainfleet.config.types import SshConfig
-from trainfleet.nodes import ssh_config
-from trainfleet.nodes.transport import Transport
+from trainfleet.hosts import ssh_config
+from trainfleet.hosts.transport import Transport
 from trainfleet.trust.errors import ConfigError
 
 HOST = Host("gpu-1", "127.0.0.1", 1)

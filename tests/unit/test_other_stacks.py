@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from test_walls import CONTROL, FILES, PACKAGE
 
-from trainfleet import devices, stacks
-from trainfleet.host import install_paths
-from trainfleet.nodes.tar import code_files
+from trainfleet import devices
+from trainfleet.config import platforms
+from trainfleet.hosts.tar import code_files
+from trainfleet.process import install_paths
 from trainfleet.trust.errors import RunError
 
 ROOT = PACKAGE.parents[1]
@@ -46,9 +47,9 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "[trainfleet.stacks]\ntoy = toys:Toy\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    stacks.named.cache_clear()
+    platforms.named.cache_clear()
     yield tmp_path
-    stacks.named.cache_clear()
+    platforms.named.cache_clear()
     sys.modules.pop("toys", None)
 
 
@@ -56,7 +57,7 @@ def test_nothing_in_trainfleet_names_the_package_but_the_table_and_what_is_sent(
     named = {
         str(path.relative_to(PACKAGE)) for path in FILES if "trainfleet_nxd" in path.read_text()
     }
-    assert named == {"stacks.py", "host/install_paths.py"}
+    assert named == {"config/platforms.py", "process/install_paths.py"}
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -84,7 +85,7 @@ def test_the_package_keeps_the_walls_and_the_measures(path: Path) -> None:
 def test_a_plain_checkout_finds_it_and_its_checkpoints_without_metadata_and_without_torch(
     tmp_path: Path,
 ) -> None:
-    words = "import sys; from trainfleet import stacks; print(sorted(stacks.devices()), stacks.checkpoint_at('.')); print('torch' in sys.modules)"
+    words = "import sys; from trainfleet.config import platforms; print(sorted(platforms.devices()), platforms.checkpoint_at('.')); print('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run(
         [sys.executable, "-c", words],
@@ -99,7 +100,7 @@ def test_a_plain_checkout_finds_it_and_its_checkpoints_without_metadata_and_with
 
 def test_the_table_is_what_the_wheel_says() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"][stacks.GROUP] == stacks.OURS
+    assert project["project"]["entry-points"][platforms.GROUP] == platforms.OURS
     assert [
         str(ROOT / path)
         for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -111,14 +112,14 @@ def test_hosts_and_images_are_sent_all_of_it() -> None:
 
 
 def test_a_stack_of_another_package_is_found_by_its_entry_point(toys: Path) -> None:
-    assert stacks.names() == ["nxd", "toy"] and set(stacks.devices()) == {"neuron_xla", "toy"}
+    assert platforms.names() == ["nxd", "toy"] and set(platforms.devices()) == {"neuron_xla", "toy"}
     opened: object = devices.planned("toy")
     assert opened == "toy 0"
     config: object = None
-    assert stacks.arrange("toy", config, None) == "divided"  # type: ignore[arg-type]
-    assert stacks.checkpoint_at(str(toys)) is None
+    assert platforms.arrange("toy", config, None) == "divided"  # type: ignore[arg-type]
+    assert platforms.checkpoint_at(str(toys)) is None
     (toys / "toy").touch()
-    assert stacks.checkpoint_at(str(toys)) == ("toy", toys)
+    assert platforms.checkpoint_at(str(toys)) == ("toy", toys)
 
 
 def test_a_device_that_nobody_brings_is_refused_with_those_that_are_there(toys: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_device_that_nobody_brings_is_refused_with_those_that_are_there(toys: 
 def test_a_stack_that_can_t_be_loaded_is_named(toys: Path, content: str) -> None:
     (toys / "toys.py").write_text(content)
     with pytest.raises(RunError) as caught:
-        stacks.checkpoint_at(str(toys))
+        platforms.checkpoint_at(str(toys))
     assert (
         "the stack toy can't be loaded" in str(caught.value)
         and caught.value.where == "toys:Toy"
@@ -143,5 +144,5 @@ def test_a_stack_that_can_t_be_loaded_is_named(toys: Path, content: str) -> None
 
 def test_a_stack_that_nobody_names_is_refused() -> None:
     with pytest.raises(RunError) as caught:
-        stacks.named("nothing")
+        platforms.named("nothing")
     assert "entry point of trainfleet.stacks" in caught.value.why

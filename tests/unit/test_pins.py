@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from trainfleet.backends.slurm import cluster_file
 from trainfleet.config import Config, Settings, load
 from trainfleet.hardware import node_types
-from trainfleet.nodes.stack import load_stack, load_system
+from trainfleet.hosts.stack import load_stack, load_system
 from trainfleet.recipes import FOLDER
 
 ROOT = Path(__file__).parents[2]

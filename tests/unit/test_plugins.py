@@ -17,15 +17,14 @@ import pytest
 import yaml
 from test_support import table
 
-from trainfleet import entrypoint
 from trainfleet.backends import BACKENDS, OURS, backend_of, skeleton
 from trainfleet.cli import main
 from trainfleet.config import Settings, load
-from trainfleet.host import plugins
+from trainfleet.hosts.tar import code_files, content_hash, pack
 from trainfleet.launch.job_image import recipe_for
-from trainfleet.node import placements
+from trainfleet.node import entrypoint, placements
 from trainfleet.node.placement import Seat
-from trainfleet.nodes.tar import code_files, content_hash, pack
+from trainfleet.process import plugins
 from trainfleet.trust.errors import BackendError, ConfigError
 
 Typed = Callable[..., tuple[int, str]]
@@ -89,7 +88,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
     script = "\n".join(path.read_text() for path in Path("out").rglob("*node.sh"))
     assert (
         "in the queue gpu" in script
-        and "trainfleet.entrypoint --on dummy --folder runs/there" in script
+        and "trainfleet.node.entrypoint --on dummy --folder runs/there" in script
     )
     assert "cd /shared || exit" in script
 
@@ -144,7 +143,7 @@ FOUND = """
 import trainfleet_dummy
 from trainfleet.backends import BACKENDS
 from trainfleet.node import placements
-from trainfleet.nodes.tar import code_files, content_hash
+from trainfleet.hosts.tar import code_files, content_hash
 assert BACKENDS["dummy"].seat is placements.seating("dummy")
 print(trainfleet_dummy.__file__, content_hash(code_files("dummy")))
 """

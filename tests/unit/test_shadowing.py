@@ -12,9 +12,9 @@ import pytest
 
 from trainfleet.backends.local import Local
 from trainfleet.config import Settings, load
-from trainfleet.host.install_paths import CODE, ROOT
 from trainfleet.models import custom_model
 from trainfleet.plan.job import train_job
+from trainfleet.process.install_paths import CODE, ROOT
 
 SHADOWS = ("yaml", "random", "signal", "locale", "json", "numpy", "rich", "test", "train")
 EVIL = "import os\nos.write(2, b'SHADOWED ' + __name__.encode())\nraise SystemExit(70)\n"

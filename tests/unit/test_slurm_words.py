@@ -33,11 +33,11 @@ from trainfleet.backends.slurm.client import Said, SlurmClient
 from trainfleet.backends.slurm.parallelcluster import Cluster
 from trainfleet.cloud import checks, discovery
 from trainfleet.config import Config, Settings, dump_resolved, load
-from trainfleet.entrypoint import LOCK
+from trainfleet.hosts import gate
+from trainfleet.hosts.install_steps import lock_name
+from trainfleet.hosts.stack import load_stack
 from trainfleet.launch import admission
-from trainfleet.nodes import gate
-from trainfleet.nodes.install_steps import lock_name
-from trainfleet.nodes.stack import load_stack
+from trainfleet.node.entrypoint import LOCK
 from trainfleet.plan.job import Job, tokenize_job, train_job
 from trainfleet.plan.request import Request
 from trainfleet.run import run_folder
@@ -226,7 +226,7 @@ def test_an_image_is_started_by_what_the_cluster_has(tmp_path: Path) -> None:
         )
         assert (
             expected in text
-            and '"$mine" python -m trainfleet.entrypoint' in text
+            and '"$mine" python -m trainfleet.node.entrypoint' in text
             and "export PYTHONPATH" not in text
         )
         assert f"export {LOCK}='{lock_name(load_stack(config.fleet.stack))}'" in text, (

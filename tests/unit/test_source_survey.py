@@ -28,7 +28,7 @@ import sys
 from trainfleet.config.types import Data
 from trainfleet.data.documents import read_unit
 from trainfleet.data.sources import plan_units
-from trainfleet.host.processes import limit_memory
+from trainfleet.process.processes import limit_memory
 from trainfleet.trust.errors import DataError
 limit_memory(400 * 2**20)
 try:

@@ -13,10 +13,10 @@ import yaml
 from trainfleet.devices import neuron_monitor
 from trainfleet.health import neuron_telemetry
 from trainfleet.health.neuron_telemetry import Reading, read_collectives, read_devices, read_monitor
-from trainfleet.nodes import collectives
-from trainfleet.nodes.facts import parse
-from trainfleet.nodes.host_results import Host, Result
-from trainfleet.nodes.node_checks import neuron_devices
+from trainfleet.hosts import collectives
+from trainfleet.hosts.facts import parse
+from trainfleet.hosts.host_results import Host, Result
+from trainfleet.hosts.node_checks import neuron_devices
 from trainfleet.trust.errors import InputError
 
 CATALOGUE = Path(__file__).parents[2] / "python/trainfleet/watch/catalogue/neuron.yaml"

@@ -13,12 +13,12 @@ from trainfleet.backends.base import Phase, Status
 from trainfleet.health import fence, heartbeat_format
 from trainfleet.health.heartbeat_format import Beat
 from trainfleet.health.watchdog import Alarm, Sentry
-from trainfleet.host.node_log import Log
+from trainfleet.node.supervisor import SEVERED, UNLOGGED
 from trainfleet.plan.job import Job
 from trainfleet.plan.request import Artifact, Request
+from trainfleet.process.node_log import Log
 from trainfleet.run import events
 from trainfleet.run.run_folder import Run
-from trainfleet.supervisor import SEVERED, UNLOGGED
 from trainfleet.watch import lines
 from trainfleet.watch.blame import Book
 from trainfleet.watch.causes import CAUSES, Then

@@ -12,7 +12,7 @@ from importlib import import_module
 from ..config import BackendTerms, Config
 from ..config.owned_machines import untold
 from ..hardware import node_types
-from ..host import plugins
+from ..process import plugins
 from ..trust.errors import BackendError
 from .base import Backend, Can
 
@@ -30,7 +30,7 @@ OURS = {
 
 class Backends(Mapping[str, type[Backend]]):
     """The class of each backend by its name: ours, and those that installed packages add
-    (host/plugins.py).
+    (process/plugins.py).
 
     One is loaded when it is asked for: all together take 0.06 s.
     """

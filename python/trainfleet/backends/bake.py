@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..cloud.oven import Oven
-from ..nodes import gate, job_commands
-from ..nodes.facts import Facts
-from ..nodes.host_results import Host, by_host, reason
-from ..nodes.host_setup import last_line, send_scripts
+from ..hosts import gate, job_commands
+from ..hosts.facts import Facts
+from ..hosts.host_results import Host, by_host, reason
+from ..hosts.host_setup import last_line, send_scripts
 from ..trust.errors import BackendError
 from .base import Bake
 from .ec2_machines import say, told_of

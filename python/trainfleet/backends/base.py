@@ -33,8 +33,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from ..config import Config
+from ..hosts.facts import Facts
 from ..node.placement import Seating, Terms
-from ..nodes.facts import Facts
 from ..plan.bill import Bill
 from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request

@@ -21,7 +21,7 @@ from ..cloud.prices import Prices, by_table
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
-from ..entrypoint import AGAIN
+from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
 from ..node.placements.batch import SEATING
 from ..plan.job import Job, on_its_machines

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from ..cloud.engine_template import GRACE as STOPS
 from ..cloud.template_inputs import own_tags, slug
 from ..config import Config
-from ..entrypoint import AGAIN, GRACE
 from ..hardware import node_types
+from ..node.entrypoint import AGAIN, GRACE
 from ..node.placements.batch import SEATING
 from ..plan.job import Job
 from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP

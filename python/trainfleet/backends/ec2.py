@@ -23,9 +23,9 @@ from ..cloud.region import region_of, through_agent
 from ..cloud.stack_nodes import FleetStack, StackNode
 from ..cloud.template_storage import log_group
 from ..config import Config
-from ..nodes.fleet import hosts_of
-from ..nodes.install_steps import SCRATCH
-from ..nodes.transport import Transport
+from ..hosts.fleet import hosts_of
+from ..hosts.install_steps import SCRATCH
+from ..hosts.transport import Transport
 from ..plan.bill import PAID, Bill
 from ..plan.job import Job
 from ..run.run_folder import COPY

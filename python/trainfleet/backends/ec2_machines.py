@@ -21,8 +21,8 @@ from ..cloud.sweep import strangers
 from ..cloud.template_inputs import Inputs
 from ..config import Config
 from ..config.host_list import Host
-from ..nodes import host_setup
-from ..nodes.host_table import Board
+from ..hosts import host_setup
+from ..hosts.host_table import Board
 from ..plan.request import Artifact
 from ..trust.errors import BackendError
 from .base import Machines, Prospect

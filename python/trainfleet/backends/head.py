@@ -14,18 +14,18 @@ import shlex
 from collections.abc import Iterable
 
 from ..config import Config
-from ..host.install_paths import ROOT
-from ..nodes import facts as reading
-from ..nodes import job_commands
-from ..nodes.facts import Facts
-from ..nodes.fleet import open_fleet, wanted_of
-from ..nodes.host_results import Host, HostFailure, by_host
-from ..nodes.node_checks import others_folder
-from ..nodes.quarantine import Quarantine
-from ..nodes.tar import code_files, content_hash
-from ..nodes.transport import Transport
+from ..hosts import facts as reading
+from ..hosts import job_commands
+from ..hosts.facts import Facts
+from ..hosts.fleet import open_fleet, wanted_of
+from ..hosts.host_results import Host, HostFailure, by_host
+from ..hosts.node_checks import others_folder
+from ..hosts.quarantine import Quarantine
+from ..hosts.tar import code_files, content_hash
+from ..hosts.transport import Transport
 from ..plan.bill import Bill
 from ..plan.estimate import list_price
+from ..process.install_paths import ROOT
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from .host_fleet import Hosts

@@ -13,11 +13,11 @@ from typing import Self
 
 from ..config import Config, export_formats
 from ..health.lease import GLANCE, Holder, Standby, is_held, newest_holder, newest_standby
-from ..nodes import intent_commands, remote_verb, removal_commands
-from ..nodes.fetch import fetch
-from ..nodes.gate import send_code
-from ..nodes.head import FleetHead
-from ..nodes.host_results import (
+from ..hosts import intent_commands, remote_verb, removal_commands
+from ..hosts.fetch import fetch
+from ..hosts.gate import send_code
+from ..hosts.head import FleetHead
+from ..hosts.host_results import (
     Host,
     HostFailure,
     Implausible,
@@ -27,9 +27,9 @@ from ..nodes.host_results import (
     reason,
     settled,
 )
-from ..nodes.mirror import Mirror
-from ..nodes.stream import Sink, printer
-from ..nodes.transport import Transport
+from ..hosts.mirror import Mirror
+from ..hosts.stream import Sink, printer
+from ..hosts.transport import Transport
 from ..run.launch_intent import DeclaredIntent, Intent
 from ..run.run_folder import Run
 from ..trust.errors import BackendError

@@ -15,7 +15,7 @@ from ..cloud import checks, clock
 from ..cloud.api_errors import passing
 from ..cloud.calls import Calls
 from ..cloud.stack_nodes import FleetStack, StackNode
-from ..nodes.state_dir import STATE
+from ..hosts.state_dir import STATE
 from ..run import run_folder
 from ..trust.errors import BackendError, InputError
 from ..trust.validation import fit

@@ -25,20 +25,20 @@ from ..config import Config
 from ..config.addresses import absent
 from ..hardware import node_types
 from ..health.heartbeat_format import replace_file
-from ..host.install_paths import CODE, python_path
-from ..host.processes import die_with_parent, identity, signal_group
+from ..hosts import facts as reading
+from ..hosts import probe
+from ..hosts.host_results import Implausible
 from ..node.placement import LOOPBACK, Seat
 from ..node.placements.fleet import SEATING
-from ..nodes import facts as reading
-from ..nodes import probe
-from ..nodes.host_results import Implausible
+from ..node.supervisor import EXIT, process_in, read, said_file, told, write
 from ..plan.bill import Bill
 from ..plan.estimate import list_price
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
+from ..process.install_paths import CODE, python_path
+from ..process.processes import die_with_parent, identity, signal_group
 from ..run import contents, run_folder
 from ..run.run_folder import Run
-from ..supervisor import EXIT, process_in, read, said_file, told, write
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 from .base import Backend, Can, Handle, Harm, Machines, Phase, Probe, Status

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from ..hardware.node_types import device_of
 from ..health import fence
-from ..host.host_marker import JOB
 from ..node.placement import Seat, Seating, torchrun
 from ..node.placements.fleet import SEATING
 from ..node.precompile import ahead
+from ..node.supervisor import EXIT, WATCH
 from ..plan.job import Job
 from ..plan.request import Artifact, script
+from ..process.host_marker import JOB
 from ..run import run_folder
-from ..supervisor import EXIT, WATCH
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
@@ -72,7 +72,7 @@ def entrypoint_words(job: Job, engine: Seating) -> list[str]:
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
     how = ["--ahead"] if job.ahead else []
     return [
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--on",
         engine.name,
         "--folder",

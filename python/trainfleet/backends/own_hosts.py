@@ -11,9 +11,9 @@ import re
 import shlex
 
 from ..config import Config
-from ..nodes.fleet import open_fleet
-from ..nodes.head import KEY
-from ..nodes.host_results import (
+from ..hosts.fleet import open_fleet
+from ..hosts.head import KEY
+from ..hosts.host_results import (
     Host,
     HostFailure,
     Implausible,
@@ -23,7 +23,7 @@ from ..nodes.host_results import (
     names,
     settled,
 )
-from ..nodes.install_steps import HARDENING, LIMITS
+from ..hosts.install_steps import HARDENING, LIMITS
 from ..plan.request import Artifact
 from ..run import contents
 from .base import Machines
@@ -50,7 +50,7 @@ class OwnHosts(Machines):
 
     def changes(self) -> tuple[Artifact, ...]:
         """By host, the script of what is missing on it."""
-        from ..nodes.host_setup import commands
+        from ..hosts.host_setup import commands
 
         return (
             tuple(Artifact(name, text) for name, text in commands(self.config).items())
@@ -60,7 +60,7 @@ class OwnHosts(Machines):
 
     def apply(self) -> int:
         """Looks again, as hosts change; does what is missing then."""
-        from ..nodes import host_setup
+        from ..hosts import host_setup
 
         return host_setup.main(self.config)
 

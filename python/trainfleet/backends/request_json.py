@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config
-from ..entrypoint import LOCK
 from ..hardware import node_types
-from ..nodes.install_steps import lock_name
-from ..nodes.stack import load_stack
+from ..hosts.install_steps import lock_name
+from ..hosts.stack import load_stack
+from ..node.entrypoint import LOCK
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
 from ..plan.job import Job
 from ..plan.request import Artifact, Request

@@ -23,16 +23,10 @@ from zlib import crc32
 from ..config import Config
 from ..config.host_list import parse_hosts
 from ..health import lease
-from ..host.host_marker import ALONE
-from ..host.install_paths import python_path
-from ..images.ecr import Registry
-from ..images.image_recipe import ARCHITECTURE
-from ..node.placement import PORT, Seat
-from ..node.placements.fleet import SEATING
-from ..nodes import job_commands, polling
-from ..nodes.fleet import is_here, wanted_of
-from ..nodes.gate import fabric_of
-from ..nodes.host_results import (
+from ..hosts import job_commands, polling
+from ..hosts.fleet import is_here, wanted_of
+from ..hosts.gate import fabric_of
+from ..hosts.host_results import (
     Answers,
     Host,
     HostFailure,
@@ -42,13 +36,19 @@ from ..nodes.host_results import (
     implausible,
     settled,
 )
-from ..nodes.install_steps import lock_name
-from ..nodes.job_commands import RUNNING, PartState
-from ..nodes.stack import load_stack
-from ..nodes.transport import Transport
+from ..hosts.install_steps import lock_name
+from ..hosts.job_commands import RUNNING, PartState
+from ..hosts.stack import load_stack
+from ..hosts.transport import Transport
+from ..images.ecr import Registry
+from ..images.image_recipe import ARCHITECTURE
+from ..node.placement import PORT, Seat
+from ..node.placements.fleet import SEATING
 from ..plan.bill import Bill
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
+from ..process.host_marker import ALONE
+from ..process.install_paths import python_path
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from . import supported_keys
@@ -129,7 +129,7 @@ class Ssh(Backend):
             hosts = parse_hosts(fleet.hosts)
         except ValueError:  # which a rule of the config says
             return
-        # without any, a fleet can be planned, and no more (nodes/fleet.py)
+        # without any, a fleet can be planned, and no more (hosts/fleet.py)
         if 0 < len(hosts) < fleet.nodes:
             works = f"NODES={len(hosts)} works, or more hosts"
             yield "fleet.nodes", f"{fleet.nodes} nodes on {len(hosts)} hosts (fleet.hosts); {works}"
@@ -231,7 +231,7 @@ class Ssh(Backend):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """What the nodes said last; one silent for long is lost (nodes/polling.py). The first look
+        """What the nodes said last; one silent for long is lost (hosts/polling.py). The first look
         at a job waits.
         """
         looks = self._looks.get(handle.token) or self._look_first(handle)

@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..hardware import node_types
-from ..host import file_systems
 from ..node.placement import LINK, unlinked
 from ..plan.request import Artifact
+from ..process import file_systems
 from ..trust.errors import BackendError
 from .base import Machines
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from .. import stacks
-from ..config import Config, weight_files
+from ..config import Config, platforms, weight_files
 from ..config import huggingface_config as shapes
 from ..config.foreign_formats import told
 from ..config.hub_addresses import HUB, folder_of, meant
@@ -93,8 +92,8 @@ def require(address: str, config: Config) -> None:
     config's.
     """
     folder = Path(address)
-    if found := stacks.checkpoint_at(address):
-        stack, checkpoint = stacks.named(found[0]), found[1]
+    if found := platforms.checkpoint_at(address):
+        stack, checkpoint = platforms.named(found[0]), found[1]
         stack.require_readable(checkpoint)
         for described in stack.described(checkpoint):
             require_shape(described, config.model)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..host import install_paths
 from ..node.placement import require_numbers
+from ..process import install_paths
 from ..run.run_folder import unwritable
 from ..trust.errors import ConfigError, NoSource, RunError, TrainfleetError, tell
 from ..trust.safe_output import TYPED, guarded
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
         started = float(os.environ.get(STARTED) or time.time())
         if list(arguments) == ["-"]:
             # on a host of a fleet: another machine sends the verb
-            from ..nodes.remote_verb import received
+            from ..hosts.remote_verb import received
 
             arguments = received(sys.stdin.fileno())
         if help_ := described(arguments, os.environ.get("MAKECMDGOALS", "").split()):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..host.install_paths import ROOT
+from ..process.install_paths import ROOT
 from ..recipes import all_recipes, recipe_named
 from ..run.run_folder import write_atomic
 from ..trust import untrusted_input

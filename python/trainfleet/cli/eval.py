@@ -4,10 +4,10 @@ TASKS, by lm-eval.
 
 from __future__ import annotations
 
-from ..host.processes import run_module
 from ..launch.command import run_trained
 from ..launch.lm_eval import evaluate
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from .variables import Variables
 
 

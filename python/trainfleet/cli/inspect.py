@@ -7,9 +7,9 @@ from __future__ import annotations
 from tempfile import NamedTemporaryFile
 
 from ..config import dump_resolved
-from ..host.processes import run_module
 from ..launch.command import config_of, settings_of
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from .variables import Variables, flag, number
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..host.processes import run_module
+from ..process.processes import run_module
 from .variables import Variables
 
 

@@ -16,9 +16,9 @@ from ..checkpoints.listing import damage, read
 from ..checkpoints.marker import Broken, Commit
 from ..checkpoints.store import CheckpointStore
 from ..hardware import node_types
-from ..host.processes import run_module
 from ..launch.command import store_named
 from ..launch.run_location import forwarded
+from ..process.processes import run_module
 from ..report.history import layout, size
 from ..trust.errors import ConfigError, RunError
 from ..trust.safe_output import unguarded

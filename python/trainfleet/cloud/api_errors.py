@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..host.install_paths import page
+from ..process.install_paths import page
 from ..trust.errors import CloudError, NotAsked
 from ..trust.safe_output import visible
 

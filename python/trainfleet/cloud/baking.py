@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import Config
-from ..nodes.install_steps import lock_hash
-from ..nodes.stack import load_stack
-from ..nodes.tar import content_hash
+from ..hosts.install_steps import lock_hash
+from ..hosts.stack import load_stack
+from ..hosts.tar import content_hash
 from .calls import Calls
 from .cloudformation import CREATED
 from .resource_types import LOCK, amis

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from ..config.tokenizing import tokenizing
-from ..nodes.stack import load_stack
+from ..hosts.stack import load_stack
 from ..trust.errors import CloudError, ConfigError
 from . import clock
 from .api_errors import passing

@@ -13,7 +13,7 @@ import base64
 from typing import Any
 
 from ..config import Config
-from ..host.install_paths import ROOT
+from ..process.install_paths import ROOT
 from .instance_networking import PLAIN, interfaces
 from .template_inputs import Inputs, pairs
 from .vpc import Resource, Resources, after, attribute, ref, resource, subnet

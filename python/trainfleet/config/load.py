@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from ..hardware import node_types
-from ..host.install_paths import page
+from ..process.install_paths import page
 from ..trust import spelling, untrusted_input
 from ..trust.errors import ConfigError, DataError, InputError, Problem
 from ..trust.redaction import keep_secret, looks_secret

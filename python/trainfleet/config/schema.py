@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..host import plugins
+from ..process import plugins
 from ..trust import spelling
 from ..trust.errors import Problem
 from ..trust.spelling import suggest

@@ -24,8 +24,8 @@ os.environ |= {
 
 from ..config import load_resolved
 from ..health import fence
-from ..host.processes import limit_memory
 from ..node.placement import require_numbers
+from ..process.processes import limit_memory
 from ..run import events
 from ..run.run_folder import Run
 from ..trust.errors import DataError, TrainfleetError, tell

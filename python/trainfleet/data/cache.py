@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from ..host import file_systems
+from ..process import file_systems
 
 THREADS = 8  # blocks that are fetched at a time
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from ..host.install_paths import installing_package
+from ..process.install_paths import installing_package
 from ..trust.errors import DataError
 from ..trust.file_signatures import kind_of
 from ..trust.untrusted_input import converting

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from ..config.hub_addresses import HubDataset, dataset_of
-from ..host.install_paths import installing
+from ..process.install_paths import installing
 from ..trust import untrusted_input
 from ..trust.errors import DataError, InputError
 from ..trust.untrusted_input import printable, shortened

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ..config.types import Data
 from ..config.vocabulary import FILE, TRAINED, folder_named
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..run import run_folder
 from ..trust.errors import DataError, TrainfleetError
 from . import bpe, manifest, progress

@@ -1,4 +1,4 @@
-"""The devices that ranks compute on, each a file, and those that stacks bring (stacks.py).
+"""The devices that ranks compute on, each a file, and other platforms' (config/platforms.py).
 
 Nothing outside this package chooses one, or asks which kind it has.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from .. import stacks
+from ..config import platforms
 from ..hardware import node_types
 from ..trust.errors import RunError
 from .base import Device
@@ -29,9 +29,9 @@ def planned(kind: str) -> Device:
         RunError: the node has no such device, its driver is missing, or this torch can't use it.
             Nothing else is opened instead.
     """
-    opened = KINDS.get(kind) or stacks.opening(kind)
+    opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
-        why = f"the devices are {', '.join([*KINDS, *stacks.devices()])}"
+        why = f"the devices are {', '.join([*KINDS, *platforms.devices()])}"
         raise RunError(
             f"no rank can compute on {kind} yet", where="fleet.stack", why=why, next="make plan"
         )

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 from ..health.neuron_telemetry import Reading, read_monitor
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..trust.errors import InputError
 
 TOOL = "neuron-monitor"

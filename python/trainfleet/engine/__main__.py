@@ -26,7 +26,7 @@ from ..config.sizes import count_parameters, flops_in_words, flops_per_token
 from ..data.dataset import Dataset, Manifest
 from ..health import fence, lease
 from ..health.heartbeat import Heart
-from ..host.processes import SUPERVISOR, die_with_parent
+from ..process.processes import SUPERVISOR, die_with_parent
 from ..run import events, run_folder
 from ..run.loggers import Loggers
 from ..run.run_folder import Run

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import stacks
-from ..config import Config, export_formats, huggingface_config, load_resolved
+from ..config import Config, export_formats, huggingface_config, load_resolved, platforms
 from ..config.families import FAMILIES
 from ..config.vocabulary import FILE, SPECIALS
 from ..data.dataset import Dataset
@@ -94,7 +93,7 @@ def saving(config: Config, form: str, run: Run) -> Save:
     said = export_formats.degrees(form)
     if said is None:
         return weights.save
-    write = stacks.named(form.partition("-")[0]).saving(config, said, str(run.folder))
+    write = platforms.named(form.partition("-")[0]).saving(config, said, str(run.folder))
     return lambda model, family, folder: write(weights.outgoing(model, family), folder)
 
 

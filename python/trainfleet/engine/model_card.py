@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import stacks
 from ..checkpoints import listing, marker
 from ..checkpoints.init_from import locate
-from ..config import Config, huggingface_config, weight_files
+from ..config import Config, huggingface_config, platforms, weight_files
 from ..config.families import FAMILIES
 from ..config.hub_addresses import HUB, MODEL, dataset_of, folder_of
 from ..run.run_folder import Run
@@ -95,7 +94,7 @@ def _seen(address: str, known: Base) -> Base:
         folder, name = folder_of(address), address.removeprefix(HUB).partition("@")[0]
         revision = f"revision {folder.name}" if REVISION.fullmatch(folder.name) else ""
         return Base(name, name, revision, _licence(folder))
-    if stacks.checkpoint_at(address):
+    if platforms.checkpoint_at(address):
         return known
     folder = Path(address)
     if (folder / huggingface_config.CONFIG).is_file():

@@ -11,8 +11,8 @@ from ..config import Config
 from ..config.families import FAMILIES
 from ..config.schedule import learning_rate
 from ..config.types import Train
-from ..host.install_paths import page
 from ..models.custom_model import module_at
+from ..process.install_paths import page
 from ..trust.errors import RunError
 from . import batches
 from .batches import Batches, Samples

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ..health.heartbeat_format import replace_file
-from ..host.install_paths import CODE
-from ..host.processes import die_with_parent
+from ..process.install_paths import CODE
+from ..process.processes import die_with_parent
 from ..trust.errors import InputError, RunError
 from ..trust.untrusted_input import KIBIBYTE, parse_json, read_json, shortened
 from ..trust.validation import Count, Name, Range, fit

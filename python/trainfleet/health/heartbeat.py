@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..host import temporary_folders
+from ..process import temporary_folders
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import fit

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..host.install_paths import ROOT
-from ..host.processes import die_with_parent
+from ..process.install_paths import ROOT
+from ..process.processes import die_with_parent
 from ..trust.errors import ImageError
 from ..trust.redaction import keep_secret
 from ..trust.safe_output import shown

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..nodes.install_steps import environment_words, lock_name
-from ..nodes.pins import DRIVER
-from ..nodes.stack import PinnedStack
-from ..nodes.tar import LOCKS, content_hash
+from ..hosts.install_steps import environment_words, lock_name
+from ..hosts.pins import DRIVER
+from ..hosts.stack import PinnedStack
+from ..hosts.tar import LOCKS, content_hash
 
 DOCKERFILE = "docker/Dockerfile"
 NAME = "trainfleet"

@@ -2,7 +2,7 @@
 backends/slurm/sbatch.py).
 
 python -m trainfleet.launch.admission               on every node: prints what it is and has
-(nodes/facts.sh)
+(hosts/facts.sh)
 python -m trainfleet.launch.admission FOLDER START  on the first one, once the links were tried: 0
 lets the ranks start
 
@@ -25,15 +25,15 @@ from ..backends import job_starts
 from ..config import Config, load_resolved
 from ..config.host_list import Host
 from ..health.stack_dumps import read_end
-from ..host.node_log import Log
+from ..hosts import gate
+from ..hosts.facts import SCRIPT, Facts, parse
+from ..hosts.finding import Finding
+from ..hosts.fleet import wanted_of
+from ..hosts.host_results import Implausible, implausible
+from ..hosts.node_checks import judge_allocated
 from ..node.placement import expand_hosts
-from ..nodes import gate
-from ..nodes.facts import SCRIPT, Facts, parse
-from ..nodes.finding import Finding
-from ..nodes.fleet import wanted_of
-from ..nodes.host_results import Implausible, implausible
-from ..nodes.node_checks import judge_allocated
 from ..plan.fabric_environment import least_bandwidth
+from ..process.node_log import Log
 from ..run.run_folder import Run, node_log
 from ..trust import safe_output
 from ..trust.errors import telling

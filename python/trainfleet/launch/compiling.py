@@ -19,11 +19,11 @@ from pathlib import Path
 from ..backends import backend_of, shared
 from ..config import Config, Derivation, load_resolved
 from ..hardware import node_types
-from ..host.install_paths import PACKAGE, PACKAGES
-from ..nodes.install_steps import lock_name
-from ..nodes.stack import load_stack
+from ..hosts.install_steps import lock_name
+from ..hosts.stack import load_stack
 from ..plan.measurement import compile_only
 from ..plan.neuron_environment import compiles_ahead
+from ..process.install_paths import PACKAGE, PACKAGES
 from ..report.compilation import describe
 from ..report.history import duration
 from ..run.run_folder import COMPILED, RUNS, Run, run_of

@@ -20,9 +20,9 @@ from ..backends.base import Backend
 from ..backends.head import Head as Fleet
 from ..backends.node_script import values_of
 from ..health.lease import EVERY, PATIENCE, SUCCEEDS, TO_BEGIN, Lease, Standby, newest_standby
-from ..nodes.fleet import is_here
-from ..nodes.head import FleetHead, Launcher
-from ..nodes.host_results import Host
+from ..hosts.fleet import is_here
+from ..hosts.head import FleetHead, Launcher
+from ..hosts.host_results import Host
 from ..plan.bill import PAID
 from ..trust.errors import TrainfleetError
 from ..watch.monitor import ENDS

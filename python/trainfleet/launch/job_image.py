@@ -15,14 +15,14 @@ from ..cloud.region import region_of
 from ..cloud.repository import BUILD, NAME, held_as
 from ..cloud.template_inputs import own_tags
 from ..config import Config
+from ..hosts import pins
+from ..hosts.install_steps import lock_name
+from ..hosts.stack import load_stack
+from ..hosts.tar import code_files
 from ..images import building
 from ..images.builders import Builder, choose
 from ..images.ecr import Registry, StoredImage
 from ..images.image_recipe import ARCHITECTURE, ImageRecipe, recipe_of
-from ..nodes import pins
-from ..nodes.install_steps import lock_name
-from ..nodes.stack import load_stack
-from ..nodes.tar import code_files
 from ..trust.errors import CloudError, ConfigError, ImageError
 
 NONE = "none"  # of fleet.image

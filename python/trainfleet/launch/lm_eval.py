@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..host.install_paths import installing
-from ..host.processes import run_module
+from ..process.install_paths import installing
+from ..process.processes import run_module
 from ..trust.errors import ConfigError, Problem
 from ..trust.spelling import distance
 from ..trust.untrusted_input import show

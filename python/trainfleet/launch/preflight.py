@@ -3,7 +3,7 @@ that can't be written.
 
 Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device
 holds its part of the model. What hosts without a type have, the gate reads off them
-(nodes/node_checks.py).
+(hosts/node_checks.py).
 """
 
 from __future__ import annotations

@@ -10,24 +10,24 @@ from ..backends import backend_of, is_guest
 from ..backends.base import Can, Prospect
 from ..cloud.repository import BUILD
 from ..config import Config
-from ..host.rdma_adapters import fastest, listed
-from ..nodes import pins, probe
-from ..nodes.facts import Facts
-from ..nodes.quarantine import Quarantine
+from ..hosts import pins, probe
+from ..hosts.facts import Facts
+from ..hosts.quarantine import Quarantine
 from ..plan.estimate import Estimate
 from ..plan.fabric_environment import fabric_settings, least_bandwidth
 from ..plan.job import tokenize_job, train_job
 from ..plan.request import Artifact, Request
+from ..process.rdma_adapters import fastest, listed
 from ..trust.errors import BackendError
 from . import job_image
 from .run_location import say_unheard
 
 if TYPE_CHECKING:
     from ..backends.head import Head
-    from ..nodes.facts import Facts
-    from ..nodes.finding import Finding
-    from ..nodes.host_results import Host
-    from ..nodes.transport import Transport
+    from ..hosts.facts import Facts
+    from ..hosts.finding import Finding
+    from ..hosts.host_results import Host
+    from ..hosts.transport import Transport
 NAMED = 8  # nodes of which a line tells
 
 
@@ -146,8 +146,8 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
     """A line a host with what is wrong, then the fabric, and what to type."""
-    from ..nodes.gate import examine as examine_fleet
-    from ..nodes.host_table import Board
+    from ..hosts.gate import examine as examine_fleet
+    from ..hosts.host_table import Board
 
     with head.transport as transport, Board(transport.hosts) as board:
         report = examine_fleet(transport, head.located, links=True)
@@ -194,8 +194,8 @@ def collectives(
     """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is
     among the words too.
     """
-    from ..nodes.collectives import is_for, try_collectives
-    from ..nodes.fleet import wanted_of
+    from ..hosts.collectives import is_for, try_collectives
+    from ..hosts.fleet import wanted_of
 
     wanted = wanted_of(config)
     said, wrong = try_collectives(transport, wanted, facts) if is_for(wanted) else ([], [])

@@ -31,8 +31,8 @@ import yaml
 from ..backends.base import LINKS, OWN_HEAD
 from ..health import fence
 from ..health.heartbeat_format import read_beats
-from ..host.install_paths import CODE
-from ..host.processes import die_with_parent
+from ..process.install_paths import CODE
+from ..process.processes import die_with_parent
 from ..run.run_folder import Record, Run, run_of, take_lock
 from ..trust.errors import BackendError, RunError
 

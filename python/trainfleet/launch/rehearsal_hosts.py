@@ -25,11 +25,11 @@ from ..backends import backend_of
 from ..backends.base import Can
 from ..backends.head import PLAIN, Head
 from ..config import Config
-from ..nodes import job_commands
-from ..nodes.fleet import open_fleet, wanted_of
-from ..nodes.host_results import by_host
-from ..nodes.ssh_config import expanded
-from ..nodes.transport import Transport
+from ..hosts import job_commands
+from ..hosts.fleet import open_fleet, wanted_of
+from ..hosts.host_results import by_host
+from ..hosts.ssh_config import expanded
+from ..hosts.transport import Transport
 from ..trust.errors import BackendError, ConfigError, RunError
 from . import rehearsal
 from .rehearsal import (

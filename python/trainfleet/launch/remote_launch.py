@@ -21,9 +21,9 @@ from ..backends.node_script import values_of
 from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved
 from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
-from ..nodes.gate import examine
-from ..nodes.head import Launcher
-from ..nodes.host_results import Host, by_host, grouped, names
+from ..hosts.gate import examine
+from ..hosts.head import Launcher
+from ..hosts.host_results import Host, by_host, grouped, names
 from ..plan.bill import PAID, Bill
 from ..plan.plan import Plan
 from ..report import html

@@ -14,7 +14,7 @@ from ..backends.base import Handle, Status, load_job
 from ..backends.run_storage import Here, Place
 from ..config import Config, export_formats, load_resolved
 from ..config.host_list import parse_hosts
-from ..host.processes import run_module
+from ..process.processes import run_module
 from ..report.history import History
 from ..run.run_folder import Run, is_locked
 from ..trust.errors import BackendError, ConfigError, RunError
@@ -212,7 +212,7 @@ def runs_programs(config: Config) -> bool:
     """Whether reaching the hosts runs a program on this machine, which a plan must not."""
     if config.fleet.ssh.config is None:
         return False
-    from ..nodes import ssh_config  # loads SSH
+    from ..hosts import ssh_config  # loads SSH
 
     return ssh_config.runs_programs(config.fleet.ssh)
 
@@ -220,7 +220,7 @@ def runs_programs(config: Config) -> bool:
 def say_unheard(config: Config) -> None:
     """Names what ssh would go by on the way to the hosts, and this program does not."""
     if config.fleet.ssh.config:
-        from ..nodes import ssh_config  # loads SSH
+        from ..hosts import ssh_config  # loads SSH
 
         if words := ssh_config.unheard(config.fleet.ssh, parse_hosts(config.fleet.hosts)):
             print(

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..config.types import Model
-from ..host.install_paths import page
+from ..process.install_paths import page
 from ..trust.errors import RunError
 from .network import Network
 

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..run.run_folder import Run
 from ..trust.errors import telling
 from ..trust.safe_output import install

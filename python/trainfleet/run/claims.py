@@ -20,7 +20,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from ..host import file_systems
+from ..process import file_systems
 from ..trust import untrusted_input
 from .run_folder import make_folder, unwritable
 

@@ -78,7 +78,7 @@ def _declare(name: str, *folders: str, again: bool = False, signs: bool = False)
     return KINDS[-1]
 
 
-# Of a job, in the folder of its run or its dataset: backends/, entrypoint.py, supervisor.py
+# Of a job, in the folder of its run or its dataset: backends/, node/
 NODE_LOG = _declare("logs/node-{node}.log", RUN, DATASET)
 ENGINE_LOG = _declare("logs/engine-{node}.log", RUN, DATASET)
 JOB_LOG = _declare("logs/slurm.log", RUN, DATASET)
@@ -108,7 +108,7 @@ _declare("cache/{digest}-{number}", DATASET)
 _declare("cache/{digest}-{number}.{process}.partial", DATASET)
 _declare("lengths.png", DATASET)
 
-# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, nodes/head.py,
+# Of a run: run/run_folder.py, launch/, health/lease.py, health/heartbeat.py, hosts/head.py,
 # engine/, report/
 _declare("config.yaml", RUN)
 _declare("given.yaml", RUN, signs=True)
@@ -139,7 +139,7 @@ _declare("rehearsal.json", RUN)
 _declare("scaling.json", RUN)
 _declare("scaling.md", RUN)
 
-# Of the folder that hosts share, beside runs/ and data/: nodes/host_setup.py, nodes/gate.py
+# Of the folder that hosts share, beside runs/ and data/: hosts/host_setup.py, hosts/gate.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)

@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from ..host import file_systems, host_marker
-from ..host.processes import identity
+from ..process import file_systems, host_marker
+from ..process.processes import identity
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 from ..trust.validation import Moment, Name, fit

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from ..host.install_paths import installing_package
+from ..process.install_paths import installing_package
 
 PROJECT = "trainfleet"
 PATIENCE = 30.0  # seconds for the last lines to be sent at the end

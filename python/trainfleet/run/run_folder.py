@@ -35,7 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from ..host import file_systems
+from ..process import file_systems
 from ..trust import untrusted_input
 from ..trust.errors import InputError, RunError
 from ..trust.redaction import hide_all

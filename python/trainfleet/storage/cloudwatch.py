@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..host.node_log import say
+from ..process.node_log import say
 from ..run.run_folder import size_of
 from ..trust import untrusted_input
 from ..trust.safe_output import install

@@ -24,7 +24,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, BinaryIO, cast
 
-from ..host.install_paths import installing_package
+from ..process.install_paths import installing_package
 from ..trust.errors import S3Error
 
 SCHEME = "s3://"

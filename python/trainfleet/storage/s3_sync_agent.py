@@ -24,7 +24,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from ..host.node_log import say
+from ..process.node_log import say
 from ..run.run_folder import RUNS
 from ..trust.errors import BackendError, S3Error, TrainfleetError, telling
 from . import s3

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..host import file_systems
+from ..process import file_systems
 from ..run.run_folder import unwritable
 from ..trust import untrusted_input
 from ..trust.errors import RunError

@@ -429,7 +429,7 @@ class FabricLog:
 
     Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no gate
     tests their nodes first. On hosts `make doctor` and the gate have judged the same lines already
-    (nodes/gate.py), and jobs do not log them.
+    (hosts/gate.py), and jobs do not log them.
     """
 
     def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:

@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 
 from ..backends.base import REQUEST, Phase, Status
-from ..entrypoint import AGAIN
-from ..host import temporary_folders
+from ..node.entrypoint import AGAIN
 from ..plan.job import Job
 from ..plan.request import Request
+from ..process import temporary_folders
 from ..run.run_folder import Run, read_json
 from ..storage.folder_sync import FolderSync
 from ..storage.s3_sync_agent import BUCKET, EVERY

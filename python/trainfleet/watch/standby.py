@@ -30,7 +30,7 @@ from ..health.lease import (
     newest_standby,
     write_standby,
 )
-from ..host.processes import die_with_parent
+from ..process.processes import die_with_parent
 from ..run.run_folder import Run, make_folder
 from ..trust import untrusted_input
 from ..trust.errors import TrainfleetError

@@ -14,10 +14,10 @@ from signal import SIGTERM
 from ..backends.base import Status
 from ..health import fence
 from ..health.heartbeat_format import read_beats
+from ..node.supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from ..plan.request import Request
 from ..run import run_folder
 from ..run.claims import look_again
-from ..supervisor import ASKED, LATE, SEVERED, UNLOGGED
 from .causes import CAUSES, Cause, Then
 from .diagnosis import Diagnosis, diagnose, quote
 from .evidence import SKEW

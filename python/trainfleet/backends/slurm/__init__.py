@@ -32,21 +32,21 @@ from ...cloud.region import through_agent
 from ...cloud.template_inputs import cluster_name
 from ...config import Config
 from ...config.host_list import Host
-from ...entrypoint import CARD, CARDS, LOCK, PORTS
-from ...host.install_paths import CODE, python_path
+from ...hosts import host_setup
+from ...hosts.fleet import hosts_of
+from ...hosts.host_results import HostFailure
+from ...hosts.install_steps import lock_name
+from ...hosts.quarantine import Quarantine
+from ...hosts.stack import load_stack
+from ...hosts.transport import Transport
+from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
 from ...node.placements.slurm import SEATING
-from ...nodes import host_setup
-from ...nodes.fleet import hosts_of
-from ...nodes.host_results import HostFailure
-from ...nodes.install_steps import lock_name
-from ...nodes.quarantine import Quarantine
-from ...nodes.stack import load_stack
-from ...nodes.transport import Transport
 from ...plan.bill import Bill
 from ...plan.fabric_environment import fabric_environment
 from ...plan.job import Job
 from ...plan.request import Artifact, Request
+from ...process.install_paths import CODE, python_path
 from ...run import run_folder
 from ...run.run_folder import Run
 from ...trust import untrusted_input
@@ -264,7 +264,7 @@ class Slurm(Backend):
 
     def _fabric(self, job: Job) -> dict[str, str]:
         """What is known of the fabric before a node is; its card and its ports are found there
-        (entrypoint.py).
+        (node/entrypoint.py).
         """
         kind = self.fleet.node_type
         if not job.torchrun:

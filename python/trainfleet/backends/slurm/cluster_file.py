@@ -28,10 +28,10 @@ from ...cloud.template_storage import makes_file_system, refuse_size, refuse_unm
 from ...config import Config
 from ...config.types import Queue
 from ...hardware import node_types
-from ...host.install_paths import ROOT
-from ...nodes.install_steps import NOFILE, InstallStep, neuron_step
-from ...nodes.stack import load_stack, load_system
+from ...hosts.install_steps import NOFILE, InstallStep, neuron_step
+from ...hosts.stack import load_stack, load_system
 from ...plan.request import Artifact
+from ...process.install_paths import ROOT
 
 FILE, SCRIPT = "cluster.yaml", "node.sh"
 HEAD = "c5.4xlarge"  # the article's

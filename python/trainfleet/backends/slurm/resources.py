@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ...config.owned_machines import KEY, gpus_of
 from ...config.types import Devices, SlurmConfig
 from ...hardware.accelerators import find_accelerator
-from ...nodes import facts as reading
-from ...nodes import probe
-from ...nodes.facts import Facts
-from ...nodes.host_results import Implausible
+from ...hosts import facts as reading
+from ...hosts import probe
+from ...hosts.facts import Facts
+from ...hosts.host_results import Implausible
 from ...trust import untrusted_input
 from ...trust.errors import BackendError
 from .client import SlurmClient

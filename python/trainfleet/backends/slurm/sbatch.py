@@ -1,10 +1,10 @@
 """The batch script that is given to sbatch: the resources that a job asks for, and how its nodes'
 parts run. Pure.
 
-Slurm runs it on the first node of each allocation, anew when the job was queued again. It makes
-sure that a token is one job; its srun starts trainfleet.entrypoint on every node; before the time
-limit it has the ranks save and leave, and queues the job again. Whether a failure is worth another
-start, while no launcher is there to say so, it asks launch/aftermath.py.
+Slurm runs it on the first node of each allocation, and again if the job is requeued. It ensures
+that a token is one job. Its srun starts trainfleet.node.entrypoint on every node. Before the time
+limit the ranks save and leave, and it queues the job again. When there is no launcher,
+launch/aftermath.py decides whether a failure is worth another start.
 
 Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
 ENVIRONMENT VARIABLES).
@@ -17,23 +17,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...config import Config
+from ...hosts import gate
+from ...hosts.fleet import wanted_of
 from ...node.placement import Seat, torchrun
 from ...node.placements.slurm import SEATING
 from ...node.precompile import ahead
-from ...nodes import gate
-from ...nodes.fleet import wanted_of
+from ...node.supervisor import EXIT, WATCH
 from ...plan.fabric_environment import NCCL_LOGS
 from ...plan.job import Job
 from ...plan.request import WIDTH, Artifact, fold
 from ...run import contents, run_folder
-from ...supervisor import EXIT, WATCH
 from ..node_script import entrypoint_words
 
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
 LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones off
 # A token's file says which job carries it out: a second one that was submitted for it finds that,
-# and leaves. What the engine told the ranks of an earlier start (supervisor.py, and here) is over.
+# and leaves. Orders to the ranks of an earlier start (node/supervisor.py, and here) are over.
 # A signal ends `wait` too: the code is the child's once the child is gone.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
@@ -199,7 +199,7 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
     env = ["env", *(f"{name}={shlex.quote(value)}" for name, value in NCCL_LOGS.items())]
     entry = [
         "-m",
-        "trainfleet.entrypoint",
+        "trainfleet.node.entrypoint",
         "--on",
         "slurm",
         "--folder",

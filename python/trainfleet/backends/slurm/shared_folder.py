@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ...health.lease import Holder, is_held, is_renewed, led_already, read_holder
-from ...host.processes import identity
+from ...process.processes import identity
 from ...run.run_folder import Run
 from ..run_storage import Here
 

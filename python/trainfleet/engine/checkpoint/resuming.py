@@ -16,12 +16,11 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
-from ... import stacks
 from ...checkpoints import changes, listing
 from ...checkpoints.init_from import locate, notes, require_fit, require_shape
 from ...checkpoints.marker import Broken, Commit
 from ...checkpoints.store import CheckpointStore, store_of
-from ...config import Config
+from ...config import Config, platforms
 from ...config import huggingface_config as shapes
 from ...config.hub_addresses import HUB, folder_of, pinned
 from ...config.types import Model
@@ -136,7 +135,7 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     one it was.
     """
     if found := peers.one(
-        "can't look for a stack's checkpoint", lambda: stacks.checkpoint_at(address)
+        "can't look for a stack's checkpoint", lambda: platforms.checkpoint_at(address)
     ):
         peers.all("can't load a stack's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
@@ -160,7 +159,7 @@ def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> N
     """Loads the weights of a stack's own checkpoint; a config.json beside it says of which model it
     is.
     """
-    stack = stacks.named(name)
+    stack = platforms.named(name)
     for folder in stack.described(checkpoint):
         require_shape(folder, config.model)
     fill_parts(parts, config.model, lambda sizes: stack.load(checkpoint, config.model, sizes))

@@ -10,15 +10,14 @@ pipeline    stages and their schedule  blocks      what is done to each block
 weights     a rank's first values      gradients   their norm and clipping, right in every layout
 fp8         products in fp8
 
-A lazy device brings a division of its own (stacks.py).
+A lazy device brings a division of its own (config/platforms.py).
 """
 
 from __future__ import annotations
 
 import torch
 
-from ... import stacks
-from ...config import Config
+from ...config import Config, platforms
 from ..world import World
 from .rank_model import Parts
 from .replicas import Replicas
@@ -33,7 +32,7 @@ def arrange(config: Config, world: World) -> Parts:
     on CPUs (tests/bench/LOG.md).
     """
     if world.device.lazy:
-        parts: Parts = stacks.arrange(world.device.kind, config, world)
+        parts: Parts = platforms.arrange(world.device.kind, config, world)
         return parts
     layout = config.train.layout
     divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1

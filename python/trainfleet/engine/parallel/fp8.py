@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from ...devices import Device
-from ...host.install_paths import installing
+from ...process.install_paths import installing
 from ...trust.errors import RunError
 
 MULTIPLE = 16  # of both sides of a matrix: what the instructions take (torch._scaled_mm)

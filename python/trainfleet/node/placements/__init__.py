@@ -2,10 +2,10 @@
 import. Standard library only.
 
 A package of yours adds an engine by an entry point in the group `trainfleet.seats`
-(host/plugins.py), which names a `Seating`; its backend has the same one as `seat`.
+(process/plugins.py), which names a `Seating`; its backend has the same one as `seat`.
 
-What is covered: environments as the engines document them (tests/unit/test_seat.py says where).
-What is not: nodes of Slurm, AWS Batch and SageMaker themselves.
+Covered are environments as the engines document them (sources: tests/unit/test_placement.py).
+Not covered are nodes of Slurm, AWS Batch and SageMaker themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 
-from ...host import plugins
+from ...process import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, Seating
 

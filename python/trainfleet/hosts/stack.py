@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..host.install_paths import ROOT, page
+from ..process.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
 LOCK = ROOT / "docker" / "stack.lock.yaml"

@@ -1,22 +1,22 @@
 """Stacks beside the engine's: packages that bring a device, divide models and have checkpoints.
 
-A package outside this program names its stack as an entry point of the group `trainfleet.stacks`.
-Those that come with this program are in a table here, since a checkout, and the code that hosts are
-sent, have no metadata of an installed package.
+A package outside this program names its stack as an entry point of the group
+`trainfleet.stacks`. Those of this program are in a table here: a checkout, and the code that hosts
+are sent, have no metadata of an installed package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from .config import Config
-from .config.export_formats import Degrees
-from .config.types import Model
-from .trust.errors import RunError
+from ..trust.errors import RunError
+from . import Config
+from .export_formats import Degrees
+from .types import Model
 
 GROUP = "trainfleet.stacks"
 OURS = {"nxd": "trainfleet_nxd:Stack"}  # name → class; in pyproject.toml too, as entry points
@@ -82,7 +82,7 @@ def named(name: str) -> Stack:
     Raises:
         RunError: it is not installed, or can't be imported.
     """
-    path = OURS.get(name) or dict(_installed()).get(name, "")
+    path = _known().get(name, "")
     module, _, found = path.partition(":")
     try:
         stack: Stack = getattr(import_module(module), found)()
@@ -95,7 +95,7 @@ def named(name: str) -> Stack:
 
 
 def names() -> list[str]:
-    return sorted({*OURS, *(name for name, _ in _installed())})
+    return sorted(_known())
 
 
 def devices() -> dict[str, Stack]:
@@ -122,7 +122,8 @@ def checkpoint_at(address: str) -> tuple[str, Path] | None:
     return next(((name, found) for name, found in looks if found), None)
 
 
-def _installed() -> Iterator[tuple[str, str]]:
+def _known() -> dict[str, str]:
+    """Returns the classes of all stacks, installed ones and ours, by their names."""
     from importlib.metadata import entry_points  # takes 14 ms
 
-    return ((entry.name, entry.value) for entry in entry_points(group=GROUP))
+    return {entry.name: entry.value for entry in entry_points(group=GROUP)} | OURS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..config import Config
 from ..health.neuron_telemetry import NeuronDevice, read_devices
-from ..host.rdma_adapters import MOST, Port, read_port
+from ..process.rdma_adapters import MOST, Port, read_port
 from ..trust.errors import InputError
 from .gpus import Gpu, Topology, read_gpus, read_topology
 from .host_results import Host, HostFailure, Implausible, Result, implausible, settled

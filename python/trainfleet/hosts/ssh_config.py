@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.host_list import Host
 from ..config.types import SshConfig
-from ..host import host_marker
+from ..process import host_marker
 from ..trust import untrusted_input
 from ..trust.errors import ConfigError, InputError, Problem
 

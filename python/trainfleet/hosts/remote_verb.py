@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 from ..config import Config, dump_resolved
-from ..host import temporary_folders
+from ..process import temporary_folders
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 ANSWERS = 64  # a second
 LOOK_EVERY = 1.0  # seconds, for as many hosts as that allows
 LOST_AFTER = (
-    9.0  # seconds without an answer, for as many; a dead link shows after 8 (nodes/transport.py)
+    9.0  # seconds without an answer, for as many; a dead link shows after 8 (hosts/transport.py)
 )
 MOST_NODES = 512  # of a job over SSH: each is asked every 8 s, and missed after 30
 

@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..host.host_marker import ANNOUNCED
-from ..supervisor import told
+from ..node.supervisor import told
+from ..process.host_marker import ANNOUNCED
 from ..trust.errors import BackendError
 from .host_results import Implausible
 
@@ -54,7 +54,7 @@ def start(name: str, mark: str, python: str, code: str, folder: str, kind: str =
     settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python", "PYTHONSAFEPATH=1"]
     return (
         f'{_file(name)}; mkdir -p "${{f%/*}}" && cd {shlex.quote(folder)} && '
-        f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.supervisor "
+        f"exec env {shlex.join(settings)} {shlex.quote(python)} -m trainfleet.node.supervisor "
         '--detach "$f"'
     )
 

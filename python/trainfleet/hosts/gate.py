@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from ..config import Config
 from ..config.types import Fleet
 from ..hardware.node_types import NodeType
-from ..host.install_paths import python_path
-from ..host.rdma_adapters import fastest, listed
 from ..node.placement import Seat, lone_rank, torchrun
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
+from ..process.install_paths import python_path
+from ..process.rdma_adapters import fastest, listed
 from . import facts as reading
 from .facts import Facts
 from .finding import Finding

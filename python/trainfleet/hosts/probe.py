@@ -13,7 +13,7 @@ from dataclasses import asdict
 from ..config.types import Devices, Fleet
 from ..hardware.accelerators import Accelerator, find_accelerator, unsupported
 from ..hardware.node_types import RDMA, same_size
-from ..host.rdma_adapters import Port, fastest
+from ..process.rdma_adapters import Port, fastest
 from .facts import Facts
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}

@@ -92,7 +92,7 @@ class Mirror:
                 self.python,
                 "-S",
                 "-m",
-                "trainfleet.nodes.changed_files",
+                "trainfleet.hosts.changed_files",
                 str(self.here),
             ]
         )

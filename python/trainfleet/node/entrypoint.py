@@ -1,8 +1,8 @@
 """The entry point of a node of a job, on every backend: scripts on hosts, sbatch's srun and every
 image start it.
 
-    python -m trainfleet.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]] [--in HOME]
-    [--wait SECONDS] -- MODULE...
+    python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
+    [--in HOME] [--wait SECONDS] -- MODULE...
 
 --on ENGINE      who started this node: fleet (this program, on a host), slurm, batch, sagemaker, or
                  an engine of another package;
@@ -41,24 +41,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import supervisor
-from .health import fence
-from .health.stack_dumps import read_end
-from .host.node_log import Log
-from .host.rdma_adapters import fastest, listed, ports_here
-from .node import placements
-from .node.exit_codes import ExitCodes, code_of
-from .node.placement import Seat, Seating, Terms, card, require_numbers, torchrun
-from .node.placements import fleet
-from .node.precompile import ahead
-from .run import events
-from .run.run_folder import COPY, MOUNTED, Run, make_folder, node_log, scratch
-from .storage.cloudwatch import forwarding
-from .storage.s3_sync_agent import BUCKET, uplink_for
-from .trust import secrets
-from .trust.errors import BackendError, InputError, RunError, TrainfleetError, tell, telling
-from .trust.redaction import hide
-from .trust.safe_output import visible
+from ..health import fence
+from ..health.stack_dumps import read_end
+from ..process.node_log import Log
+from ..process.rdma_adapters import fastest, listed, ports_here
+from ..run import events
+from ..run.run_folder import COPY, MOUNTED, Run, make_folder, node_log, scratch
+from ..storage.cloudwatch import forwarding
+from ..storage.s3_sync_agent import BUCKET, uplink_for
+from ..trust import secrets
+from ..trust.errors import BackendError, InputError, RunError, TrainfleetError, tell, telling
+from ..trust.redaction import hide
+from ..trust.safe_output import visible
+from . import placements, supervisor
+from .exit_codes import ExitCodes, code_of
+from .placement import Seat, Seating, Terms, card, require_numbers, torchrun
+from .placements import fleet
+from .precompile import ahead
 
 # settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
 CARDS = "TRAINFLEET_CARDS"
@@ -106,7 +105,7 @@ def parse(arguments: Sequence[str]) -> Options:
     """The options of a command line; argparse's own message and exit code 2 where it is invalid."""
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser("trainfleet.entrypoint", usage=USAGE, allow_abbrev=False)
+    parser = argparse.ArgumentParser("trainfleet.node.entrypoint", usage=USAGE, allow_abbrev=False)
     parser.add_argument("--on", type=_engine)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=0)
@@ -287,7 +286,7 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
     try:
         require_lock()
         if options.ranks and options.wait:
-            from .node.barrier import muster  # loads asyncio
+            from .barrier import muster  # loads asyncio
 
             muster(seat, str(options.folder), options.wait, lambda words: log.note("node", words))
     except BackendError as error:

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from ..config.memory_fit import Room, checkpoint_bytes, lack
 from ..config.owned_machines import gpus_of
 from ..hardware.node_types import RDMA
-from ..host.rdma_adapters import fastest
+from ..process.rdma_adapters import fastest
 from . import probe
 from .facts import Facts
 from .finding import Finding

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from ..config import Config, dump_resolved
 from ..config.types import SshConfig
 from ..health.lease import APPOINTED
-from ..host.install_paths import python_path
 from ..plan.request import Request, script
+from ..process.install_paths import python_path
 from ..trust.errors import BackendError
 from . import job_commands
 from .facts import Facts
@@ -170,7 +170,7 @@ class FleetHead:
         supervised = [
             self.python,
             "-m",
-            "trainfleet.supervisor",
+            "trainfleet.node.supervisor",
             f"{self.run}/logs/{log}.log",
             "--",
             *words,

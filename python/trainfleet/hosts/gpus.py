@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..host.rdma_adapters import NAME
+from ..process.rdma_adapters import NAME
 
 # nvidia-smi's words for what this kind of GPU does not count
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")

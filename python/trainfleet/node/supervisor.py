@@ -1,11 +1,11 @@
-"""A node's supervisor: `python -m trainfleet.supervisor LOG -- COMMAND...` runs a command as this
-node's part of a job.
+"""A node's supervisor: `python -m trainfleet.node.supervisor LOG -- COMMAND...` runs a command as
+this node's part of a job.
 
 It writes everything that the command prints to LOG, each line with its time and rank, passes on
 requests to stop, and when it ends, however it ends, no process of the command is left. It uses only
 the standard library, so it starts in milliseconds.
 
-entrypoint.py does the same for a node that derives its command and log from its seat.
+node/entrypoint.py does the same for a node that derives its command and log from its seat.
 
 With `--detach FILE < TASK` it returns at once, and the task goes on in a session of its own,
 whatever happens to its starter. TASK is {script, environment, token} as JSON (through stdin: a
@@ -33,21 +33,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .health import fence
-from .health.heartbeat_format import replace_file
-from .health.kernel_log import Kernel
-from .health.watchdog import Alarm, Sentry
-from .host import file_systems, temporary_folders
-from .host.host_marker import announce
-from .host.node_log import Log, say, stamp
-from .host.processes import SUPERVISOR, die_with_parent, identity, signal_group
-from .node.placement import TERM_GRACE
-from .run.run_folder import Run
-from .run.run_folder import scratch as scratch_of
-from .storage.cloudwatch import forwarding
-from .storage.s3_sync_agent import uplink_for
-from .trust import untrusted_input
-from .trust.errors import TrainfleetError, telling
+from ..health import fence
+from ..health.heartbeat_format import replace_file
+from ..health.kernel_log import Kernel
+from ..health.watchdog import Alarm, Sentry
+from ..process import file_systems, temporary_folders
+from ..process.host_marker import announce
+from ..process.node_log import Log, say, stamp
+from ..process.processes import SUPERVISOR, die_with_parent, identity, signal_group
+from ..run.run_folder import Run
+from ..run.run_folder import scratch as scratch_of
+from ..storage.cloudwatch import forwarding
+from ..storage.s3_sync_agent import uplink_for
+from ..trust import untrusted_input
+from ..trust.errors import TrainfleetError, telling
+from .placement import TERM_GRACE
 
 ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
 EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
@@ -106,7 +106,7 @@ def run_part(part: Callable[[], int]) -> int:
         raise
     finally:
         if exit_file:
-            # where that is full too, the missing file says that it failed (nodes/job_commands.py)
+            # where that is full too, the missing file says that it failed (hosts/job_commands.py)
             with contextlib.suppress(OSError):
                 write(Path(exit_file), str(code))
     return code

@@ -8,8 +8,8 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..host import plugins
-from ..host.install_paths import PACKAGES, ROOT
+from ..process import plugins
+from ..process.install_paths import PACKAGES, ROOT
 
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
 PARTS = ("schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job

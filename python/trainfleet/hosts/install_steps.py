@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from ..config import Config
 from ..config.types import Fleet
 from ..hardware import node_types
-from ..host.install_paths import ROOT
+from ..process.install_paths import ROOT
 from ..trust import untrusted_input
 from .facts import Facts
 from .stack import PinnedStack

@@ -1,4 +1,4 @@
-"""Prints the changes of a run folder as JSON: `python -m trainfleet.nodes.changed_files FOLDER <
+"""Prints the changes of a run folder as JSON: `python -m trainfleet.hosts.changed_files FOLDER <
 KNOWN`.
 
 KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its

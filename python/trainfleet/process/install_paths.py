@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 CODE = PACKAGE.parent  # what PYTHONPATH names
-# the program, and the stack that comes with it (stacks.py)
+# the program, and the stack that comes with it (config/platforms.py)
 PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
 _BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()
