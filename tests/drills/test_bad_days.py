@@ -71,7 +71,9 @@ def test_what_is_frozen_on_a_node_that_does_not_answer_is_ended_once_it_does(
     finally:
         nodes.open(1)
     output = looker.communicate(timeout=90)[0]
-    assert looker.returncode == 0 and "make clean ends" not in output, output + cockpit.words()
+    assert looker.returncode == 0 and "run make clean to end" not in output, (
+        output + cockpit.words()
+    )
     assert cockpit.losses() == whole
     assert not cockpit.leftovers()
 
@@ -173,7 +175,7 @@ def test_a_node_whose_sshd_hangs_trains_on(
         0,
         0,
         "equal",
-        "node 2 does not answer, its ranks beat, and the run goes on",
+        "node 2 does not answer, its ranks beat, and the run continues",
     )
 
 

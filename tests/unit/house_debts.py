@@ -204,5 +204,4 @@ LONG = {  # more than 450 lines
     "hosts/transport.py",
     "report/history.py",
     "run/run_folder.py",
-    "watch/monitor.py",
 }

@@ -191,6 +191,6 @@ def test_a_run_is_asked_to_stop_before_its_machines_are_taken_back(tmp_path: Pat
     MonitoredAttempt(watch, request).follow()
     assert (
         run.stop.exists()
-        and said[0].startswith("the capacity block ends; next: make setup")
+        and said[0].startswith("the capacity block ends; next: run make setup")
         and watch.backend.looks > 2
     )  # type: ignore[attr-defined]

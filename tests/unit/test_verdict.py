@@ -336,7 +336,7 @@ def test_who_is_alive_is_told_by_beats_and_not_by_their_clocks(run: Run) -> None
     assert sentry.alive(0.04) == {0}
 
 
-CUT = "ended within 0 s without having saved: the engine kills before the grace time"
+CUT = "ended within 0 s without having saved: the scheduler kills before the grace time"
 
 
 def test_an_engine_that_kills_before_the_grace_time_is_named(run: Run) -> None:
@@ -377,7 +377,7 @@ def test_who_did_not_leave_in_time_is_told_from_that(run: Run) -> None:
     )
     assert (
         found.cause == "preempted"
-        and "node 0 had not saved when its time to leave was over" in found.words
+        and "node 0 did not finish saving before its deadline" in found.words
     )
 
 
