@@ -145,8 +145,8 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
 
 
 HARMS: dict[str, tuple[Harm, str]] = {
-    "missing": (shutil.rmtree, "is not there"),
-    "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), "is no folder"),
+    "missing": (shutil.rmtree, "does not exist"),
+    "a file": (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), "is not a folder"),
     "empty": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "holds no model"),
     "other files": (lambda folder: (shutil.rmtree(folder), folder.mkdir(), (folder / "a.txt").touch()), "holds no model"),
     "no config.json": (lambda folder: (folder / "config.json").unlink(), "lacks config.json"),
@@ -245,7 +245,7 @@ def test_every_key_of_a_config_json_is_gone_by_or_named(desk: Path) -> None:
     )
     config_from("model")
     said = " ".join(verbs.enter(desk, "plan", "CONFIG=new.yaml").split())
-    assert "config.json: nothing here goes by architectures, attention_dropout, dtype," in said
+    assert "config.json: trainfleet ignores architectures, attention_dropout, dtype," in said
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -299,7 +299,7 @@ def test_nxd_s_checkpoints_are_looked_at_too(desk: Path) -> None:
     whole = second.read_bytes()
     for broken in (b"", whole[:-30], packed(whole)):
         second.write_bytes(broken)
-        assert f"{second.name}: can't be read as torch.save writes it" in told("nxd")
+        assert f"{second.name}: is not in torch.save's format" in told("nxd")
     second.write_bytes(whole)
     assert not told("nxd")
     (tag.parents[1] / "config.json").write_text(

@@ -379,7 +379,7 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(
     code, text = shell(tmp_path, "train", "SET=model.layers=3")
     assert (
         code == 1
-        and "can't go on with another model.layers" in text
+        and "can't resume with another model.layers" in text
         and "is 3: the weights are of that shape" in text
     )
     assert run.config.read_text() == before and not run.events.exists()
@@ -402,7 +402,7 @@ def test_a_bucket_that_does_not_answer_is_told_without_a_traceback(
     code, text = shell(tmp_path, "checkpoints", **closed)
     assert (
         code == 1
-        and text.startswith("error: s3://bucket/far/line/: S3 gives no good answer")
+        and text.startswith("error: s3://bucket/far/line/: S3 gives no valid answer")
         and "aws s3 ls" in text
     )
     assert "Traceback" not in text

@@ -209,7 +209,7 @@ def test_each_hint_about_records_ends_in_a_dataset(
         tokenize(data, Share(0, 1, 1))
     hint = caught.value.next
     if kind == "another field":
-        assert hint == "SET='data.text_field=body' takes that one"
+        assert hint == "SET='data.text_field=body' selects that one"
         data = Data("set", (name,), "body", "bpe", 300, 0.1)
     else:
         assert "instruction tuning" in hint and "text_field=" not in hint, hint
@@ -242,7 +242,7 @@ def test_what_is_no_text_at_all_is_named_and_not_converted(kind: str) -> None:
     Path("a.txt").write_bytes(MAGIC[kind])
     with pytest.raises(DataError) as caught:
         tokenize(Data("set", ("a.txt",), "text", "bpe", 300, 0.1), Share(0, 1, 1))
-    assert "leave it out: it is a" in caught.value.next and "iconv" not in str(caught.value)
+    assert "exclude it: it is a" in caught.value.next and "iconv" not in str(caught.value)
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "utf-16", "utf-32"])

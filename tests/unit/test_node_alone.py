@@ -111,12 +111,12 @@ def test_a_bucket_that_does_not_answer_is_said_and_ends_nothing(
     from trainfleet.trust.errors import S3Error
 
     def refuse(*_: Any) -> None:
-        raise S3Error("gives no good answer")
+        raise S3Error("gives no valid answer")
 
     monkeypatch.setattr(s3, "write", refuse)
     said: list[str] = []
     ExitCodes(ROOT, "j").publish(1, 0, said.append)
-    assert said == ["node 0 does not know that this node has ended: gives no good answer"]
+    assert said == ["node 0 does not know that this node has ended: gives no valid answer"]
 
 
 @pytest.mark.parametrize(

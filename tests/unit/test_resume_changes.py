@@ -42,7 +42,7 @@ def desk(tmp_path: Path) -> Path:
 def test_another_optimizer_is_refused_before_anything_starts(desk: Path, verb: str) -> None:
     said = verbs.enter(desk, verb, "SET=train.optimizer=muon", code=1)
     assert (
-        "can't go on with another train.optimizer" in said
+        "can't resume with another train.optimizer" in said
         and f"SET='name=again train.init_from={KEPT}'" in said
     )
     assert not (desk / "data").exists() and not (desk / "runs/old/events").exists()
