@@ -53,10 +53,10 @@ def tar() -> bytes:
 
 
 ONE_BAD = {
-    "no json": ("a.jsonl", lines(b'{"text": "half a'), "a.jsonl:51: is no JSON"),
+    "no json": ("a.jsonl", lines(b'{"text": "half a'), "a.jsonl:51: is not JSON"),
     "no text field": ("a.jsonl", lines(b'{"body": "b"}'), "a.jsonl:51: lacks the field `text`"),
     "no text": ("a.jsonl", lines(b'{"text": 3}'), "a.jsonl:51: `text` is 3, not a string"),
-    "no object": ("a.jsonl", lines(b"[1]"), "a.jsonl:51: is no JSON object"),
+    "no object": ("a.jsonl", lines(b"[1]"), "a.jsonl:51: is not a JSON object"),
     "latin 1": ("a.jsonl", lines(b'{"text": "caf\xe9"}'), "a.jsonl:51: is not UTF-8"),
     "half a pair": (
         "a.jsonl",
@@ -64,8 +64,8 @@ ONE_BAD = {
         "a.jsonl:51: `text` holds half of a surrogate pair",
     ),
     "nested": ("a.jsonl", lines(b"[" * 100_000), "a.jsonl:51: is nested too deeply"),
-    "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is no JSON"),
-    "lines called json": ("a.json", lines(b"x"), "a.json:51: is no JSON"),
+    "packed": ("a.jsonl.gz", gzip.compress(lines(b"x")), "a.jsonl.gz:51: is not JSON"),
+    "lines called json": ("a.json", lines(b"x"), "a.json:51: is not JSON"),
     "array": (
         "a.json",
         json.dumps([*({"text": text} for text in GOOD), {"text": []}]).encode(),

@@ -92,8 +92,8 @@ def test_only_thousands_are_put_together(tmp_path: Path) -> None:
 
 def test_a_file_s_name_begins_no_line_of_its_own() -> None:
     assert (
-        str(InputError("is no JSON", where="a\nerror: b.jsonl:1"))
-        == "a\\nerror: b.jsonl:1: is no JSON"
+        str(InputError("is not JSON", where="a\nerror: b.jsonl:1"))
+        == "a\\nerror: b.jsonl:1: is not JSON"
     )
 
 

@@ -234,7 +234,7 @@ def test_a_node_says_where_its_dataset_is(
     entrypoint.copy_dataset(order, log)
     monkeypatch.setenv(COPY, str(tmp_path))
     entrypoint.copy_dataset(order, log)
-    assert MOUNTED not in os.environ and "is no disk of this node's own" in log.path.read_text()
+    assert MOUNTED not in os.environ and "is not this node's own disk" in log.path.read_text()
     monkeypatch.setenv(COPY, "/dev/shm")
     try:
         entrypoint.copy_dataset(order, log)

@@ -280,7 +280,7 @@ def test_an_encoder_that_turns_out_wrong_is_replaced_and_named(
     monkeypatch.setitem(encoders.ENCODERS, "fastokens", WrongLater)
     found = tokenize(data, ALONE, tmp_path / "wrong")
     assert right and found and found.identity == right.identity
-    assert "done again with the reference" in found.notes[0]
+    assert "encoded again with the reference" in found.notes[0]
     assert any(backend.startswith("tokenizers") for backend in found.backends)
 
 

@@ -47,7 +47,7 @@ def refused(*lines: str, set: str = "") -> str:
 
 @pytest.mark.parametrize(
     "source, why",
-    [("txet", "did you mean text?"), ("pipe.txt", "is a pipe"), ("gone.txt", "its link leads to nowhere"), ("~/text", "a shell's word"),
+    [("txet", "did you mean text?"), ("pipe.txt", "is a pipe"), ("gone.txt", "its link leads to nowhere"), ("~/text", "works only in a shell"),
      ("lfs", "git lfs pull"), ("none-*.txt", "no file matches")],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", ["plan", "tokenize"])
@@ -168,8 +168,8 @@ def empty_tar(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name, make, why",
-    [("a.tar", empty_tar, "hold no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
-     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "call the file .json")],
+    [("a.tar", empty_tar, "have no text"), ("a.jsonl", lambda path: path.write_text("<html>404"), "is a web page"),
+     ("a.jsonl", lambda path: path.write_text('[\n {"text": "a"}\n]\n'), "name the file .json")],
 )  # fmt: skip
 def test_a_source_without_text_is_told_as_what_it_is(
     desk: Path, name: str, make: Callable[[Path], None], why: str
@@ -184,7 +184,7 @@ def test_a_source_without_text_is_told_as_what_it_is(
 @pytest.mark.parametrize(
     "set, why",
     [("checkpoint.destination=~/x", "a shell's word"), ('checkpoint.destination="$HOME/x"', "a shell's word"),
-     ("train.init_from=config.yaml", "is no folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
+     ("train.init_from=config.yaml", "is not a folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
      ("train.loggers=[wandb,wandb]", 'names "wandb" twice')],
 )  # fmt: skip
 def test_a_path_that_would_be_taken_for_another_is_refused(desk: Path, set: str, why: str) -> None:

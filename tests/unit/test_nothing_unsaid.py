@@ -339,7 +339,7 @@ def test_a_readme_beside_records_is_left_out_and_named(tmp_path: Path) -> None:
         folder, path = tmp_path / f"{number}", tar(tmp_path / f"{number}.tar", members)
         beside = next(name for name in names if name[0] in "RLd")
         assert len(texts(folder)) == len(texts(path)) == 1
-        assert f"1 {beside} beside records (name it in data.sources" in told(folder)
+        assert f"1 {beside} next to records (name it in data.sources" in told(folder)
         assert f"1 {archives.SIDECAR}" in told(path)
     assert texts(tmp_path / "0", tmp_path / "0/README.md") == ["a line", "a card"]
     members = {f"{number}/README.md": b"a page" for number in range(40)}
@@ -367,9 +367,9 @@ def test_a_link_within_a_source_is_followed_and_one_out_of_it_is_told(tmp_path: 
         assert texts(source) == ["a", "kept elsewhere"]
         assert f"1 link to {tmp_path}/real/extra (name that in data.sources" in told(source)
         assert f"1 link to {tmp_path}/real/extra/b.txt (name" in told(source)
-        assert "2 link to what is read at its own place" in told(
+        assert "2 link to a file that is read at its own place" in told(
             source
-        ) and "1 link that leads nowhere" in told(source)
+        ) and "1 link to a missing file" in told(source)
     assert texts(f"{folder}/one.txt") == ["outside"] == texts(f"{folder}/on*.txt")
     snapshot = tmp_path / "datasets--me--set/snapshots/1a2b"
     written(snapshot.parents[1] / "blobs/abc", LINE)

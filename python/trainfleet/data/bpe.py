@@ -1,4 +1,4 @@
-"""A byte-level BPE trained on a bounded sample of the data, the same one for any number of
+"""Trains a byte-level BPE on a bounded sample of the data, the same sample for any number of
 nodes.
 """
 
@@ -16,13 +16,13 @@ from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
-SMALLEST = 300  # tokens: the least that data.vocabulary_size may be
+SMALLEST = 300  # tokens: the minimum of data.vocabulary_size
 SAMPLE_BYTES = 10 * MEBIBYTE
-# so that at most SAMPLE_BYTES / GRAIN files are opened, however many there are
+# at most SAMPLE_BYTES / GRAIN files are opened, regardless of their number
 GRAIN = MEBIBYTE // 16
-# is learned from in parts: a merge takes time with the square of a word's length
+# words that are split for training: a merge takes time with the square of a word's length
 LONG_WORD = re.compile(r"(\S{1000}|\s{1000})")
-LONGEST = MEBIBYTE  # characters of one document that are looked at
+LONGEST = MEBIBYTE  # characters of one document that are used
 
 # The splitter of Llama 3 (and of GPT-4): words with one leading sign or space, numbers of up to
 # three digits, lines.
@@ -33,10 +33,10 @@ SPLIT = (
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """The tokenizer.json of a BPE with `data.vocabulary_size` tokens, first those for the end,
-    padding and masks.
+    """Trains a BPE and returns its tokenizer.json with `data.vocabulary_size` tokens, first those
+    for the end, padding and masks.
 
-    DataError when the text is too small or too uniform for so many.
+    Raises DataError if the text is too small or too uniform for that many.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -55,7 +55,9 @@ def train(data: Data, plan: UnitPlan) -> str:
     texts = sample(data, plan)
     if (first := next(texts, None)) is None:
         raise DataError(
-            "the files hold no text", where="data.sources", next="see what is not read: make plan"
+            "the files have no text",
+            where="data.sources",
+            next="run make plan to see which files are skipped",
         )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
@@ -72,8 +74,8 @@ def train(data: Data, plan: UnitPlan) -> str:
 
 
 def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[str]:
-    """Documents spread evenly over the data, about `limit` bytes in all; all of them when the data
-    is smaller.
+    """Yields documents spread evenly over the data, about `limit` bytes in all; all of them if the
+    data is smaller.
     """
     share, due = min(1.0, limit / plan.bytes), 0.0
     for source, piece in ((unit.source, piece) for unit in plan.units for piece in unit.pieces):
