@@ -1,5 +1,5 @@
-"""Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A stack of its own
-(trainfleet.config.platforms), beside the engine's.
+"""Supports Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A separate stack
+(trainfleet.config.platforms), next to the engine's.
 
 device                          a NeuronCore of Trn1
 parts, layers, shards, stages   a rank's part of the model, by NxD Core
@@ -21,7 +21,7 @@ from . import folder
 
 
 class Stack:
-    """What config/platforms.py asks for. torch is imported only where it is needed."""
+    """The interface that config/platforms.py calls. torch is imported only if it is needed."""
 
     device = "neuron_xla"
 
@@ -31,7 +31,7 @@ class Stack:
         return NeuronXla(index)
 
     def arrange(self, config: Config, world: Any) -> Any:
-        from .parts import Nxd  # NxD is there on Trn1 alone
+        from .parts import Nxd  # NxD exists only on Trn1
 
         return Nxd(config, world)
 

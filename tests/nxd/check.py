@@ -157,7 +157,7 @@ class Check:
             line
             for output in outputs
             for line in output.splitlines()
-            if "PyTorch/XLA takes it for rank" in line
+            if "PyTorch/XLA sees rank" in line
         ]
         ended = all(processes.codes) and not (run / "metrics.jsonl").exists()
         self.say(

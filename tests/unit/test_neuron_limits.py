@@ -64,7 +64,7 @@ def test_what_it_has_is_not(tmp_path: Path, kind: str) -> None:
     ("version", "told"),
     [
         ("", "torch-neuronx is not installed"),
-        ("1.0", "torch-neuronx 1.0 is the empty one of the public index"),
+        ("1.0", "torch-neuronx 1.0 is the empty package of the public index"),
         ("2.9.0.2.15.32035", "torch-neuronx 2.9.0.2.15.32035 is PyTorch/XLA"),
         ("2.99.3.0", "torch-neuronx 2.99.3.0 is made for another torch than"),
         (f"{torch.__version__.split('+')[0]}.3.0", ""),
@@ -135,14 +135,14 @@ SDK = {
         ({"torch-xla": ""}, "torch-xla is not installed"),
         ({"torch": "2.13.0"}, "torch 2.13.0 and torch-xla 2.9.0: the SDK is made for 2.9 of both"),
         ({"torch-xla": "2.8.1"}, "torch-xla 2.8.1: the SDK is made for 2.9 of both"),
-        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty one of the public index"),
+        ({"torch-neuronx": "1.0"}, "torch-neuronx 1.0 is the empty package of the public index"),
         (
             {"torch-neuronx": "2.13.3.0"},
-            "torch-neuronx 2.13.3.0 is native PyTorch, which Trn1 has not",
+            "torch-neuronx 2.13.3.0 is native PyTorch, which does not support Trn1",
         ),
         (
             {"neuronx-distributed": "0.1"},
-            "neuronx-distributed 0.1 is the empty one of the public index",
+            "neuronx-distributed 0.1 is the empty package of the public index",
         ),
     ],
 )
@@ -167,5 +167,5 @@ def test_a_rank_that_pytorch_xla_takes_for_another_ends() -> None:
     core = object.__new__(neuron_xla.NeuronXla)
     core.runtime = types.SimpleNamespace(global_ordinal=lambda: 0, world_size=lambda: 1)
     core.joined(0, 1)
-    with pytest.raises(RunError, match="rank 1 of 2, and PyTorch/XLA takes it for rank 0 of 1"):
+    with pytest.raises(RunError, match="rank 1 of 2, but PyTorch/XLA sees rank 0 of 1"):
         core.joined(1, 2)

@@ -292,7 +292,7 @@ def test_a_view_that_repeats_its_numbers_takes_no_memory(tmp_path: Path) -> None
     buffer = io.BytesIO()
     torch.save(content, buffer)
     path.write_bytes(buffer.getvalue())
-    assert "more numbers than are there" in refusal(tag, SHAPES["llama"])
+    assert "more numbers than are stored" in refusal(tag, SHAPES["llama"])
 
 
 @pytest.mark.parametrize(("form", "said"), [("huggingface", None), ("nxd", (None, None)), ("nxd-tp8", (8, None)),

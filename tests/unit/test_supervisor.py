@@ -302,7 +302,7 @@ def test_when_there_is_room_again_the_log_has_what_waited_and_says_so(
     lines = path.read_text().splitlines()
     assert [line.split()[1] for line in lines[:-1]] == ["6", "7", "8", "9", "10"]
     assert (
-        "closed to its node" in lines[-1]
+        "could not be written" in lines[-1]
         and "(No space left on device); 6 lines are lost" in lines[-1]
     )
     assert capfd.readouterr().err.count("can't be written") == 1

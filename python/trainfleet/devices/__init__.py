@@ -1,6 +1,7 @@
-"""The devices that ranks compute on, each a file, and other platforms' (config/platforms.py).
+"""The devices that ranks compute on, one file each, and other platforms' devices
+(config/platforms.py).
 
-Nothing outside this package chooses one, or asks which kind it has.
+No code outside this package chooses one, or asks which kind it has.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 
 def planned(kind: str) -> Device:
-    """This rank's device, number LOCAL_RANK of its node, of the kind that the plan says
-    (`fleet.stack`); not yet started.
+    """Returns this rank's device, not yet started: number LOCAL_RANK of its node, of the plan's
+    kind (`fleet.stack`).
 
     Raises:
-        RunError: the node has no such device, its driver is missing, or this torch can't use it.
-            Nothing else is opened instead.
+        RunError: the node has no such device, its driver is missing, or this torch can't use it. No
+            other device is opened instead.
     """
     opened = KINDS.get(kind) or platforms.opening(kind)
     if opened is None:
@@ -46,8 +47,8 @@ def planned(kind: str) -> Device:
 
 
 def nearest() -> Device:
-    """The fastest device that this process finds, started: for one that looks at a model, and was
-    not planned to run anywhere.
+    """Starts the fastest device that this process finds: for a process that reads a model, and has
+    no planned device.
     """
     device = Cuda(index()) if Cuda.found() else Cpu()
     device.start()

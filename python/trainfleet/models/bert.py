@@ -1,8 +1,8 @@
-"""BERT as a plain module: tokens hidden in the whole sequence are guessed, and whether B follows A
+"""BERT as a plain module: guesses tokens hidden in the entire sequence, and whether B follows A
 (arXiv:1810.04805).
 
-Shapes: B sequences, T tokens, D hidden size, V vocabulary. What goes in is tokens [B, T], or tokens
-and segments [B, T, 2]. The first token's target says whether B follows A (0: it does), as that
+Shapes: B sequences, T tokens, D hidden size, V vocabulary. The input is tokens [B, T], or tokens
+and segments [B, T, 2]. The first token's target tells whether B follows A (0: it does), as that
 token is never hidden.
 """
 
@@ -23,8 +23,8 @@ from .parallel_plan import ParallelPlan
 
 
 class Encoder(Network):
-    """tokens -> logits [B, T, V], or with targets the loss. RoBERTa is this, and BERT this with a
-    `Pooler`.
+    """Maps tokens to logits [B, T, V], or with targets to the loss. RoBERTa is this, and BERT is
+    this with a `Pooler`.
     """
 
     plan = ParallelPlan(
@@ -73,7 +73,7 @@ class Encoder(Network):
         )
 
     def guesses(self, targets: Tensor) -> int:
-        """How many tokens of a sequence are hidden, of which this rank may have a part."""
+        """Returns how many tokens of a sequence are hidden; this rank may have a part of them."""
         return self.family.guesses(self.parts * targets.shape[1])
 
     def initial(self, name: str) -> tuple[float, float]:
@@ -81,7 +81,7 @@ class Encoder(Network):
 
 
 class Bert(Encoder):
-    """An encoder that also says whether B follows A: its loss is the sum of both means."""
+    """An encoder that also guesses whether B follows A: its loss is the sum of both means."""
 
     plan = replace(Encoder.plan, last=("head", "pooler"), alike=("head", "pooler"))
 
@@ -91,10 +91,10 @@ class Bert(Encoder):
         self.total = Total()
 
     def loss(self, x: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """The loss of features. A sum counts every sequence as often as its guesses: over these, it
-        is the mean.
+        """Returns the loss of features. A sum counts every sequence as often as its guesses:
+        divided by these, it is the mean.
         """
-        first = self.positions_of(targets)[:1] == 0  # whether this rank has the token that says it
+        first = self.positions_of(targets)[:1] == 0  # this rank has the token with that label
         words = torch.cat((torch.where(first, IGNORED, targets[:, :1]), targets[:, 1:]), 1)
         hidden: Tensor = self.total(super().loss(x, words, reduction))
         labels = targets[:, 0]
@@ -123,7 +123,7 @@ class BertBlock(nn.Module):
 
 
 class MaskedTokenHead(nn.Module):
-    """x [B, T, D] -> logits [B, T, V], or [N, V] of the N `chosen` of all B T positions."""
+    """Maps x [B, T, D] to logits [B, T, V], or [N, V] for the N `chosen` of all B T positions."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
@@ -137,7 +137,9 @@ class MaskedTokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """x [B, T, D] -> scores [B, 2], from the first token: B follows A, or is from elsewhere."""
+    """Maps x [B, T, D] to scores [B, 2], from the first token: B follows A, or is from
+    elsewhere.
+    """
 
     def __init__(self, shape: Model) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""GPT-2 as a plain module: learnt positions, LayerNorm before each part of a block, GELU (Radford
+"""GPT-2 as a plain module: learned positions, LayerNorm before each part of a block, GELU (Radford
 et al. 2019).
 
 Shapes: B sequences, T tokens, D hidden size, V vocabulary.
@@ -18,7 +18,7 @@ from .network import causal_within, positions_within
 
 
 class GPT2(Decoder):
-    """tokens [B, T] -> logits [B, T, V], or with targets the loss."""
+    """Maps tokens [B, T] to logits [B, T, V], or with targets to the loss."""
 
     plan = replace(
         Llama.plan,
@@ -53,8 +53,8 @@ class GPT2(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def initial(self, name: str) -> tuple[float, float]:
-        """What writes to the residual stream gets 1/sqrt(2 L) of the others' std, so that depth
-        does not make it grow.
+        """Returns mean and std of a parameter's first values. Layers that write to the residual
+        stream get 1/sqrt(2 L) of the others' std, so that it does not grow with depth.
         """
         mean, std = initial(name)
         writes = name.endswith(("o_proj.weight", "down_proj.weight"))

@@ -1,5 +1,5 @@
-"""Decides what happens where a file system lacks an operation, e.g. locks on a Lustre that is
-mounted without `flock`.
+"""Handles file systems that lack an operation, for example locks on a Lustre that is mounted
+without `flock`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import IO, Any, TextIO
 
 from ..trust import untrusted_input
 
-# What the kernel says of an operation that a file system does not have (flock(2), fsync(2));
+# The kernel's errors for an operation that a file system does not have (flock(2), fsync(2));
 # ENOLCK: NFS without a lock daemon.
 LACKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL})
-MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # of this machine alone
-_told = set[int]()  # file systems of which a command has told that they have no locks
+MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")  # folders that only this machine has
+_told = set[int]()  # file systems that were already reported to have no locks
 
 
 def offered(operation: Callable[[], object], *lacks: int) -> bool:
-    """Returns whether the file system has this operation, which is then done. OSError where it has
-    it and it fails.
+    """Runs an operation and returns whether the file system has it. Raises OSError if it has it and
+    it fails.
 
-    `lacks`: other errors that say so of this one.
+    `lacks`: further errors that mean that it does not have this one.
     """
     try:
         operation()
@@ -38,10 +38,10 @@ def offered(operation: Callable[[], object], *lacks: int) -> bool:
 
 
 def name_once(part: Path, path: Path) -> None:
-    """Gives a whole file a second name. FileExistsError where that is taken: of several who try at
-    once one succeeds.
+    """Gives a complete file a second name. Raises FileExistsError if that is taken: of several
+    processes that try at once, one succeeds.
     """
-    # FAT and some of FUSE have no second names
+    # FAT and some FUSE file systems have no second names
     if offered(lambda: os.link(part, path), errno.EPERM):
         return
     with (
@@ -54,17 +54,17 @@ def name_once(part: Path, path: Path) -> None:
 
 
 def lock(file: int | IO[Any], how: int) -> bool:
-    """Returns whether the file system has locks; then this one is held. BlockingIOError where
-    another process has it.
+    """Takes a lock, and returns whether the file system has locks. Raises BlockingIOError if
+    another process holds it.
     """
     return offered(lambda: fcntl.flock(file, how))
 
 
 def take_lock(path: Path) -> TextIO:
-    """Returns the lock file, open and held; BlockingIOError where another process has it.
+    """Returns the lock file, open and held. Raises BlockingIOError if another process holds it.
 
-    Where its file system has no locks, a file of this machine stands in. Between machines a lease
-    decides (health/lease.py).
+    If its file system has no locks, a file on this machine is locked instead. Between machines a
+    lease decides (health/lease.py).
     """
     file, has_locks = _locked(path)
     if has_locks:
@@ -75,7 +75,7 @@ def take_lock(path: Path) -> TextIO:
 
 
 def look(folder: Path) -> None:
-    """Tells whether the file system of a folder has no locks."""
+    """Reports if the file system of a folder has no locks."""
     with tempfile.TemporaryFile(dir=folder) as file:
         if not lock(file, fcntl.LOCK_EX):
             _tell(folder)
@@ -85,7 +85,7 @@ def _tell(folder: Path) -> None:
     if (device := folder.stat().st_dev) not in _told:
         _told.add(device)
         what, then = (
-            "has no locks: files of this machine stand in, and between machines a lease decides",
+            "has no locks: this machine locks local files, and between machines a lease decides",
             "mount it with `-o flock`",
         )
         print(
@@ -104,7 +104,7 @@ def _locked(path: Path) -> tuple[TextIO, bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a process of this machine holds the lock."""
+    """Returns whether a process on this machine holds the lock."""
     for one in (path, _stand_in(path)):
         try:
             with untrusted_input.open_regular(one) as file:

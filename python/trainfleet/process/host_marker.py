@@ -1,10 +1,10 @@
-"""Announces a run to all users of a host by the name of an abstract socket, for as long as its
-process lives.
+"""Announces a run to all users of a host by the name of an abstract socket, as long as its process
+lives.
 
 The names of abstract sockets are in /proc/net/unix for all to read, vanish with their process, and
 are unique. So no privileges are needed to see whose run it is, and of two that start at once one is
-first. Linux only; elsewhere, and for a process that is no job on a host of a fleet, nothing is
-announced.
+first. On systems other than Linux, and for a process that is not a job on a host of a fleet, this
+does nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..trust.safe_output import visible
 
 JOB = "TRAINFLEET_JOB"  # the mark of a run's processes (hosts/job_commands.py)
 ALONE = "TRAINFLEET_ALONE"  # no other run may use this host (fleet.exclusive)
-# begin a socket's name: of any run, and of the one that must be alone
+# beginnings of a socket's name: of any run, and of the one that must be alone
 ANNOUNCED, ONLY = ("trainfleet:", "trainfleet-alone")
 NAME = 107  # bytes of a socket's name, by unix(7)
-PATIENCE = 5.0  # seconds for a fenced run on this host to be gone
-_held: list[socket.socket] = []  # as long as this process lives
+PATIENCE = 5.0  # seconds for a fenced run on this host to disappear
+_held: list[socket.socket] = []  # held as long as this process lives
 
 
 def announce() -> str:
-    """Announces this process to all users of this host; the run that keeps it from running here, ""
-    where none does.
+    """Announces this process to all users of this host. Returns the run that keeps it from running
+    here, or "".
     """
     mark = os.environ.get(JOB)
     if not mark or sys.platform != "linux":
@@ -46,7 +46,7 @@ def announce() -> str:
 
 
 def others(mark: str) -> str:
-    """The other runs that are announced on this host, and whose they are."""
+    """Returns the other runs that are announced on this host, with their users."""
     found = set()
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
@@ -58,7 +58,7 @@ def others(mark: str) -> str:
 
 
 def _hold(name: str) -> bool:
-    """Takes the socket of this name for this process; False where another one has it."""
+    """Takes the socket of this name for this process. Returns False if another one has it."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(b"\0" + name.encode()[:NAME])
@@ -70,7 +70,7 @@ def _hold(name: str) -> bool:
 
 
 def user() -> str:
-    """Who runs this, as `id -un` says it."""
+    """Returns this process's user like `id -un`."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

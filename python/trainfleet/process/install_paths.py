@@ -1,5 +1,5 @@
-"""Where the program's own files are: in a checkout, or in an installed package, which bundles the
-rest of one.
+"""Finds the program's own files: in a checkout, or in an installed package, which bundles the rest
+of one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sysconfig
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-CODE = PACKAGE.parent  # what PYTHONPATH names
-# the program, and the stack that comes with it (config/platforms.py)
+CODE = PACKAGE.parent  # the folder for PYTHONPATH
+# the program, and the stack that ships with it (config/platforms.py)
 PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
 _BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()
@@ -19,21 +19,23 @@ ROOT = _BUNDLED if IS_INSTALLED else PACKAGE.parents[1]
 
 
 def python_path(code: str | Path = CODE) -> dict[str, str]:
-    """The environment in which Python finds this program in `code`, and packages in no folder where
-    it happens to be started.
+    """Returns the environment in which Python finds this program in `code`, and never imports from
+    the current folder.
 
-    A user's random.py or yaml.py there would take a package's place (PYTHONSAFEPATH: Python 3.11).
+    A user's random.py or yaml.py there would shadow a package (PYTHONSAFEPATH: Python 3.11).
     """
     return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
 
 
 def page(name: str) -> str:
-    """Where a page of ours can be read, such as schema/README.md: here, or beside the program."""
+    """Returns the path of one of our pages, such as schema/README.md: in this folder, or next to
+    the program.
+    """
     return name if Path(name).exists() else str(ROOT / name)
 
 
 def version() -> str:
-    """The release, and of a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
+    """Returns the release, and for a checkout the commit: `0.2.0 (1a2b3c4, changed)`."""
     if IS_INSTALLED:
         from importlib import metadata  # takes 14 ms, of every verb
 
@@ -45,7 +47,7 @@ def version() -> str:
     release = next(line.split('"')[1] for line in lines if line.startswith("version"))
     if not (ROOT / ".git").exists():  # a repository above this folder is another project's
         return release
-    # `git describe --dirty` would lock the index, and leave the lock where it is killed.
+    # `git describe --dirty` would lock the index, and leave the lock if it is killed.
     words = [
         "git",
         "--no-optional-locks",
@@ -66,18 +68,21 @@ def version() -> str:
 
 
 def installing(extra: str) -> str:
-    """The command that installs an extra of pyproject.toml for the Python that runs this."""
-    # pip takes the extra's packages from what is installed, and looks for no newer trainfleet
+    """Returns the command that installs an extra of pyproject.toml for the Python that runs
+    this.
+    """
+    # pip reads the extra's packages from the installed metadata, and does not search for a newer
+    # trainfleet
     if IS_INSTALLED:
         return installing_package(f"'trainfleet[{extra}]'")
     return "scripts/venv.sh apply requirements-extras.lock"
 
 
 def installing_package(package: str) -> str:
-    """The command that installs a package for the Python that runs this; uv makes environments
-    without pip.
+    """Returns the command that installs a package for the Python that runs this; uv makes
+    environments without pip.
     """
-    # Not by find_spec: setuptools takes a look for pip for pip itself, and then torch.compile,
+    # Not by find_spec: setuptools mistakes a search for pip for pip itself. Then torch.compile,
     # which loads setuptools, fails.
     has_pip = Path(sysconfig.get_path("purelib"), "pip").is_dir()
     return (

@@ -1,5 +1,5 @@
-"""A node's log: lines with their time and author, which wait in memory while the disk takes none.
-Standard library only.
+"""Writes a node's log: lines with their time and author, which wait in memory while the disk
+accepts none. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ..trust.redaction import hide_bytes
 from ..trust.untrusted_input import opener
 
-# What a client says of a file server that it has lost.
+# A client's errors for a file server that it has lost.
 AWAY = (
     errno.ESTALE,
     errno.EIO,
@@ -35,8 +35,8 @@ _RANKED = re.compile(rb"^(rank \d+) \| ?")
 
 
 class Log:
-    """A node's log. It never ends what it logs: lines that can't be written wait in memory, and the
-    oldest are dropped.
+    """A node's log. It never ends the process that it logs: lines that can't be written wait in
+    memory, and the oldest are dropped.
 
     `echo`: an open file that gets each line too, until a write to it fails.
     """
@@ -46,11 +46,10 @@ class Log:
         self.waiting = deque[bytes]()
         self.size = self.lost = 0  # bytes that wait; lines that were dropped
         self.file: io.FileIO | None = None
-        self.failed: float | None = None  # since when writes fail
+        self.failed: float | None = None  # time since when writes fail
         self.tried, self.why = 0.0, ""
-        self.severed = (
-            False  # the last write that failed did so as the file server was out of reach
-        )
+        # the last failed write failed because the file server was out of reach
+        self.severed = False
 
     def write(self, line: bytes) -> None:
         """Writes a line. While writes fail, they are retried every TRY_EVERY seconds."""
@@ -72,7 +71,7 @@ class Log:
         self.write(stamp(f"{text}\n".encode(), when, who))
 
     def close(self) -> bool:
-        """Flushes and closes the file; whether all lines are in it."""
+        """Flushes and closes the file. Returns whether all lines are in it."""
         self._flush()
         if self.file is not None:
             self.file.close()
@@ -90,7 +89,7 @@ class Log:
             seconds, self.failed = time.monotonic() - self.failed, None
             self.note(
                 "node",
-                f"this log was closed to its node for {seconds:.0f} s ({self.why}); {self.lost} "
+                f"this log could not be written for {seconds:.0f} s ({self.why}); {self.lost} "
                 "lines are lost",
             )
 
@@ -122,8 +121,8 @@ class Log:
 
 
 def say(log: Path, words: str, who: str = "node") -> None:
-    """Appends a line to a node's log from beside its supervisor, or from a signal handler, which
-    may interrupt another write.
+    """Appends a line to a node's log from another process than its supervisor, or from a signal
+    handler, which may interrupt another write.
     """
     with contextlib.suppress(OSError):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +131,8 @@ def say(log: Path, words: str, who: str = "node") -> None:
 
 
 def stamp(line: bytes, when: float | None = None, who: str = "agent") -> bytes:
-    """`rank 0 12:03:44.123 | text`: who, when (else now), what. Secrets are hidden.
+    """Formats a line as `rank 0 12:03:44.123 | text`: author, time (default: now), text. Hides
+    secrets.
 
     A line that begins with a rank is that rank's.
     """

@@ -1,10 +1,10 @@
-"""What installed packages add to this one, by entry points (packaging.python.org, Entry points
+"""Finds what installed packages add to this one by entry points (packaging.python.org, Entry points
 specification).
 
 trainfleet.backends  a class of `backends.base.Backend`: where jobs run
 trainfleet.seats     a `node.placement.Seating`: how the nodes of such a backend know which of them
                      they are
-trainfleet.benches   how tests/conformance tries it: a generator that yields a `Bench`
+trainfleet.benches   a generator that yields a `Bench`, with which tests/conformance tries it
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ OF_BACKENDS, OF_SEATS, OF_BENCHES = "trainfleet.backends", "trainfleet.seats", "
 
 @cache
 def names(group: str) -> tuple[str, ...]:
-    """The names that installed packages add to a group."""
+    """Returns the names that installed packages add to a group."""
     from importlib.metadata import entry_points  # reads the metadata of all packages: some 0.02 s
 
     return tuple(sorted(entry_points(group=group).names))
 
 
 def offered(group: str, name: str) -> object:
-    """What an installed package adds under that name; None where none does.
+    """Returns the object that an installed package adds under that name; None without one.
 
     Raises:
         BackendError: it can't be loaded.
@@ -36,10 +36,10 @@ def offered(group: str, name: str) -> object:
     for point in entry_points(group=group, name=name):
         try:
             return point.load()
-        except Exception as error:  # whatever a package of somebody else's does as it is imported
+        except Exception as error:  # any error when somebody else's package is imported
             why, then = (
                 f"{type(error).__name__}: {error}",
-                f"mend or remove the package {point.dist.name if point.dist else ''}",
+                f"fix or remove the package {point.dist.name if point.dist else ''}",
             )
             raise BackendError(
                 "can't be loaded", where=f"{point.value} ({group}: {name})", why=why, next=then
@@ -50,7 +50,7 @@ def offered(group: str, name: str) -> object:
 def sources(group: str, name: str) -> tuple[list[Path], dict[str, bytes]]:
     """Finds the packages that add that name, and writes the metadata by which a node finds it.
 
-    An installer's own metadata names folders of this machine, and differs from one to the next.
+    An installer's own metadata names folders of this machine, and differs between installers.
     """
     from importlib.metadata import entry_points
     from importlib.util import find_spec

@@ -1,5 +1,5 @@
-"""Process trees without orphans: children that die with their parent, and groups that are signalled
-as a whole.
+"""Runs process trees without orphans: children that die with their parent, and groups that are
+signalled together.
 """
 
 from __future__ import annotations
@@ -16,30 +16,28 @@ from pathlib import Path
 
 from ..trust.errors import RunError
 
-try:  # here, as what runs between fork and exec imports nothing
+try:  # here, as code between fork and exec must import nothing
     import ctypes
-except ImportError:  # a Python that was built without libffi; torch has none there
+except ImportError:  # a Python that was built without libffi; such a Python has no torch
     ctypes = None  # type: ignore[assignment]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SUPERVISOR = (
-    "TRAINFLEET_SUPERVISOR"  # the pid of the supervisor, in the environment of all that it runs
-)
+# variable with the supervisor's pid, in the environment of all its processes
+SUPERVISOR = "TRAINFLEET_SUPERVISOR"
 
 
 def die_with_parent(ancestor: str | None = None) -> None:
-    """Makes the kernel kill this process when its parent dies, however that happens.
+    """Makes the kernel kill this process when its parent dies for any reason.
 
-    The worker of a killed torchrun agent trains on alone (seen with torch 2.13); only the kernel
-    can be relied on to end it. `ancestor`: a pid that is above this process as long as its parent
-    lives, for one that has loaded torch before it calls this: its parent may be dead already. On
-    other systems than Linux, and without ctypes, a thread checks twice a second for a change of
-    parent.
+    The worker of a killed torchrun agent keeps training (seen with torch 2.13); only the kernel
+    reliably ends it. `ancestor` is for a process that loads torch before it calls this, as its
+    parent may be dead by then: a pid above this process as long as its parent lives. On systems
+    other than Linux, and without ctypes, a thread checks twice per second for a change of parent.
     """
     parent = os.getppid()
     if sys.platform == "linux" and ctypes:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # it died before the call above
+        # the parent died before the call above
         if os.getppid() != parent or not (ancestor is None or _is_below(int(ancestor))):
             os._exit(1)
     else:
@@ -47,13 +45,12 @@ def die_with_parent(ancestor: str | None = None) -> None:
 
 
 def _is_below(ancestor: int) -> bool:
-    """Whether a process is this one's parent, or above that; also where /proc does not say."""
+    """Tells whether a process is this one's parent, or above it; True if /proc does not show it."""
     above = os.getppid()
     try:
         while above not in (0, ancestor):
             above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
-    # no /proc, or one that hides other users' processes (hidepid): a rank that trains is not to end
-    # by mistake
+    # no /proc, or one that hides other users' processes (hidepid): training must not end by mistake
     except OSError:
         return True
     return above == ancestor
@@ -66,8 +63,8 @@ def _watch_parent(parent: int) -> None:
 
 
 def limit_memory(size: int) -> None:
-    """Gives this process, and each that it starts, `size` bytes of private memory; files that are
-    only mapped do not count.
+    """Limits this process, and each that it starts, to `size` bytes of private memory; files that
+    are only mapped do not count.
     """
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -76,7 +73,7 @@ def limit_memory(size: int) -> None:
 
 
 def run_module(module: str, *words: str, **environment: str) -> int:
-    """Runs `python -m module words` in a process that dies with this one; its exit code.
+    """Runs `python -m module words` in a process that dies with this one. Returns its exit code.
 
     Verbs run code that needs torch this way: the control plane itself never loads it.
 
@@ -92,8 +89,8 @@ def run_module(module: str, *words: str, **environment: str) -> int:
 
 
 def identity(pid: int) -> str:
-    """A unique identity of a process, even if its pid is reused: `pid start boot`; "" when it has
-    ended.
+    """Returns a unique identity of a process, even if its pid is reused: `pid start boot`; "" if it
+    has ended.
     """
     if sys.platform != "linux":
         said = subprocess.run(
@@ -111,7 +108,7 @@ def identity(pid: int) -> str:
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:
-    """Sends a signal to every process of a group; False when the group has none left."""
+    """Sends a signal to every process of a group. Returns False if the group has ended."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

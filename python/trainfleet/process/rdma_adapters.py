@@ -1,9 +1,9 @@
-"""The RDMA adapters of a node (InfiniBand, RoCE, EFA), as Linux lists their ports: which there are,
-and which a fabric takes.
+"""Reads the RDMA adapters of a node (InfiniBand, RoCE, EFA) from Linux's list of their ports, and
+selects those of a fabric.
 
 /sys/class/infiniband/<name>/ports/<n>/{link_layer,rate,state} (docs.kernel.org,
-Documentation/ABI/stable/sysfs-class-infiniband). A plan knows what joins the nodes, and each node
-finds its own ports: their names differ from one to another. Standard library.
+Documentation/ABI/stable/sysfs-class-infiniband). A plan knows the nodes' fabric, and each node
+finds its own ports: their names differ from node to node. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/sys/class/infiniband")
-MOST = 64  # ports of a node that are looked at
+MOST = 64  # ports of a node that are read at most
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 
@@ -32,12 +32,12 @@ class Port:
     driver: str
 
     def __str__(self) -> str:
-        """As NCCL_IB_HCA takes it."""
+        """Returns the port in the form of NCCL_IB_HCA."""
         return f"{self.adapter}:{self.number}"
 
     @property
     def fabric(self) -> str:
-        """The fabric that it can speak; "" for none that NCCL or libfabric knows."""
+        """The fabric of its link; "" if NCCL and libfabric know none."""
         if self.driver == "efa":
             return "efa"
         return {"InfiniBand": "infiniband", "Ethernet": "roce"}.get(self.link, "")
@@ -46,8 +46,8 @@ class Port:
 def read_port(
     adapter: str, number: str, link: str, rate: str, state: str, driver: str
 ) -> Port | None:
-    """The port of what the kernel's files say: `400 Gb/sec (4X NDR)`, `4: ACTIVE`; None for
-    anything else.
+    """Parses a port from the kernel's files: `400 Gb/sec (4X NDR)`, `4: ACTIVE`; None for anything
+    else.
     """
     gbps = re.match(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", rate)
     if not (re.fullmatch(NAME, adapter) and re.fullmatch("[0-9]{1,3}", number) and gbps):
@@ -58,7 +58,7 @@ def read_port(
 
 
 def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
-    """The ports of this machine."""
+    """Returns the ports of this machine."""
     found = []
     for path in sorted(folder.glob("*/ports/*"))[:MOST]:
         try:
@@ -73,7 +73,7 @@ def ports_here(folder: Path = FOLDER) -> tuple[Port, ...]:
 
 
 def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
-    """The active ports that speak a fabric, without those slower than the fastest: these are for
+    """Returns the active ports of a fabric, without those slower than the fastest: these are for
     storage and logins.
     """
     speaking = [port for port in ports if port.active and port.fabric == fabric]
@@ -82,5 +82,5 @@ def fastest(ports: Iterable[Port], fabric: str) -> tuple[Port, ...]:
 
 
 def listed(ports: Iterable[Port]) -> str:
-    """As NCCL_IB_HCA takes them: mlx5_0:1,mlx5_1:1."""
+    """Returns the ports in the form of NCCL_IB_HCA: mlx5_0:1,mlx5_1:1."""
     return ",".join(map(str, ports))

@@ -1,8 +1,8 @@
-"""Folders on a node's own disk, or in its memory, that last as long as a process uses them.
+"""Makes folders on a node's own disk, or in its memory, that last as long as a process uses them.
 
-A process holds a lock on the folder, which the kernel releases however the process ends. The
-folders of killed processes are removed by the next process that makes such a folder, in any
-container of the node; on a disk without locks they stay.
+A process holds a lock on the folder, which the kernel releases when the process ends for any
+reason. The next process that makes such a folder, in any container of the node, removes the folders
+of killed processes; on a disk without locks they stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def hold(folder: Path) -> int:
 def sweep(folders: Iterable[Path]) -> None:
     """Removes those of this user's folders that no process holds."""
     for folder in folders:
-        with suppress(OSError):  # held, another user's, or gone meanwhile
+        with suppress(OSError):  # held, another user's, or already gone
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
