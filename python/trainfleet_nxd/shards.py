@@ -79,7 +79,7 @@ class Slice:
     them with the same part.
     """
 
-    shape: torch.Size  # of the entire parameter
+    shape: torch.Size  # shape of the entire parameter
     dimension: int | None
     copies: int = 1
 

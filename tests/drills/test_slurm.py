@@ -487,7 +487,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     hold.unlink()
     said = finish(second, code=1)
     assert "behind was queued behind what compiles" in said and job_of(run) == number, said
-    assert "failed: the job: the job that it was to follow has failed (dependency)" in said, said
+    assert "failed: the job: the job before it failed (dependency)" in said, said
     assert f", {compiles}, is FAILED: make logs RUN={compiles}" in said and not names(slurm), said
     (desk / "breaks").unlink()
 

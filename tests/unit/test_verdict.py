@@ -185,7 +185,7 @@ def test_of_an_exception_that_nobody_knows_no_cause_is_named_but_whose_it_was_an
     found = verdict(run)
     assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, 1, False)
     assert str(found).startswith(
-        "failed: rank 1 on node 1 (b): no known cause fits its last words (unknown)\n  why: SomeLibraryError"
+        "failed: rank 1 on node 1 (b): no known cause matches its last words (unknown)\n  why: SomeLibraryError"
     )
     assert "rank 0 on node 0: step 3" in str(found) and found.next.endswith("node-1.log")
 

@@ -132,7 +132,7 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
 def finish(
     data: Data, plan: UnitPlan, preparation: Preparation, store: DatasetStore
 ) -> Manifest | None:
-    """Writes the manifest when every unit is done, on whichever node notices.
+    """Writes the manifest when every unit is done, on any node that notices.
 
     Raises:
         DataError: there is no document to train on, or more bad records were skipped than

@@ -33,7 +33,7 @@ class Device(Protocol):
     """One rank's device."""
 
     kind: str  # cpu, cuda, neuron or neuron_xla
-    backend: str  # of torch.distributed, for tensors on the device
+    backend: str  # torch.distributed's backend for tensors on the device
     torch_device: torch.device
     costly: frozenset[object]  # operations with a result that selective recomputation keeps
     single: str  # the format of fp32 products; 10 bits of a factor may be enough (tf32)
@@ -42,7 +42,7 @@ class Device(Protocol):
     fused_adamw: bool  # torch's fused AdamW, which can skip a step, runs on it
     # fp32 weights are cast for each product of bf16; otherwise once per step, as ranks gather them
     casts: bool
-    lazy: bool  # it is a `Lazy` one
+    lazy: bool  # the device is a `Lazy` one
     # `clock` times the device's work; otherwise the host's recording of it, and no rank is judged
     # by it
     tells_time: bool

@@ -79,7 +79,7 @@ def batch(format_: torch.dtype, parts: int = 1) -> Batch:
 
 
 def multiply(given: Batch, threads: int) -> None:
-    torch.set_num_threads(threads)  # of this Python thread
+    torch.set_num_threads(threads)  # sets those of this Python thread
     for each in given:
         products(*each)
 

@@ -34,7 +34,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """The model's keyword arguments besides the inputs."""
+        """The model's keyword arguments other than the inputs."""
         return {"targets": self.targets} | (
             {} if self.documents is None else {"documents": self.documents}
         )

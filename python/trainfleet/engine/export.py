@@ -46,7 +46,7 @@ def export(run: Run, out: Path, form: str = export_formats.HUGGINGFACE) -> list[
     at all. Returns its files.
 
     Raises:
-        RunError: `out` is there already, the run has no checkpoint, or its model has no such form.
+        RunError: `out` already exists, the run has no checkpoint, or its model has no such form.
     """
     export_formats.require_new(out)
     config, partial = load_resolved(run.config), out.with_name(f".{out.name}.{os.getpid()}")

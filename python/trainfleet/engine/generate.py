@@ -75,7 +75,7 @@ def choose(
     of the probability.
 
     Raises:
-        FloatingPointError: the model has made something else than numbers.
+        FloatingPointError: the model's output is not finite.
     """
     if not logits.isfinite().all():
         raise FloatingPointError

@@ -199,7 +199,7 @@ class Recorder:
         """Writes everything that is left.
 
         Raises:
-            RunError: there is still no room for some of it.
+            RunError: the disk still has no room for some of it.
         """
         self._settle()
         if self.board is not None:

@@ -105,8 +105,8 @@ class StepGuard:
         by them.
 
         Raises:
-            RunError: `train.skips_in_a_row` steps were, one after the other, or the weights are
-                past saving, or the loss scale is. All ranks raise it, with the same words.
+            RunError: `train.skips_in_a_row` steps in a row were skipped, or the weights or the
+                loss scale are beyond repair. All ranks raise it, with the same words.
         """
         if not self.world.device.executes:
             return 0

@@ -99,7 +99,7 @@ class Tree:
         """Waits for the sum that was begun.
 
         Raises:
-            Exception: what torch raises when a rank is gone.
+            Exception: torch's error when a rank is gone.
         """
         if not self.flat:
             if error := self.answered.get():

@@ -58,7 +58,7 @@ class Accelerator:
     efficiency: float = 0.75
     attention: float = 0.4
     fitted: bool = False
-    fp16: float | None = None  # if it is not that of bf16
+    fp16: float | None = None  # if it differs from bf16's
     side: int = 0
     domain: int = 0
     per_node: int = 1

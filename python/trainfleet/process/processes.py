@@ -78,7 +78,7 @@ def run_module(module: str, *words: str, **environment: str) -> int:
     Verbs run code that needs torch this way: the control plane itself never loads it.
 
     Raises:
-        RunError: there is no torch.
+        RunError: torch is not installed.
     """
     if find_spec("torch") is None:
         raise RunError("this Python has no torch", where=sys.executable, next="make setup")

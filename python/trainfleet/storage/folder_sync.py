@@ -147,7 +147,7 @@ class FolderSync:
                 )
         for name in [name for name in self.brought if ASKED.fullmatch(name) and name not in found]:
             del self.brought[name]  # the next such request is new
-            if name == "stop":  # it was obeyed
+            if name == "stop":  # the nodes have stopped
                 sync_rules.remove(self.folder, name)
                 self.sent.pop(name, None)
         self._keep()
@@ -351,7 +351,7 @@ class FolderSync:
                 self.brought = {
                     name: Brought(**fields) for name, fields in record["brought"].items()
                 }
-        except (KeyError, TypeError, AttributeError):  # of another version: start from nothing
+        except (KeyError, TypeError, AttributeError):  # written by another version: start over
             self.sent, self.brought = {}, {}
 
     def _keep(self) -> None:

@@ -1,28 +1,28 @@
 """Every error a user can meet, in one tree.
 
-    TrainfleetError         says what, where, why and what to type next; the process exits with
-                            `exit_code`
+    TrainfleetError         one message: what, where, why and the command to type next; the process
+                            exits with `exit_code`
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── InputError          a file or text that was written elsewhere, with its line and key (trust/untrusted_input.py)
     ├── DataError           a source, a tokenizer or a dataset
-    │   ├── NoSource        an entry of data.sources names nothing that can be read
+    │   ├── NoSource        an entry of data.sources names no readable file
     │   ├── BadText         a record of a source (data/bad_records.py)
     │   └── OtherField      a record of a source without text in the field of data.text_field
     ├── RunError            a run folder or a checkpoint
-    │   ├── Broken          a checkpoint that is not whole (checkpoints/marker.py)
+    │   ├── Broken          an incomplete or damaged checkpoint (checkpoints/marker.py)
     │   ├── CheckpointError another rank could not save or load its part (engine/checkpoint/checkpoint_group.py)
     │   ├── Fenced          another attempt has begun (health/fence.py)
-    │   └── LauncherGone    nobody leads the run any more (launch/remote_launch.py)
+    │   └── LauncherGone    no launcher leads the run any more (launch/remote_launch.py)
     ├── BackendError        a backend, a node or a process on it
     │   ├── JobFailed       a job ended badly: the verdict
-    │   ├── CloudError      AWS refuses a control request, or gives no answer (cloud/calls.py)
-    │   │   └── NotAsked    it could not be asked at all: no credentials, or no way there
-    │   ├── CutOff          this machine reaches no other host, and another is to lead (watch/monitor.py)
-    │   └── Missing         not all nodes of a job came in time (node/barrier.py)
+    │   ├── CloudError      AWS refuses a control request, or does not answer (cloud/calls.py)
+    │   │   └── NotAsked    it could not be asked at all: no credentials, or no connection
+    │   ├── CutOff          this machine reaches no other host, and another must lead (watch/monitor.py)
+    │   └── Missing         not all nodes of a job arrived in time (node/barrier.py)
     ├── ImageError          an image can't be built, pushed or used
-    └── S3Error             S3 refuses a request, or gives no answer for too long; an OSError too, as of a disk
+    └── S3Error             S3 refuses a request, or does not answer for too long; an OSError too, like a disk's
 
-Anything else that escapes is a defect of ours and keeps its traceback.
+Any other exception is a defect of trainfleet and keeps its traceback.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class DataError(TrainfleetError):
 
 
 class NoSource(DataError):
-    """An entry of data.sources, by its number from 0, names nothing that can be read."""
+    """An entry of data.sources, by its number from 0, names no readable file."""
 
     def __init__(self, error: DataError, entry: int) -> None:
         self.entry = entry

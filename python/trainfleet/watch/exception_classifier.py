@@ -104,7 +104,7 @@ def _error(writer: Writer, block: PrintedException, root: bool) -> Evidence:
         sign = told
     where = first_sign(("frame",), block.where)
     if sign and not sign[0].firm and where and sign[0].cause in WIDE and "[Errno " not in text:
-        sign = None  # what they were about, the frame tells better
+        sign = None  # the frame shows more exactly what failed
     if sign and (sign[0].firm or block.name not in BUGS):
         said = next((text for text in block.message if sign[0].search(text)), block.message[0])
         found = replace(signed(sign, line, line.time, writer, block.index, said), error=True)

@@ -70,10 +70,10 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class Sequel:
-    """Defines the job that starts once another has succeeded.
+    """The job that starts once another has succeeded.
 
     submitted         is called with the job of each attempt, as soon as that is submitted
-    is_asked_to_stop  whether the sequel was, and with it what goes before
+    is_asked_to_stop  whether the sequel, and so the job before it, was asked to stop
     """
 
     submitted: Callable[[Handle], None]
@@ -84,15 +84,15 @@ class Sequel:
 class Watch:
     """Follows the attempts of one request's job, and stays the same over them.
 
-    show      shows progress; its argument is what the job waits for, "" if nothing
-    progress  of a job without beats: any value that changes while it advances; None for a job that
-              sends beats
-    still     seconds without a change of that after which such a job counts as stalled
-    replaces  nodes whose links slow the others down are replaced (fleet.slow)
+    show      shows progress; its argument is the reason why the job waits, or ""
+    progress  for a job without beats: any value that changes while it advances; None for a job
+              that sends beats
+    still     seconds without such a change after which the job counts as stalled
+    replaces  nodes with links that slow the others down are replaced (fleet.slow)
     ends      unix time at which all machines are reclaimed
-    kind      of the nodes
-    confirm   ends this process where another launcher has taken over
-    standby   the host that stands by, as far as this machine sees it
+    kind      type of the nodes
+    confirm   ends this process if another launcher has taken over
+    standby   the standby host that this machine sees
     """
 
     backend: Backend
@@ -124,7 +124,7 @@ class MonitoredAttempt:
         self.seen: Status | None = None
         self.sentry: Sentry | None = None
         self.nccl: FabricLog | None = None
-        self.refreshed = 0.0  # by the monotonic clock
+        self.refreshed = 0.0  # monotonic time of the last refresh
         self.trouble = False  # the run folder can't be brought up to date
         # nodes that do not answer although their ranks still beat
         self.unreachable = frozenset[int]()

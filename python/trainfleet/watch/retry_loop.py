@@ -118,7 +118,7 @@ def explain(
     """Returns the verdict on an attempt that failed, and whether it blames this machine.
 
     Raises:
-        CutOff: it is, and another host stands by.
+        CutOff: it blames this machine, and a standby host exists.
     """
     standby = watch.standby()
     # if this machine is the one that went away, others show that they live
@@ -274,7 +274,7 @@ def another(
     Waits for lost nodes to return if no others can replace them.
 
     Raises:
-        BackendError: they did not come back in time, or it was stopped meanwhile.
+        BackendError: they did not return in time, or the run was stopped in the meantime.
     """
     deadline, said = time.monotonic() + PATIENCE, False
     while True:
@@ -302,7 +302,7 @@ def first_that_fits(
     preferred one first.
 
     Raises:
-        BackendError: there are nodes for none of them; says what the last one lacked.
+        BackendError: no job has enough nodes; names what the last one lacked.
     """
     refused = BackendError("no job is left to try")
     for without in choices:

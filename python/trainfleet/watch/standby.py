@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 class StandbyWatch:
-    """Stands by for the launcher of one run."""
+    """Replaces the launcher of one run if it dies."""
 
     def __init__(self, folder: Path, command: list[str]) -> None:
         self.folder, self.command = folder, command
@@ -149,7 +149,7 @@ class StandbyWatch:
             if newest.renewal != silent.renewal and newest.time != VACATED:
                 self.begun = True
                 return None
-            # by ranks that finished without a launcher: it took no lease
+            # ranks finished without a launcher: this one took no lease
             found_finished = code == 0
             if found_finished or time.monotonic() > deadline or newest.tries >= TRIES:
                 return self.conclude(code)

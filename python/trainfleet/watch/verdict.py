@@ -236,7 +236,7 @@ def _abstained(named: Verdict | None, silent: Verdict, request: Request) -> Verd
 
 
 def plain(words: str) -> str:
-    """Returns one of our messages without the name of its class, which tells a user nothing."""
+    """Returns one of our messages without the name of its class, which does not help a user."""
     return OURS.sub("", words)
 
 

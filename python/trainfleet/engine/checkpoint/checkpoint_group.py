@@ -83,7 +83,7 @@ class Peers:
         """Runs `work` on every rank; returns the results, in rank order, at rank 0.
 
         Raises:
-            CheckpointError: on every rank, when any rank's part failed. Returning means that all
+            CheckpointError: on every rank, if any rank's part failed. When this returns, all ranks
                 are done.
         """
         result, failure = attempt(self.rank, what, work)

@@ -97,7 +97,7 @@ class Checkpoints:
         """Tells whether a save begins at this boundary.
 
         Raises:
-            RunError: one failed, and the run is to stop when it does (checkpoint.on_failure).
+            RunError: one failed, and the run must stop then (checkpoint.on_failure).
         """
         if decision.fail:
             self.settle()
@@ -111,8 +111,8 @@ class Checkpoints:
         It waits for a save that is still under way: `checkpoint.every` holds on a slow disk, too.
 
         Raises:
-            RunError: that one failed, and the run is to stop when it does; on all ranks, as it
-                failed on all.
+            RunError: that one failed, and the run must stop then; on all ranks, as it failed on
+                all.
         """
         self._wait()
         if self.failed and self.stops:
@@ -150,8 +150,8 @@ class Checkpoints:
         the progress.
 
         Raises:
-            RunError: there are checkpoints and none is good, or they are of another run than the
-                config asks for.
+            RunError: there are checkpoints and all are bad, or they belong to another run than the
+                config's.
         """
         self.peers.one("can't remove leftovers of unfinished saves", self.store.sweep)
         found, passed = resuming.find(self.peers, self.store, self.config, self.dataset)

@@ -93,7 +93,7 @@ class Reader(FileSystemReader):
         """Reads the checkpoint's index.
 
         Raises:
-            Broken: its index can't be read, or says what can't be so.
+            Broken: its index can't be read, or its content is impossible.
         """
         return index.read(self.store, self.commit)
 

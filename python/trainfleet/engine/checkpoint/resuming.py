@@ -209,7 +209,7 @@ def fill(state: State, reader: Reader) -> None:
     """Reads this rank's parts of a checkpoint into the tensors of a state.
 
     Raises:
-        Broken: the checkpoint is damaged, or does not hold what the state needs.
+        Broken: the checkpoint is damaged, or lacks a tensor of the state.
     """
     reader.read_metadata()  # first of all: torch would turn its problem into another error
     try:
