@@ -52,8 +52,8 @@ class Stack:
         layout, shape = config.train.layout, config.model
         found = weights.Degrees(degrees[0] or layout.tensor, degrees[1] or layout.pipeline)
         if why := weights.refusal(shape, found):
-            then = "FORMAT=nxd-tp1, or none: a Hugging Face folder"
+            then = "use FORMAT=nxd-tp1, or no FORMAT for a Hugging Face folder"
             raise RunError(
-                f"has no form of NxD Core's with {found}", where=where, why=why, next=then
+                f"can't be exported for NxD Core with {found}", where=where, why=why, next=then
             )
         return lambda whole, out: files.save(whole, shape, found, out)

@@ -39,7 +39,7 @@ def tag_of(address: str) -> Path | None:
     if files_of(folder):
         if (folder / BEGUN).exists() and not (folder / DONE).exists():
             raise RunError(
-                "was not saved to its end", where=address, why=f"there is no {DONE}", next=COPY
+                "was not completely saved", where=address, why=f"there is no {DONE}", next=COPY
             )
         return folder
     tags = [tag for tag in folder.iterdir() if files_of(tag)]
@@ -47,7 +47,7 @@ def tag_of(address: str) -> Path | None:
         return max(whole, key=lambda tag: (tag / DONE).stat().st_mtime)
     if tags:
         raise RunError(
-            "was not saved to its end", where=str(tags[0]), why=f"there is no {DONE}", next=COPY
+            "was not completely saved", where=str(tags[0]), why=f"there is no {DONE}", next=COPY
         )
     return None
 

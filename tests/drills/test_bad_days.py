@@ -282,7 +282,7 @@ def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(
     named, restarted = cockpit.events("slow-link"), cockpit.events("restarted")[0]
     assert {(one["node"], one["host"]) for one in named} == {
         (2, "node2")
-    } and "times what they took" in named[-1]["why"], named
+    } and "times as long as before" in named[-1]["why"], named
     assert restarted["hosts"] == ["node0", "node1", "node3"] and restarted["cause"] == "slow"
     lost = max(steps) - cockpit.events("resumed")[0]["step"]
     cockpit.type("stop")

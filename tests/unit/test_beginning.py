@@ -209,11 +209,11 @@ def test_no_weight_of_a_folder_is_passed_over_without_a_word(desk: Path, family:
     file = hugging_face(desk / "model", shape) / weight_files.WEIGHTS
     tensors = load_file(file)
     known, other = EXTRA[family]
-    assert "the model has no use for" not in verbs.enter(desk, "plan")
+    assert "the model does not use" not in verbs.enter(desk, "plan")
     beside = {known: torch.ones(7)}
     save_file(tensors | beside, file)
     said = " ".join(verbs.enter(desk, "plan").split())
-    assert f"model: the model has no use for 1 weight: {known}" in said
+    assert f"model: the model does not use 1 weight: {known}" in said
     huggingface_weights_are_loaded(desk / "model", shape)
     save_file(tensors | beside | {other: torch.ones(3)}, file)
     said = " ".join(verbs.enter(desk, "plan", code=2).split())

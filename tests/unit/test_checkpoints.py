@@ -110,7 +110,9 @@ def test_a_look_finds_what_is_missing_or_cut_and_reading_it_the_rest(
     (folder / "b").write_bytes(b"bbb")
     (folder / "c").write_bytes(b"cxcc")
     assert [entry.fault for entry in listing.look(store)] == ["a is missing; b has 3 bytes, not 4"]
-    assert "c has other bytes than were written" in listing.damage(store, 4, "c", commit.files["c"])
+    assert "c differs from the bytes that were written" in listing.damage(
+        store, 4, "c", commit.files["c"]
+    )
 
 
 def test_a_save_takes_the_place_of_a_damaged_one_of_its_step(

@@ -165,7 +165,7 @@ def test_a_second_run_of_a_finished_dataset_does_nothing(
         for path in (tmp_path / "set").rglob("*")
         if path.name != "lock"
     } == times
-    assert "finished already" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_another_setting_is_refused_when_finished_and_starts_again_when_not(
@@ -183,7 +183,7 @@ def test_another_setting_is_refused_when_finished_and_starts_again_when_not(
         and finished.vocabulary_size == 400
         and max(shard.max_id for shard in finished.shards) < 400
     )
-    assert "starts again" in capsys.readouterr().out
+    assert "starting again" in capsys.readouterr().out
 
 
 def test_progress_adds_up_to_the_whole(data: Data, tmp_path: Path) -> None:
@@ -357,8 +357,8 @@ def test_opening_refuses_what_is_not_whole(data: Data, tmp_path: Path) -> None:
 def test_opening_refuses_a_missing_a_shortened_and_another_file(data: Data, tmp_path: Path) -> None:
     tokenize(data, ALONE, tmp_path)
     for name, what in (
-        ("train/00000.bin", "missing or not as long"),
-        ("validation/00000.idx", "missing or not as long"),
+        ("train/00000.bin", "missing, or its length differs"),
+        ("validation/00000.idx", "missing, or its length differs"),
         ("tokenizer.json", "is not the tokenizer|is missing"),
     ):
         path = tmp_path / "set" / name

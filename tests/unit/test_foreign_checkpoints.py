@@ -397,7 +397,7 @@ def test_pieces_of_another_step_are_refused(folder: Path) -> None:
     path.write_bytes(data)
     store = FolderStore(folder / "checkpoints")
     commit = listing.read(store, STEP)
-    with pytest.raises(Broken, match=f"{SECOND} has other bytes than were written"):
+    with pytest.raises(Broken, match=f"{SECOND} differs from the bytes that were written"):
         resuming.load_model(
             store, commit, models.build(load_resolved(folder / "config.yaml").model)
         )

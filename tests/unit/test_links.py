@@ -173,7 +173,7 @@ def test_a_run_that_is_slower_than_it_was_names_the_node_once(
     clock[0] += 20
     leave(7000, 2)
     found = sentry.slow_links()
-    assert list(found) == [2] and found[2].endswith("steps take 5.0 times what they took")
+    assert list(found) == [2] and found[2].endswith("steps take 5.0 times as long as before")
     clock[0] += 20
     leave(8000, 2)
     assert sentry.slow_links() == {}

@@ -313,7 +313,7 @@ def test_a_text_and_a_json_of_one_name_are_one_record(
         {f"{number}.{kind}": held[kind] for number in range(2) for kind in order},
     )
     assert texts(path) == ["words"] * 2 and texts(path, field="caption") == ["from the json"] * 2
-    assert "2 .jpg" in told(path) and "2 of a text and a .json of one name" in told(path)
+    assert "2 .jpg" in told(path) and "2 text or .json of a pair with one name" in told(path)
     names = {"v1.0-a.txt": b"one", "v1.1-a.txt": b"two", "sub/v1.1-a.json": LINE}
     assert texts(tar(tmp_path / "b.tar", names)) == ["one", "two", "a line"]
 

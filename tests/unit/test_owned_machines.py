@@ -169,7 +169,7 @@ def test_short_and_long_form_are_one_and_set_changes_a_part(tmp_path: Path) -> N
 @pytest.mark.parametrize(("accelerator", "key", "words"), [
     ("h1000", "fleet.accelerator.name", "did you mean h100?"), ("rtx-409", "fleet.accelerator.name", "did you mean rtx-4090?"),
     ("MI300X", "fleet.accelerator.name", "AMD's: no stack here has ROCm"), ("gaudi3", "fleet.accelerator.name", "Intel's"),
-    ("P100", "fleet.accelerator.name", "older than Volta"), ("trainium2", "fleet.accelerator.name", "fleet.instance_type says which"),
+    ("P100", "fleet.accelerator.name", "older than Volta"), ("trainium2", "fleet.accelerator.name", "set fleet.instance_type"),
     ("p5.48xlarge", "fleet.accelerator.name", "fleet.instance_type: p5.48xlarge"), ("'NVIDIA GeForce RTX 4090 Laptop GPU'", "fleet.accelerator.name", "not in the table"),
     ("{per_node: 8}", "fleet.accelerator.name", "nobody has said which"), ("{name: h100, memory_gib: 8}", "fleet.accelerator.memory_gib", "h100 has 80"),
     ("{name: h100, network: infinband}", "fleet.accelerator.network", "did you mean infiniband?"), ("{name: h100, gpus: 8}", "fleet.accelerator.gpus", "unknown key"),

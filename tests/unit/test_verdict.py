@@ -157,7 +157,7 @@ def test_without_a_clue_the_last_words_of_every_rank_are_quoted(run: Run) -> Non
     write(run, 1, "what is that noise")
     found = verdict(run, status=Status(Phase.ENDED, exits={0: 0, 1: 3}))
     assert (found.cause, found.node, found.rank, found.sure) == ("unknown", 1, None, False)
-    assert "no line says why" in found.words
+    assert "without an error message" in found.words
     assert found.lines == (
         "rank 0 on node 0: the moon is full",
         "rank 1 on node 1: what is that noise",

@@ -26,17 +26,17 @@ EFFECTS = {
         "a sample is identified by its place among the tokens: other tokens make it another sample",
     ),
     "model.preset": ("same", "it is a name for the other keys"),
-    "model.": ("refused", "the weights are of that shape, and mean something in that model only"),
+    "model.": ("refused", "the weights have that shape, and fit only that model"),
     "train.seed": ("refused", "the order of the samples is drawn from it"),
     "train.global_batch": ("refused", _ORDER),
     "train.sequence_length": (
         "refused",
         "samples are cut to it, so it decides which tokens each has",
     ),
-    "train.optimizer": ("refused", "the checkpoint has the state of that one only"),
-    "train.init_from": ("told", "(a run begins from it, and this one has begun)"),
+    "train.optimizer": ("refused", "the checkpoint has the state of only that optimizer"),
+    "train.init_from": ("told", "(used only when a run begins, and this one has begun)"),
     **dict.fromkeys(
-        ("name", "fleet.", "data.", "budget."), ("same", "it changes nothing that is trained")
+        ("name", "fleet.", "data.", "budget."), ("same", "it does not affect training")
     ),
 }
 ANEW = "make train SET='name=again"

@@ -119,7 +119,7 @@ def notes(folder: Path, model: Model) -> Iterator[str]:
     if keys := shapes.unused(folder):
         yield f"{folder / shapes.CONFIG}: trainfleet ignores {', '.join(keys)}"
     if not model.module and (weights := weight_files.unused(folder, model)):
-        yield f"{folder}: the model has no use for {weights}"
+        yield f"{folder}: the model does not use {weights}"
 
 
 def require_checkpoint(address: str, config: Config) -> None:

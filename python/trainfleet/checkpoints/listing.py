@@ -50,7 +50,7 @@ def believed(text: str | None, step: int, address: str) -> Commit:
     commit = parse(text, address)
     if commit.step != step:
         raise Broken(
-            f"{MARKER} is that of step {commit.step:,}",
+            f"{MARKER} belongs to step {commit.step:,}",
             where=address,
             why="its folder was renamed or assembled by hand",
         )
@@ -99,7 +99,7 @@ def damage(store: CheckpointStore, step: int, name: str, file: FileSum) -> str:
     return (
         ""
         if found == file
-        else f"{name} has other bytes than were written (CRC-32 {found.crc32:08x}, not "
+        else f"{name} differs from the bytes that were written (CRC-32 {found.crc32:08x}, not "
         f"{file.crc32:08x})"
     )
 

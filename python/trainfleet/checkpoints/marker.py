@@ -95,7 +95,9 @@ def parse(text: str, where: str) -> Commit:
     """
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != _checksum(match[2]):
-        raise Broken(f"{MARKER} is damaged", where=where, why="its text does not fit its checksum")
+        raise Broken(
+            f"{MARKER} is damaged", where=where, why="its text does not match its checksum"
+        )
     try:
         content = untrusted_input.parse_json(match[2], MARKER)
         if isinstance(content, dict) and content.get("format") != FORMAT:

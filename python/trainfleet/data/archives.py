@@ -31,7 +31,7 @@ from .sources import SourcePiece, Unit
 PACKED = {b"\x1f\x8b": ("gzip", "gzip"), b"BZh": ("bz2", "bzip2"), b"\xfd7zXZ": ("lzma", "xz")}
 HELD = 16  # files that may describe records which follow; without records, the tar is one of texts
 LOOKED = 200  # files of a source's first tar that a plan reads
-SIDECAR = ".md, README or licence files beside records"
+SIDECAR = ".md, README or licence files next to records"
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _either(text: Member, record: Member, text_field: str) -> Iterator[Item]:
     items = list(_read(record, text_field))
     whole = all(isinstance(item, Document) and item.size for item in items)
     yield from items if items and whole else _read(text, text_field)
-    yield Unread("of a text and a .json of one name")
+    yield Unread("text or .json of a pair with one name")
 
 
 def _read(member: Member | None, text_field: str) -> Iterator[Item]:

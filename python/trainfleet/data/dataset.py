@@ -170,7 +170,7 @@ class Dataset:
                 remedy = "lower train.sequence_length, or add text to data.sources"
                 if split == VALIDATION:
                     remedy = (
-                        "a larger data.validation_fraction under another data.name, or a "
+                        "raise data.validation_fraction under another data.name, or "
                         "lower train.sequence_length"
                     )
                 raise DataError(what, where=self.store.describe(""), next=remedy)

@@ -34,7 +34,9 @@ def check_opening(store: DatasetStore, manifest: Manifest) -> None:
         ):
             where = store.describe(f"{shard.path}.bin")
             raise DataError(
-                "is missing or not as long as the manifest says", where=where, next=store.remake()
+                "is missing, or its length differs from the manifest",
+                where=where,
+                next=store.remake(),
             )
     _check_tokenizer(store, manifest)
     if isinstance(store, FolderDataset):

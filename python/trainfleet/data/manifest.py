@@ -295,7 +295,8 @@ def _contradiction(manifest: Manifest) -> str | None:
         return "tokens is 0: there is no text to train on"
     if not manifest.end_of_document < manifest.vocabulary_size:
         return (
-            f"end_of_document is {manifest.end_of_document}, of {manifest.vocabulary_size} tokens"
+            f"end_of_document is {manifest.end_of_document}, but there are "
+            f"{manifest.vocabulary_size} tokens"
         )
     for shard in manifest.shards:
         if len(shard.blocks) != -(-shard.tokens * width // BLOCK) or len(shard.lengths) != LENGTHS:

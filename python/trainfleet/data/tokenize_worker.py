@@ -58,7 +58,7 @@ def tokenize(data: Data, share: Share, root: Path = run_folder.DATA) -> Manifest
     """
     store = manifest.store_of(data, root)
     if (finished := manifest.find(data, root)) is not None:
-        print(f"dataset {data.name} is finished already: {finished.tokens:,} tokens", flush=True)
+        print(f"dataset {data.name} is already finished: {finished.tokens:,} tokens", flush=True)
         return finished
     with only_job(store) if share.node == 0 else nullcontext():
         progress.clear(store, share.node, share.nodes)
@@ -81,11 +81,11 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
         print(f"warning: {warning}", flush=True)
     existing = manifest.read_preparation(store)
     if existing and _fits(existing, data, plan) and _tokenizer_of(store, existing) is not None:
-        print(f"continues with the dataset in {store.describe('')}", flush=True)
+        print(f"continuing with the dataset in {store.describe('')}", flush=True)
         return existing
     if existing:
         print(
-            f"starts again in {store.describe('')}: the unfinished dataset there has other "
+            f"starting again in {store.describe('')}: the unfinished dataset there has other "
             "settings or files",
             flush=True,
         )
@@ -125,7 +125,7 @@ def await_preparation(data: Data, plan: UnitPlan, store: DatasetStore, node: int
             )
         if waited - reminded > REMIND:
             reminded = waited
-            print(f"waits for node 0 to prepare the tokenizer ({waited:.0f} s)", flush=True)
+            print(f"waiting for node 0 to prepare the tokenizer ({waited:.0f} s)", flush=True)
         time.sleep(POLL)
 
 

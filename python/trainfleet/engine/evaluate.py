@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     scores = evaluate(run)
     run.update_results(evaluation=asdict(scores))
     print("\n".join(describe(scores)))
-    print(f"kept in {run.results}\nnext: make export OUT=folder")
+    print(f"saved in {run.results}\nnext: make export OUT=folder")
     return 0
 
 

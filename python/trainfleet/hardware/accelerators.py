@@ -147,7 +147,7 @@ UNSUPPORTED = (
     ),
     (
         r"trainium|trn[0-9]|inf[0-9]|inferentia|neuron",
-        "AWS's: fleet.instance_type says which, as trn1.32xlarge",
+        "AWS's: set fleet.instance_type, for example trn1.32xlarge",
     ),
 )
 

@@ -200,7 +200,7 @@ def _words(ms: float, lost: float, usual_ms: float, usual_lost: float, slower: b
     if lost >= max(least_lost, LOSSY_TIMES * usual_lost):
         return f"{lost:.0%} of the packets on its links are lost"
     if ms >= max(usual_ms + least_ms, SLOW_TIMES * usual_ms):
-        return f"a packet takes {ms:.0f} ms there and back on its links"
+        return f"a round trip on its links takes {ms:.0f} ms"
     return ""
 
 

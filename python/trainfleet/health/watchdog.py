@@ -259,7 +259,7 @@ class Watchdog:
             return None
         ended = now - max(map(HEARD, self.seen.values()))
         return (
-            Alarm(f"all ranks ended {ended:.0f} s ago, and torchrun has not on all nodes")
+            Alarm(f"all ranks ended {ended:.0f} s ago, but torchrun still runs on some node")
             if ended > self.limits.end
             else None
         )
@@ -372,7 +372,7 @@ class Sentry:
             now,
         )
         found = tcp_stats.slow_nodes(before, self.links, slower) if before else {}
-        how = f"; steps take {self.dog.slower:.1f} times what they took" if slower else ""
+        how = f"; steps take {self.dog.slower:.1f} times as long as before" if slower else ""
         known = {node for node, was_slower in self.named if was_slower or not slower}
         new = {node: why + how for node, why in found.items() if node in self.suspects - known}
         self.suspects, self.named = set(found), self.named | {(node, slower) for node in new}

@@ -68,7 +68,7 @@ def module_at(path: str, key: str) -> ModuleType:
     except Exception as error:  # any error in a user's file
         why = f"{type(error).__name__}: {error}"
         raise RunError(
-            "can't be loaded", where=path, why=why, next=f"python {path} shows the whole error"
+            "can't be loaded", where=path, why=why, next=f"run python {path} to see the whole error"
         ) from error
     return module
 
@@ -85,7 +85,7 @@ def check(model: Network, where: str) -> None:
             "the plan of the model is wrong",
             where=where,
             why=why,
-            next="trainfleet/models/parallel_plan.py says what it means",
+            next="read trainfleet/models/parallel_plan.py",
         )
 
 
@@ -109,4 +109,4 @@ def _faults(model: Network) -> Iterator[str]:
     prefixes = (*plan.first, *plan.last, plan.blocks)
     for name, _ in model.named_parameters():
         if not name.startswith(tuple(f"{prefix}." for prefix in prefixes)):
-            yield f"{name} is in none of blocks, first and last"
+            yield f"{name} is not in blocks, first or last"

@@ -173,7 +173,7 @@ def refuse_others(folder: Path, shape: Model, present: set[str]) -> None:
             "lacks weights",
             where=str(folder),
             why=some(missing),
-            next=f"model.preset: {folder} takes its shape",
+            next=f"set model.preset: {folder} to take its shape",
         )
     require_no_others(
         folder,
@@ -200,7 +200,7 @@ def take(
             "has weights of another kind",
             where=str(folder),
             why=why,
-            next=f"model.preset: {folder} takes its shape",
+            next=f"set model.preset: {folder} to take its shape",
         )
     value: Tensor = file.get_tensor(key)
     if wanted.third is not None:
@@ -212,7 +212,7 @@ def take(
             "has weights of another size",
             where=str(folder),
             why=why,
-            next=f"model.preset: {folder} takes its shape",
+            next=f"set model.preset: {folder} to take its shape",
         )
     return value
 

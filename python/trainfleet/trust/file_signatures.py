@@ -11,7 +11,7 @@ KINDS = {
     b"II*\x00": "a TIFF picture",
     b"MM\x00*": "a TIFF picture",
     b"%PDF": "a PDF",
-    b"PK\x03\x04": "a zip archive, as .docx and .xlsx files are",
+    b"PK\x03\x04": "a zip archive, like .docx and .xlsx files",
     b"\xd0\xcf\x11\xe0": "an old Word or Excel file",
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",

@@ -34,7 +34,7 @@ _HOME: list[str] = []  # the working folder of a process that enters it again
 IN_THE_WAY = "a link, a file or a device is where the file or its folder belongs"
 # flags to pass through a folder: listing it may be forbidden
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-_LOOK = "ls -l, on its path"
+_LOOK = "run ls -l on its path"
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half of a surrogate pair
 MISTAKEN = (  # text of a file of another kind → its kind
     (
@@ -185,7 +185,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from error
     if len(content) > most:
-        what = f"has more than {_size(most)}, which is more than any such file has"
+        what = f"has more than {_size(most)}, the limit for such a file"
         raise InputError(what, where=str(path), next=f"ls -l {shlex.quote(str(path))}")
     return content
 

@@ -365,7 +365,7 @@ def _who_hangs(
     if 0 < len(missing) < len(late):
         who, why = (
             missing[0],
-            f"rank {missing[0]} never came to the collective that the others waited in",
+            f"rank {missing[0]} never joined the collective in which the others waited",
         )
     elif len(set(behind.values())) > 1:
         who = min((rank for rank in behind if rank is not None), key=lambda rank: behind[rank])

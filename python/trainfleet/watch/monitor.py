@@ -366,7 +366,9 @@ class MonitoredAttempt:
             or self._is_over()
         ):
             self.asked = True
-            gently = "stopping at the next step, with a checkpoint (Ctrl-C again: at once)"
+            gently = (
+                "stopping at the next step, with a checkpoint (press Ctrl-C again to stop at once)"
+            )
             self.say(gently if self.request.job.beats else "stopping")
             self.run.ask_to_stop() if self.request.job.beats else self.backend.stop(
                 handle, at_once=False

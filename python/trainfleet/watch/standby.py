@@ -67,7 +67,7 @@ class StandbyWatch:
         ended the run, or 0.
         """
         while silent := self.await_vacancy():
-            gone = f"{silent.host} does not lead it any more" if silent.time == VACATED else UNHEARD
+            gone = f"{silent.host} no longer leads it" if silent.time == VACATED else UNHEARD
             print(f"{gone}; this host takes over", flush=True)
             if (code := self.take_over(silent)) is not None:
                 return code

@@ -270,7 +270,7 @@ def _exit(code: int | None) -> tuple[str, str]:
         return f"was killed by signal {code - 128 if code > 128 else -code}", "killed"
     if code in UNRUN:
         return f"ended with exit code {code}: {UNRUN[code]}", "environment"
-    return f"ended with exit code {code}, and no line says why", "unknown"
+    return f"ended with exit code {code} without an error message", "unknown"
 
 
 def last_words(lines: list[LogLine]) -> tuple[str, ...]:
