@@ -51,8 +51,9 @@ ROWS = 256  # rows of a Parquet row group that are in memory at a time
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text, its bytes in UTF-8 and their CRC-32, and how much of its file was read for it
-    (packed bytes, if it is packed).
+    """One text, its bytes in UTF-8 and their CRC-32.
+
+    `consumed`: bytes of its file that were read for it (packed bytes, if it is packed).
     """
 
     text: str

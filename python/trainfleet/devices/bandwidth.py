@@ -2,7 +2,7 @@
 DEVICE LARGEST LEAST`.
 
 Rank 0 prints one line, MARK and a JSON object: bandwidth (bus GB/s of an all-reduce), bytes (its
-size), nodes, and pairs ([node, node, GB/s] each), which are only tried if the bandwidth is under
+size), nodes, and pairs ([node, node, GB/s] each). Pairs are measured only if the bandwidth is under
 LEAST GB/s.
 
 Bus bandwidth is NCCL's measure: bytes x 2 (n - 1) / n over the seconds of the slowest rank. So it

@@ -3,9 +3,9 @@ small gradients.
 
 The loss is multiplied by the scale before a backward pass, and the gradients are divided by it
 before they are clipped (Micikevicius et al. 2018, arXiv:1710.03740). The rule and its numbers are
-torch.amp.GradScaler's; tests compare both. GradScaler itself checks only the gradients that one
-rank holds, and makes the host wait at every step of an optimizer that isn't torch's own. The
-gradients' norm, which the engine has anyway, covers all ranks and stays on the device.
+torch.amp.GradScaler's; tests compare both. GradScaler itself checks only the gradients of one rank.
+With an optimizer that isn't torch's own, it makes the host wait at every step. The gradients' norm,
+which the engine has anyway, covers all ranks and stays on the device.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from ..run.run_folder import Record
 
 
 class Slowest:
-    """The rank with the longest own work in its newest complete step, by the beats of all ranks
-    (health/heartbeat_format.py), which are at most two seconds old.
+    """The rank with the longest own work in its newest complete step.
+
+    It is found in the beats of all ranks (health/heartbeat_format.py), at most two seconds old.
     """
 
     def __init__(self, heart: Heart, ranks: int) -> None:

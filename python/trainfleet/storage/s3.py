@@ -2,7 +2,7 @@
 checkpoints and run folders there.
 
 An object is named by its address, s3://bucket/key. boto3 retries a request while S3 is busy or the
-connection breaks (ten times, about a minute, or AWS_MAX_ATTEMPTS times) and moves large objects in
+connection breaks: ten times, about a minute, or AWS_MAX_ATTEMPTS times. It moves large objects in
 parts. A permanent failure is an S3Error with the address, the cause and the next command. The first
 request loads boto3.
 

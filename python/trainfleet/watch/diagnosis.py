@@ -326,10 +326,10 @@ def _loss(standing: Sequence[Evidence], counted: Counter[int]) -> str:
 def _absent(
     best: Evidence, record: Record, nodes: int, alike: bool
 ) -> tuple[int | None, int | None]:
-    """Returns the one node that never joined the rendezvous, as none of its ranks wrote a line, or
-    the one rank that missed the others.
+    """Finds the one node that never joined the rendezvous, or the one rank that missed the others.
 
-    (None, None) if it is not one; `alike`: others report the same.
+    No rank of such a node wrote a line. (None, None) if it is not one; `alike`: others report the
+    same.
     """
     here = {node for node in record.homes.values() if node is not None} | {
         node

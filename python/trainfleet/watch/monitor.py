@@ -72,8 +72,8 @@ class AttemptOutcome:
 class Sequel:
     """The job that starts once another has succeeded.
 
-    submitted         is called with the job of each attempt, as soon as that is submitted
-    is_asked_to_stop  whether the sequel, and so the job before it, was asked to stop
+    submitted         called with the job of each attempt, as soon as it is submitted
+    is_asked_to_stop  tells whether the sequel, and so the job before it, was asked to stop
     """
 
     submitted: Callable[[Handle], None]

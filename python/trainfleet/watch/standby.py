@@ -74,8 +74,9 @@ class StandbyWatch:
         return 0
 
     def await_vacancy(self) -> Holder | None:
-        """Returns the last renewal of a launcher that fell silent while it led the run, or None
-        when the run needs no standby any more.
+        """Returns the last renewal of a launcher that fell silent while it led the run.
+
+        Returns None when the run needs no standby any more.
 
         It counts polls and compares no clocks. So if a file system pauses for a minute, that costs
         one poll and does not count as a death.
