@@ -48,7 +48,7 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         pair.cut(1)  # the survey waits for it
         launch = begin(here, "train")
-        until(lambda: (run / "intent.json").exists())
+        until(lambda: (run / "head.json").exists())
         assert "it is being launched: make train, typed by root" in enter(elsewhere, "status")
         asking = begin(elsewhere, verb, *words)
         until(lambda: (run / "stop").exists())  # before the survey can go on
@@ -57,17 +57,17 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
         assert "asked the launch of soon to end: make train, typed by root" in said, said
         assert "stopped" in finish(launch, code=130, timeout=100)
         assert not pair.processes(0, "trainfleet.engine") and not (run / "results.json").exists()
-        assert not (run / "intent.json").exists() and not (run / "stop").exists()
+        assert not (run / "head.json").exists() and not (run / "stop").exists()
 
     first = begin(here, "train")
-    until(lambda: (run / "intent.json").exists())
+    until(lambda: (run / "head.json").exists())
     second = enter(elsewhere, "train")
     assert "soon is being launched: make train, typed by root" in second and "looking on" in second
     finish(first)
 
     shutil.rmtree(run)
     killed = begin(here, "train")
-    until(lambda: (run / "intent.json").exists())
+    until(lambda: (run / "head.json").exists())
     killed.kill()
     killed.communicate()
     said = enter(here, "train")
