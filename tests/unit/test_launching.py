@@ -152,9 +152,13 @@ def test_a_launch_is_gone_with_its_process_at_once_here_and_elsewhere_once_it_is
     monkeypatch.setattr(launching, "QUIET", 0.5)
     monkeypatch.setattr(launching, "PACE", 0.1)
     alive = mine("make train")
-    ended = replace(alive, pid=1 << 30)
-    assert "its process has ended" in launching.gone(here, ended)
-    for shown in (alive, Launching("make train, typed by ada on laptop (process 9)", 1 << 30)):
+    assert launching.gone(here, alive) == ""
+    assert "its process has ended" in launching.gone(here, replace(alive, pid=1 << 30))
+    number_used_again = replace(alive, process=f"{alive.pid} 7 boot")
+    elsewhere = Launching(
+        "make train, typed by ada on laptop (process 9)", alive.pid, alive.process
+    )
+    for shown in (number_used_again, elsewhere):
         here.show(shown)
         os.utime(here.run.folder / "head.json", (time.time() + 3600, time.time() + 3600))
         assert "nothing was heard of it" in launching.gone(here, shown)
@@ -163,14 +167,14 @@ def test_a_launch_is_gone_with_its_process_at_once_here_and_elsewhere_once_it_is
         assert launching.gone(here, shown) == ""
         renewing.join()
     here.show(None)
-    assert launching.gone(here, alive) == "it has ended"
+    assert launching.gone(here, elsewhere) == "it has ended"
 
 
 def test_of_two_launches_at_once_the_one_that_finds_the_other_ends(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launching, "PACE", 0.05)
-    other = Launching("make train, typed by ada on laptop (process 9)", 9)
+    other = Launching("make train, typed by ada on laptop (process 9)", 9, "9 7 boot")
     here.show(shown := mine("make train"))
     phase = launching.FirstPhase(here, shown)
     with pytest.raises(KeyboardInterrupt):

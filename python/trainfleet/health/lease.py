@@ -100,12 +100,13 @@ class Standby:
 class Launching:
     """The first phase of a lease: a launch that has no launcher yet, and how often it was renewed.
 
-    `words`: who typed which command, where, in which process. `asked`: the run was asked to stop
-    meanwhile.
+    `words`: who typed which command, where. `process`: the identity of its process. `asked`: the
+    run was asked to stop meanwhile.
     """
 
     words: Name
     pid: Count
+    process: Name
     beat: Count = 0
     asked: bool = False
 

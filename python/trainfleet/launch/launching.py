@@ -125,7 +125,7 @@ def mine(command: str) -> Launching:
     pid = os.getpid()
     terminal = f"in {os.ttyname(0).removeprefix('/dev/')} " if os.isatty(0) else ""
     words = f"{command}, typed by {user()} {terminal}on {platform.node()} (process {pid})"
-    return Launching(words, pid)
+    return Launching(words, pid, identity(pid))
 
 
 def _begin(place: Place, config: Config, shown: Launching) -> bool:
@@ -163,8 +163,10 @@ def gone(place: Place, found: Launching) -> str:
     """Why the command of a launch is no more; "" while it goes on. No clocks are compared: a
     renewal is waited for.
     """
-    if f" on {platform.node()} (process" in found.words and not identity(found.pid):
-        return "its process has ended"
+    if f" on {platform.node()} (process" in found.words:
+        process = identity(found.pid)
+        if process in ("", found.process):  # else the number is another's by now
+            return "" if process else "its process has ended"
     deadline = time.monotonic() + QUIET
     while time.monotonic() < deadline:
         time.sleep(PACE / 2)
