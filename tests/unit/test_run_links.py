@@ -222,7 +222,7 @@ OPENS = {
     "launch/rehearsal.py:furnish", "hosts/remote_verb.py:received", "process/temporary_folders.py:hold", "process/temporary_folders.py:sweep", "watch/node_verdict.py:cut",
     "watch/node_verdict.py:main",
     # an open file by its number, a folder to be synced, and calls of another `touch`
-    "backends/run_storage.py:declared", "checkpoints/store.py:open", "data/tokens.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:detach", "storage/sync_rules.py:_fill",
+    "checkpoints/store.py:open", "data/tokens.py:_map", "run/run_folder.py:sync_folder", "node/supervisor.py:detach", "storage/sync_rules.py:_fill",
 }  # fmt: skip
 
 

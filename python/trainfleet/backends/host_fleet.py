@@ -7,13 +7,24 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from ..config import Config, export_formats
-from ..health.lease import GLANCE, Holder, Standby, is_held, newest_holder, newest_standby
-from ..hosts import intent_commands, remote_verb, removal_commands
+from ..health.lease import (
+    FILE,
+    GLANCE,
+    Holder,
+    Launching,
+    Standby,
+    is_held,
+    launching_text,
+    newest_holder,
+    newest_standby,
+    parse_launching,
+)
+from ..hosts import remote_verb, removal_commands
 from ..hosts.fetch import fetch
 from ..hosts.gate import send_code
 from ..hosts.head import FleetHead
@@ -21,7 +32,6 @@ from ..hosts.host_results import (
     Host,
     HostFailure,
     Implausible,
-    Result,
     by_host,
     implausible,
     reason,
@@ -30,14 +40,23 @@ from ..hosts.host_results import (
 from ..hosts.mirror import Mirror
 from ..hosts.stream import Sink, printer
 from ..hosts.transport import Transport
-from ..run.launch_intent import DeclaredIntent, Intent
+from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-# seconds for a host to answer about an intent; hosts that are asked which of them answers
+# seconds for a host to answer about a launch; hosts that are asked which of them answers
 NOTICE, FEW = (20.0, 4)
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 LARGEST = 1 << 20  # bytes of a config
+# a launch in head.json: health/lease.py
+LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
+[ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
+cat {FILE} 2> /dev/null || true"""
+SHOW = f"""mkdir -p -- {{folder}} && cd -- {{folder}} && {{obey}} || exit
+[ -s {FILE} ] || printf '%{ROOM}s' '' > {FILE}
+dd of={FILE} bs={ROOM} seek=1 conv=notrunc 2> /dev/null || exit
+grep -q '{{{{' {FILE} || rm -f {FILE}
+rmdir -- {{folder}} 2> /dev/null || true"""
 HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
 
 
@@ -120,43 +139,29 @@ class Hosts:
     def _beats(self) -> tuple[Holder | None, Standby | None]:
         return newest_holder(self.run.folder), newest_standby(self.run.folder)
 
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
+    def launching(self) -> Launching | None:
+        said = self._said(LOOK)
+        asked, _, text = said.partition("\n")
+        found = parse_launching(text)
+        return replace(found, asked=asked == "asked") if found else None
+
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
         """Nothing where no host answers, or the shared folder can't be written: what launches says
         that, by host.
         """
-        command = intent_commands.leave(self.folder, self.run.name, intent, stale)
-        now = self._found(
-            self.transport.ask(self._first(), command, stdin=intent.text, timeout=NOTICE)
-        )
-        return now if now and now.intent.token != intent.token else None
+        self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
-    def declared(self, touch: bool = False) -> DeclaredIntent | None:
-        return self._found(
-            self.transport.ask(
-                self._first(),
-                intent_commands.look(self.folder, self.run.name, touch),
-                timeout=NOTICE,
-            )
-        )
-
-    def withdraw(self, intent: Intent, begun: bool) -> None:
-        self.transport.ask(
-            self._first(),
-            intent_commands.withdraw(self.folder, self.run.name, intent, begun),
-            timeout=NOTICE,
-        )
-
-    def _found(self, answer: Result | HostFailure) -> DeclaredIntent | None:
-        """The intent that a host has told of; where it is unknown, the next host is asked the next
-        time.
+    def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
+        """What a script about a launch says; "" where that is unknown, and the next host is asked
+        the next time.
         """
-        answer = settled(answer)
+        folder = shlex.quote(f"{self.folder}/runs/{self.run.name}")
+        command = script.format(folder=folder, obey=obey)
+        answer = settled(self.transport.ask(self._first(), command, stdin=stdin, timeout=NOTICE))
         if isinstance(answer, HostFailure):
             self.door = None
-            return None
-        with suppress(Implausible):
-            return intent_commands.read_found(answer.stdout)
-        return None
+            return ""
+        return answer.stdout
 
     def _first(self) -> Host:
         """A host that answers: the last one that did, or else one of the first few; the first where

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from ..config import Config
-from ..health.lease import is_renewed, require_vacant
-from ..run import launch_intent as intents
-from ..run.launch_intent import DeclaredIntent, Intent
+from ..health.lease import (
+    Launching,
+    is_renewed,
+    read_launching,
+    require_vacant,
+    show_launching,
+)
 from ..run.run_folder import Run, is_locked
 
 
@@ -31,12 +35,9 @@ class Place(Protocol):
                   that left no log there;
                   BackendError when it does not answer
     is_running    whether a launcher was at work on the run at the last refresh
-    declare       leaves the intent of a launch there, in the place of the one with the token
-                  `stale`; another is returned
-    declared      the intent that is there now; None where there is none. `touch`: it is ours, and
-                  goes on
-    withdraw      removes this intent; where the run has not `begun` also the request to stop, which
-                  was obeyed
+    launching     the launch that is shown there now; None where there is none
+    show          shows there that a launch is under way, or that none is; `obeyed`: and withdraws
+                  requests to stop
     ask_to_stop   leaves the request that ranks look for at every step
     folders       what the run has there and not here: folder → bytes
     remove        deletes such folders, of a dataset's only what the program wrote; what it left, as
@@ -56,9 +57,8 @@ class Place(Protocol):
     def refresh(self) -> None: ...
     def supplement(self, folder: Path) -> None: ...
     def is_running(self) -> bool: ...
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None: ...
-    def declared(self, touch: bool = False) -> DeclaredIntent | None: ...
-    def withdraw(self, intent: Intent, begun: bool) -> None: ...
+    def launching(self) -> Launching | None: ...
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None: ...
     def ask_to_stop(self) -> None: ...
     def folders(self) -> dict[str, int]: ...
     def remove(self, folders: Iterable[str]) -> list[str]: ...
@@ -87,16 +87,11 @@ class Here:
     def is_running(self) -> bool:
         return is_locked(self.run.folder)
 
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-        return intents.leave(self.run, intent, stale)
+    def launching(self) -> Launching | None:
+        return read_launching(self.run)
 
-    def declared(self, touch: bool = False) -> DeclaredIntent | None:
-        if touch:
-            intents.touch(self.run)
-        return intents.read(self.run)
-
-    def withdraw(self, intent: Intent, begun: bool) -> None:
-        intents.withdraw(self.run, intent, begun)
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
+        show_launching(self.run, launching, obeyed)
 
     def ask_to_stop(self) -> None:
         self.run.ask_to_stop()

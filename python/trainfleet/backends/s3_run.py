@@ -8,14 +8,22 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from ..config import Config
-from ..health.lease import led_already, read_holder
+from ..health.lease import (
+    FILE,
+    Launching,
+    launching_text,
+    led_already,
+    parse_launching,
+    read_holder,
+    read_launching,
+)
 from ..run import contents
-from ..run.contents import INTENT
-from ..run.launch_intent import QUIET, DeclaredIntent, Intent, parse
+from ..run.claims import ROOM
 from ..run.run_folder import DATA, Run, is_locked
 from ..storage import s3
 from ..storage.folder_sync import FolderSync, file_of
@@ -56,7 +64,7 @@ class BucketPlace:
             FolderSync(run.folder, f"{self.root}/runs/{run.name}"),
             FolderSync(DATA / dataset, f"{self.root}/data/{dataset}"),
         ]
-        self.address, self.leads, self.touched = self.links[0].address, False, 0.0
+        self.address, self.leads = self.links[0].address, False
         self.datasets = (
             self.links[1].address,
             *([f"{store.rstrip('/')}/{dataset}"] if store else []),
@@ -116,46 +124,33 @@ class BucketPlace:
     def _is_led(self) -> bool:
         """Whether a launcher holds the run, as the last refresh has brought its lease."""
         holder = read_holder(self.run.folder)
-        return holder is not None and holder.code is None and self._is_new("head.json", VACANT)
+        # else it was written by a launch, which a launcher's next renewal would have blanked
+        led = holder is not None and holder.code is None and not read_launching(self.run)
+        return led and self._is_new(FILE, VACANT)
 
     def _is_new(self, name: str, seconds: float) -> bool:
         with _as_backend():
             times = [found.modified for found in s3.list_objects(f"{self.address}/{name}")]
             return bool(times) and s3.clock(self.address) - max(times) < seconds
 
-    def declare(self, intent: Intent, stale: str = "") -> DeclaredIntent | None:
-        found = self.declared()
-        if found and found.intent.token != stale:
-            return found
+    def launching(self) -> Launching | None:
         with _as_backend():
-            s3.remove(f"{self.address}/asked/stop")
-            before = s3.read_version(self._intent)
-            done = s3.write_if(self._intent, intent.text.encode(), before[1] if before else "")
-        return None if done else self.declared()
+            text = (s3.read(f"{self.address}/{FILE}") or b"").decode(errors="replace")
+            asked = bool(s3.list_objects(f"{self.address}/asked/stop"))
+        return replace(found, asked=asked) if (found := parse_launching(text)) else None
 
-    def declared(self, touch: bool = False) -> DeclaredIntent | None:
+    def show(self, launching: Launching | None, obeyed: bool = False) -> None:
+        """Nothing where another writes at the same time: the next look tells."""
+        address = f"{self.address}/{FILE}"
         with _as_backend():
-            intent = parse((s3.read(self._intent) or b"").decode(errors="replace"))
-            times = [found.modified for found in s3.list_objects(self._intent)]
-            if intent is None or not times:
-                return None
-            if touch and time.monotonic() - self.touched > QUIET / 6:
-                s3.write(self._intent, intent.text.encode())
-                self.touched = time.monotonic()
-            return DeclaredIntent(
-                intent, max(times), bool(s3.list_objects(f"{self.address}/asked/stop"))
-            )
-
-    def withdraw(self, intent: Intent, begun: bool) -> None:
-        found = self.declared()
-        if found and found.intent.token == intent.token:
-            with _as_backend():
-                s3.remove_all([self._intent, *([] if begun else [f"{self.address}/asked/stop"])])
-
-    @property
-    def _intent(self) -> str:
-        """The address of a launch's intent."""
-        return f"{self.address}/{INTENT.name}"
+            if obeyed:
+                s3.remove(f"{self.address}/asked/stop")
+            before, version = s3.read_version(address) or (b"", "")
+            text = before[:ROOM].ljust(ROOM) + launching_text(launching).encode()
+            if text.strip():
+                s3.write_if(address, text, version)
+            else:
+                s3.remove(address, version)
 
     def ask_to_stop(self) -> None:
         with _as_backend():

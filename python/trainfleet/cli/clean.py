@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ..backends import is_guest
 from ..backends.base import Machines
-from ..launch import cleaning, intent_watch, run_location
+from ..launch import cleaning, launching, run_location
 from ..launch.command import run_named
 from ..trust.errors import BackendError, ConfigError, Problem, RunError, S3Error
 from ..trust.safe_output import is_agreed
@@ -30,9 +30,9 @@ def main(variables: Variables, started: float) -> int:
         with run_location.place_of(variables) as place:
             place.refresh()
             running = place.is_running()
-            intent = None if running else intent_watch.under_way(place)
+            begun = None if running else launching.under_way(place)
             if (
-                (running or intent)
+                (running or begun)
                 and not sure
                 and not is_agreed(f"{run.folder} is running; end it, with a checkpoint?")
             ):
@@ -41,7 +41,7 @@ def main(variables: Variables, started: float) -> int:
                     [Problem(0, str(run.folder), "", "is running, and nothing was touched")],
                     next=then,
                 )
-            if running or (intent and not intent_watch.cancel(place, run, intent)):
+            if running or (begun and not launching.cancel(place, run, begun)):
                 run_location.stop(place, run, variables)
             run_location.end(variables)  # also where it did not stop by itself
             if not machines:

@@ -5,7 +5,7 @@ Of a fleet that can't be reached: as it was last seen.
 
 from __future__ import annotations
 
-from ..launch import intent_watch, run_location
+from ..launch import launching, run_location
 from ..launch.command import run_named
 from ..report.summary import status
 from ..trust.errors import BackendError
@@ -19,9 +19,9 @@ def main(variables: Variables, started: float) -> int:
             place.refresh()
             # An engine that is silent now would be asked by is_running again.
             heard = run_location.heard_now(run, variables)
-            led, intent = heard is None or place.is_running(), intent_watch.under_way(place)
-            alone = "" if led or intent else run_location.orphan_note(run, variables)
-            alone = f"\nit is being launched: {intent}" if intent and not led else alone
+            led, begun = heard is None or place.is_running(), launching.under_way(place)
+            alone = "" if led or begun else run_location.orphan_note(run, variables)
+            alone = f"\nit is being launched: {begun}" if begun and not led else alone
     except BackendError:
         if run.results.exists():
             minutes = (started - run.results.stat().st_mtime) / 60

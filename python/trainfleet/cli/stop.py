@@ -4,7 +4,7 @@ nothing runs.
 
 from __future__ import annotations
 
-from ..launch import intent_watch, run_location
+from ..launch import launching, run_location
 from ..launch.command import run_named
 from ..run.run_folder import Run
 from .variables import Variables
@@ -15,8 +15,8 @@ def main(variables: Variables, started: float) -> int:
     with run_location.place_of(variables) as place:
         place.refresh()
         led = place.is_running()
-        if not led and (intent := intent_watch.under_way(place)):
-            if intent_watch.cancel(place, run, intent):
+        if not led and (begun := launching.under_way(place)):
+            if launching.cancel(place, run, begun):
                 run_location.end(variables)
                 print(
                     f"the launch of {run.name} has ended, and nothing of it runs\nnext: make "

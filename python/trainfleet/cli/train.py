@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ..launch import compiling, execution, training
 from ..launch.command import config_of, plan_for, settings_of
-from ..launch.intent_watch import launching
+from ..launch.launching import launching
 from .variables import Variables
 
 

@@ -2,7 +2,8 @@
 in charge.
 
 head.json              host, process, term and time of the launcher in charge, which rewrites it
-                       every second
+                       every second. From byte ROOM on: the launch that is under way and has no
+                       launcher yet (launch/launching.py), until a launcher's lease blanks that
 heartbeats/terms/<n>   who claimed term n: of several that want it at once, one gets it
                        (run/claims.py)
 standby.json           the same of the host that stands by to take over (watch/standby.py)
@@ -33,9 +34,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, TypeVar
 
-from ..run.claims import claim, rewrite
+from ..run.claims import ROOM, claim, rewrite
 from ..run.records import require_object
-from ..run.run_folder import make_folder, remedy, unwritable
+from ..run.run_folder import Run, make_folder, remedy, unwritable
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError, JobFailed
 from ..trust.validation import Count, Moment, Name, Range, fit
@@ -95,6 +96,68 @@ class Standby:
     time: Moment
 
 
+@dataclass(frozen=True)
+class Launching:
+    """The first phase of a lease: a launch that has no launcher yet, and how often it was renewed.
+
+    `words`: who typed which command, where. `process`: the identity of its process. `asked`: the
+    run was asked to stop meanwhile.
+    """
+
+    words: Name
+    pid: Count
+    process: Name
+    beat: Count = 0
+    asked: bool = False
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def parse_launching(text: str) -> Launching | None:
+    """The launch that the text of head.json has; None where there is none."""
+    with suppress(InputError):
+        return fit(Launching, untrusted_input.parse_line(text[ROOM:].strip().encode(), ""))
+    return None
+
+
+def launching_text(launching: Launching | None) -> str:
+    """What head.json has of a launch, or of none, from byte ROOM on."""
+    return (json.dumps(asdict(launching)) if launching else "").ljust(ROOM)
+
+
+def read_launching(run: Run) -> Launching | None:
+    """The launch of a run whose folder this machine sees; None where there is none."""
+    with suppress(FileNotFoundError, InputError):
+        found = parse_launching(untrusted_input.read_text(run.folder / FILE, MOST))
+        return replace(found, asked=run.is_asked_to_stop()) if found else None
+    return None
+
+
+def show_launching(run: Run, launching: Launching | None, obeyed: bool) -> None:
+    """Shows a launch, or that there is none, in a folder that this machine sees; what was made for
+    it alone goes with it.
+
+    `obeyed`: requests to stop are withdrawn.
+    """
+    path = run.folder / FILE
+    try:
+        if obeyed:
+            run.stop.unlink(missing_ok=True)
+        if launching:
+            make_folder(run.folder)
+            if not path.exists():
+                rewrite(path, "")
+        if path.exists():
+            rewrite(path, launching_text(launching), start=ROOM)
+            if not untrusted_input.read_text(path, MOST).strip():
+                path.unlink()
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with suppress(OSError):
+        run.folder.rmdir()
+
+
 def read_holder(folder: Path) -> Holder | None:
     """The latest holder of a run's lease; None when there has been none. InputError for a damaged
     file.
@@ -134,7 +197,7 @@ def write_standby(folder: Path, standby: Standby) -> None:
 def _read(kind: type[T], path: Path) -> T | None:
     try:
         # and no look at its size before: a client may remember that of another moment
-        text = untrusted_input.read_text(path, MOST)
+        text = untrusted_input.read_text(path, MOST)[:ROOM]
         return (
             fit(kind, require_object(untrusted_input.parse_json(text, str(path))))
             if text.strip()

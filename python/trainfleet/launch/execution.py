@@ -32,7 +32,7 @@ from ..watch.budget import Budget
 from ..watch.monitor import ENDS, STILL, STUCK, Sequel, Watch
 from ..watch.retry_loop import ASK_AGAIN, PATIENCE, first_that_fits, persevere
 from ..watch.signals import Interrupts
-from .intent_watch import leads
+from .launching import leads
 
 HEAD = "TRAINFLEET_HEAD"  # set for what runs on a fleet's head (backends/head.py)
 COMPILES = 14400.0  # seconds that compiling one program takes at most

@@ -35,7 +35,7 @@ from ..watch.budget import Budget
 from ..watch.monitor import ENDS
 from ..watch.signals import SIGNALS
 from . import execution
-from .intent_watch import is_cancelled, leads
+from .launching import is_cancelled, leads
 
 STARTED = "TRAINFLEET_STARTED"  # when the command began, unix time (cli/)
 LOOK_EVERY = 1.0  # seconds

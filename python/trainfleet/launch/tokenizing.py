@@ -11,7 +11,7 @@ from ..report import lengths
 from ..run import run_folder
 from ..watch.signals import Interrupts
 from . import execution
-from .intent_watch import launching
+from .launching import launching
 
 
 def tokenize(plan: Plan, started: float) -> int:

@@ -27,7 +27,7 @@ from ..watch.time_accounting import goodput, ledger
 from . import execution, preflight
 from .command import was_handed_over
 from .execution import Launch
-from .intent_watch import launching
+from .launching import launching
 
 NOTHING = "nothing was compiled: neuron_parallel_compile says of no program what became of it"
 
@@ -153,7 +153,7 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
 
 def prepare(plan: Plan, run: Run) -> None:
     """Leaves in the run folder what its ranks begin with. A request to stop that is there came
-    after the command (run/launch_intent.py).
+    after the command (launch/launching.py).
     """
     run_folder.write_atomic(run.config, dump_resolved(plan.config))
     if not was_handed_over():  # else it came with the requests

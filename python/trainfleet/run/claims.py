@@ -27,14 +27,14 @@ from .run_folder import make_folder, unwritable
 ROOM = 512  # bytes of a file that is rewritten in place, if its text is no longer
 
 
-def rewrite(path: Path, text: str, durable: bool = False) -> None:
-    """Rewrites a file in place; blanks fill it up. `durable`: it outlives a power cut. OSError
-    where it can't be written.
+def rewrite(path: Path, text: str, durable: bool = False, start: int = 0) -> None:
+    """Rewrites a file in place, from the byte `start`; blanks fill it up. `durable`: it outlives a
+    power cut. OSError where it can't be written.
     """
     content = text.encode()
     file = untrusted_input.opener(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
     try:
-        os.pwrite(file, content.ljust(max(ROOM, os.fstat(file).st_size)), 0)
+        os.pwrite(file, content.ljust(max(ROOM, os.fstat(file).st_size - start)), start)
         if durable:
             os.fsync(file)
     finally:
