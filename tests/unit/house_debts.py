@@ -7,7 +7,6 @@ TOKENS, MODULES = 416432, 451
 DENSE = {  # more than 250 tokens
     "backends/batch.py:status_of",
     "backends/batch_request.py:container",
-    "backends/engine_checks.py:require_queue",
     "backends/sagemaker.py:status_of",
     "backends/sagemaker_request.py:body",
     "backends/sagemaker_request.py:refuse",
@@ -24,7 +23,6 @@ DENSE = {  # more than 250 tokens
     "cli/plan.py:main",
     "cli/variables.py:read_variables",
     "cloud/engine_template.py:_queue",
-    "cloud/permissions.py:denied",
     "cloud/plan_text.py:describe",
     "config/conversion.py:_from_sentencepiece",
     "config/derive.py:derive",
@@ -196,7 +194,6 @@ LONG = {  # more than 450 lines
     "backends/slurm/parallelcluster.py",
     "backends/ssh.py",
     "cloud/capacity.py",
-    "cloud/checks.py",
     "config/cross_checks.py",
     "launch/rehearsal.py",
     "hosts/gate.py",
