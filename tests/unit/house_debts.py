@@ -115,7 +115,6 @@ BRANCHED = {  # more than 12 decisions
     "cli/logs.py:main",
     "cli/plan.py:main",
     "cli/variables.py:read_variables",
-    "cloud/resource_cost.py:of",
     "cloud/unsupported.py:_capacity",
     "config/conversion.py:_from_sentencepiece",
     "config/cross_checks.py:_formats",
