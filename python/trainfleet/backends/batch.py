@@ -23,6 +23,7 @@ from ..cloud.roles import statements
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
+from ..hosts.stack import load_stack
 from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
 from ..node.placements.batch import SEATING
@@ -96,6 +97,12 @@ class Batch(Hosted):
             )
         if config.fleet.batch.queue:
             yield from _refuse_beside(config.fleet.batch.queue, config)
+        elif not load_stack(config.fleet.stack).ecs:
+            yield (
+                "fleet.instance_type",
+                f"{config.fleet.instance_type}: AWS Batch has no machine image for it any more; "
+                "set fleet.backend: ec2",
+            )
         if config.fleet.aws.volume_gib < DISK:
             what = (
                 f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; "
