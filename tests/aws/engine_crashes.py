@@ -36,9 +36,15 @@ def said(engine: str) -> dict[str, Any]:
 def others(account: Account) -> None:
     """Somebody else's queue with a job that runs, and a training job that is called as one of ours would be."""
     batch, sagemaker = Batch(account, None), SageMaker(account, None)  # type: ignore[arg-type]
-    batch.queue_of_mine("theirs", "c7i.8xlarge", 64)
+    batch.queue_of_mine("their-queue", "c7i.8xlarge", 64)
     batch.jobs["theirs"] = Job(
-        "theirs", "theirs-train-0123456789abcdef", "theirs", DEFINITION, {}, [Node()], "RUNNING"
+        "theirs",
+        "theirs-train-0123456789abcdef",
+        "their-queue",
+        DEFINITION,
+        {},
+        [Node()],
+        "RUNNING",
     )
     _training(account, sagemaker, "cloudy-00112233445566aa", THEIRS)
 

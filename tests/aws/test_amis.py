@@ -66,14 +66,16 @@ def test_the_image_of_a_stack_is_one_version_that_is_known(
     ) and "fleet.aws.image" in str(caught.value)
 
 
-@pytest.mark.parametrize("stack", PINNED)
+@pytest.mark.parametrize("stack", [name for name in PINNED if load_stack(name).ecs])
 def test_batch_starts_one_known_image_and_sagemaker_needs_none(
     stack: str, account: Account, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path)
     config = replace(config, fleet=replace(config.fleet, stack=stack))
     account.lacks_images = set(PINNED.values())  # which neither of them uses
-    ecs = AMIS[load_stack(stack).ecs]
+    pinned = load_stack(stack)
+    ecs = AMIS[pinned.ecs]
+    assert not pinned.nvidia or is_within(ecs.driver, pinned.nvidia_least, pinned.nvidia_below)
     assert discovery.image_of(config, Calls("us-east-1"), "batch") == ecs.id and ecs.sources
     assert discovery.image_of(config, Calls("us-east-1"), "sagemaker") == ""
     account.lacks_images.add(ecs.name)

@@ -432,6 +432,20 @@ def test_a_key_of_another_account_is_told_in_the_plan(
     ) == is_told
 
 
+def test_sagemaker_s_quotas_are_looked_at_before_a_job_but_for_a_training_plan(
+    account: Any,
+) -> None:
+    name = "ml.p4d.24xlarge for training job usage"
+    row = {"QuotaName": name, "QuotaCode": "L-1", "Value": 1.0}
+    account(ListServiceQuotas={"Quotas": [row]})
+    plain, inputs = fleet("p4d.24xlarge"), replace(INPUTS, engine="sagemaker")
+    said = told(plain, inputs)
+    assert f"2 x ml.p4d.24xlarge are wanted, and your quota {name!r} is 1" in said
+    assert "--service-code sagemaker --quota-code L-1 --desired-value 2" in said
+    own = replace(plain.fleet.sagemaker, plan_hours=24.0)
+    assert told(replace(plain, fleet=replace(plain.fleet, sagemaker=own)), inputs) == ""
+
+
 INTERNET, ELSEWHERE = {"DestinationCidrBlock": "0.0.0.0/0"}, {"DestinationCidrBlock": "10.0.0.0/16"}
 MAIN, OF_IT = {"Main": True}, {"SubnetId": SUBNET}
 
@@ -469,6 +483,11 @@ def test_a_subnet_without_a_way_out_is_told_and_not_refused(
 def test_buckets_are_there_and_in_the_region(account: Any) -> None:
     account(HeadBucket={"BucketRegion": "eu-west-1"})
     assert "fleet.fsx.link: corpus is in eu-west-1" in told(fleet(fsx_link="s3://corpus/web"))
+    plain = fleet()
+    store = replace(plain, data=replace(plain.data, store="s3://corpus/sets"))
+    for engine, blocks in (("", False), ("batch", True)):
+        (found,) = checks.findings(store, Calls("us-east-1"), replace(INPUTS, engine=engine))
+        assert "data.store: corpus is in eu-west-1" in str(found) and found.blocks == blocks
     account(HeadBucket=refused("404"))
     assert "fleet.aws.bucket: there is no bucket mine-of-old" in told(fleet(bucket="mine-of-old"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from aws import batch, watchers  # noqa: F401  what they answer
 from aws.account import Account
 from aws.test_engine_machines import engine_config, mine, told
 from aws.test_fleet import untouched
-from trainfleet.backends import BACKENDS, engine_checks
+from trainfleet.backends import BACKENDS, queue_reasons
 from trainfleet.backends.batch import Batch
 from trainfleet.backends.request_json import bodies
 from trainfleet.cloud import discovery, engine_template
 from trainfleet.config import Config
 from trainfleet.config.cross_checks import check
 from trainfleet.plan.job import Job, on_its_machines, tokenize_job, train_job
-from trainfleet.trust.errors import BackendError, CloudError, ConfigError
+from trainfleet.trust.errors import CloudError, ConfigError
 
 CHEAP, QUEUE = "c7i.8xlarge", "trainfleet-cloudy_tokenize"
 
@@ -145,9 +146,10 @@ def test_its_queue_is_made_takes_the_job_and_goes_with_the_rest(
         QUEUE,
     }
     job = tokenize_job(config)
-    engine_checks.require_queue(backend.calls, on_its_machines(config, job), QUEUE, job)
-    with pytest.raises(BackendError, match="no compute environment of the queue can run this job"):
-        engine_checks.require_queue(backend.calls, config, QUEUE, train_job(config))
+    theirs = partial(queue_reasons.queue, QUEUE)
+    backend.require(on_its_machines(config, job), job, theirs)
+    with pytest.raises(CloudError, match="no compute environment of the queue can run this job"):
+        backend.require(config, train_job(config), theirs)
     machines.remove(purge=False)
     assert not mine(account) and not machines.left() and untouched(account)
 

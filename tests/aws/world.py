@@ -77,6 +77,7 @@ def strangers(account: Account) -> dict[str, Thing]:
         address="10.9.0.2",
     ).state = "running"
     account.add("bucket", "trainfleet-theirs", {}, {"team": "theirs"}, objects={"a": 1})
+    account.add("bucket", "theirs", {}, {"team": "theirs"})
     account.add(
         "file-system",
         "fs-0f0e1a2b3c4d5e6f7",

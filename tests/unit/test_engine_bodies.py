@@ -264,6 +264,11 @@ def test_secrets_are_referred_to_and_never_said(
             "is not in fleet.aws.region us-east-1",
         ),
         ("batch", {"image": "none"}, "fleet.image"),
+        (
+            "batch",
+            {"instance_type": "p3dn.24xlarge", "batch": {"queue": None}},
+            "fleet.instance_type: p3dn.24xlarge: AWS Batch has no machine image for it any more",
+        ),
         ("sagemaker", {"image": "none"}, "fleet.image"),
         (
             "sagemaker",

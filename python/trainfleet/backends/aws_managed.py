@@ -6,16 +6,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ..cloud import clock
+from ..cloud import checks, clock
 from ..cloud.calls import Calls
+from ..cloud.checks import Check
+from ..cloud.discovery import known
 from ..cloud.prices import Prices, by_table, in_region
 from ..cloud.region import region_of
 from ..cloud.spending import Spending
 from ..config import Config
 from ..config.goodput import saving_of
 from ..plan.bill import Bill
+from ..plan.job import Job
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 from . import supported_keys
@@ -119,6 +123,13 @@ class Hosted(Backend):
             seen = not self.status(self.find(run)).ended
             self._has_job = clock.now(), seen
         return seen
+
+    def require(self, config: Config, job: Job, *chosen: Check) -> None:
+        """CloudError where a job could not run, or its nodes' buckets are elsewhere."""
+        sized = replace(config, fleet=replace(config.fleet, nodes=job.nodes))
+        inputs = known(config, self.calls, self.name)[0]
+        what = "the job can't run as it is"
+        checks.require(sized, self.calls, inputs, (*chosen, checks.buckets), what)
 
     @abstractmethod
     def costs(self, config: Config, prices: Prices) -> Spending:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from ..cloud import spending, unsupported
+from ..cloud import checks, engine_template, spending, unsupported
 from ..cloud.engine_template import DISK
 from ..cloud.prices import Prices, by_table
+from ..cloud.roles import statements
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
+from ..hosts.stack import load_stack
 from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
 from ..node.placements.batch import SEATING
@@ -29,7 +32,7 @@ from ..plan.request import Request
 from ..run.run_folder import Run
 from ..trust.errors import CloudError
 from ..trust.untrusted_input import show
-from . import aws_managed, batch_request, engine_checks, secret_refs
+from . import aws_managed, batch_request, queue_reasons, secret_refs
 from .aws_managed import ON_REQUEST, Hosted
 from .base import Handle, Phase, Status
 from .container_logs import Console
@@ -40,6 +43,8 @@ from .request_json import TOKEN, artifact, bodies, pairs
 GROUP = "/aws/batch/job"  # of CloudWatch Logs, where a definition names none
 # keys of fleet.aws, of no use to a queue of yours
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")
+# of a container, which may be the user's: what a run does by them
+ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
 AT_ONCE = 100  # jobs that DescribeJobs takes
 GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
@@ -92,6 +97,12 @@ class Batch(Hosted):
             )
         if config.fleet.batch.queue:
             yield from _refuse_beside(config.fleet.batch.queue, config)
+        elif not load_stack(config.fleet.stack).ecs:
+            yield (
+                "fleet.instance_type",
+                f"{config.fleet.instance_type}: AWS Batch has no machine image for it any more; "
+                "set fleet.backend: ec2",
+            )
         if config.fleet.aws.volume_gib < DISK:
             what = (
                 f"{config.fleet.aws.volume_gib}: nodes hold images of training on this disk; "
@@ -129,14 +140,9 @@ class Batch(Hosted):
         name = self._name(request)
         if there := self._named(name):
             return self._handle(request, there)
-        engine_checks.require(
-            self.calls,
-            on_its_machines(self.config, request.job),
-            self._queue_of(request.job),
-            request,
-        )
-        secret_refs.keep(self.calls, self.config, request.job.secrets)
         what, how = bodies(request)
+        self._require(request.job, what["nodeProperties"]["nodeRangeProperties"][0]["container"])
+        secret_refs.keep(self.calls, self.config, request.job.secrets)
         what = filled(self.machines().own, what)
         known = self.calls(
             "batch",
@@ -150,6 +156,16 @@ class Batch(Hosted):
         override["environment"] += pairs(request.environment)
         made = self.calls("batch", "SubmitJob", jobName=name, **how)
         return self._handle(request, self._named(name) or [made])
+
+    def _require(self, job: Job, container: Mapping[str, Any]) -> None:
+        """CloudError where Batch could not run a job in this container."""
+        roles = [
+            partial(checks.role, arn, "ecs-tasks.amazonaws.com", allowed)
+            for key, allowed in ROLES.items()
+            if (arn := container.get(key, "")).startswith("arn:")
+        ]
+        queue = partial(queue_reasons.queue, self._queue_of(job))
+        self.require(on_its_machines(self.config, job), job, queue, *roles)
 
     def _name(self, request: Request) -> str:
         return f"{slug(self.config.name, 60)}-{request.job.kind}-{request.token}"

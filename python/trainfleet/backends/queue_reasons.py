@@ -1,5 +1,5 @@
-"""Why a Batch job waits: Batch's reason for the head of the queue, or else the state of its queue
-and environment.
+"""Why a Batch job waits, or would wait for ever: Batch's reason for the head of the queue, or else
+the state of its queue and environment.
 
 Codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..cloud.calls import Calls
+from ..cloud.quotas import Obstacle
+from ..cloud.template_inputs import Inputs
+from ..config import Config
+from ..hardware import node_types
 from ..trust.errors import CloudError
 
 PACE = 30.0  # seconds between two looks at a queue
@@ -98,6 +102,62 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-def most_nodes(environment: dict[str, Any], vcpus: int) -> int:
-    """How many nodes of that many vCPUs a compute environment can have."""
-    return int(environment.get("computeResources", {}).get("maxvCpus", 0)) // vcpus
+def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+    """Whether the queue takes jobs, and has an environment for that many such nodes."""
+    found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
+    if not found:
+        then = "make setup makes one; or fleet.batch.queue names yours"
+        yield Obstacle(f"{name}: there is no such job queue", then)
+        return
+    if found[0].get("state") == "DISABLED":
+        yield Obstacle(f"{name}: the job queue is disabled", enabling(name))
+    if found[0].get("status") == "INVALID":
+        why = found[0].get("statusReason", "")
+        yield Obstacle(f"{name}: the job queue is invalid: {why}", "make setup")
+    yield from _roomy(name, config, environments(calls, found[0]))
+
+
+def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
+    """Whether one of these environments can run the job, on so many nodes."""
+    unfit = [(one, unfitness(config, one)) for one in found]
+    nodes, vcpus = (
+        config.fleet.nodes,
+        node_types.INSTANCE_TYPES[config.fleet.instance_type or ""].vcpus,
+    )
+    fit = [
+        int(one["computeResources"].get("maxvCpus", 0)) // vcpus for one, why in unfit if not why
+    ]
+    if not fit:
+        rows = "".join(f"\n    {one['computeEnvironmentName']}: {why}" for one, why in unfit)
+        what = f"{name}: no compute environment of the queue can run this job{rows}"
+        yield Obstacle(what, "make setup; or another fleet.batch.queue")
+    elif (most := max(fit)) < nodes:
+        what = (
+            f"{name}: {nodes} nodes are wanted, the queue has {most}: maxvCpus over {vcpus} a node"
+        )
+        then = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
+        yield Obstacle(what, then)
+
+
+def unfitness(config: Config, environment: dict[str, Any]) -> str:
+    """Why a compute environment can't run a multi-node job on the config's instance type; "" when
+    it can.
+
+    https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
+    """
+    resources, wanted = environment.get("computeResources", {}), config.fleet.instance_type or ""
+    types = resources.get("instanceTypes", ())
+    if environment.get("state") == "DISABLED":
+        return "it is disabled"
+    if environment.get("status") == "INVALID":
+        return f"it is invalid: {environment.get('statusReason', 'no reason is given')}"
+    if environment.get("type") == "UNMANAGED":
+        return "it is unmanaged, and multi-node jobs run on managed ones alone"
+    if resources.get("type") in ("SPOT", "FARGATE", "FARGATE_SPOT"):
+        return (
+            f"it is of type {resources['type']}, and multi-node jobs run on EC2 on-demand "
+            "instances alone"
+        )
+    if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
+        return f"it has {', '.join(types)}, and no {wanted}"
+    return ""

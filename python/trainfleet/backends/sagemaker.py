@@ -15,9 +15,10 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from ..cloud import engine_template
+from ..cloud import checks, engine_template, quotas
 from ..cloud.api_errors import passing
 from ..cloud.capacity import TrainingPlans
 from ..cloud.engine_resource_types import ENDED, LOGS
@@ -34,7 +35,7 @@ from ..plan.request import Request
 from ..run.run_folder import Run
 from ..storage.s3_sync_agent import BUCKET
 from ..trust.errors import BackendError, CloudError, S3Error
-from . import engine_checks, sagemaker_request, secret_refs
+from . import sagemaker_request, secret_refs
 from .aws_managed import ON_REQUEST, Hosted
 from .base import Handle, Phase, Purchase, Status
 from .container_logs import Console
@@ -74,11 +75,6 @@ AGAIN = ("Interrupted", "Restarting")
 EXIT = re.compile(r"exit code:? ([0-9]{1,9})\b", re.IGNORECASE)
 NODE = re.compile(r"\bnode ([0-9]{1,9})\b")
 STREAM = re.compile(r"[^/]+/algo-(\d{1,9})-\d+")  # <job>/algo-<host>-<seconds>
-# of any type
-QUOTAS = (
-    "Maximum number of instances per training job",
-    "Number of instances across all training jobs",
-)
 OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
@@ -159,7 +155,13 @@ class SageMaker(Hosted):
             return handle
         (body,) = bodies(request)
         body = filled(self.machines().own, body)
-        self._require(body, request.job)
+        role = partial(
+            checks.role,
+            body["RoleArn"],
+            "sagemaker.amazonaws.com",
+            engine_template.of_a_training_job,
+        )
+        self.require(self.placed, request.job, checks.kms, role, quotas.training)
         secret_refs.keep(self.calls, self.config, request.job.secrets)
         body["Environment"] |= request.environment
         try:
@@ -176,24 +178,6 @@ class SageMaker(Hosted):
                     "the name of the job is taken", where=name, why=why, next=then
                 ) from error
         return handle
-
-    def _require(self, body: dict[str, Any], job: Job) -> None:
-        kind, own, spot = (
-            body["ResourceConfig"]["InstanceType"],
-            self.config.fleet.sagemaker,
-            self.config.fleet.spot,
-        )
-        names = [f"{kind} for {'spot ' if spot else ''}training job usage", *QUOTAS]
-        if own.warm_pool_minutes:
-            names.append(f"{kind} for training warm pool usage")
-        engine_checks.require_bucket(self.calls, self.config)
-        engine_checks.require_key(self.calls, self.config)
-        role, allowed = body["RoleArn"], engine_template.of_a_training_job
-        engine_checks.require_role(
-            self.calls, role, "sagemaker.amazonaws.com", self.config, allowed
-        )
-        if "TrainingPlanArn" not in body["ResourceConfig"]:
-            engine_checks.require_quota(self.calls, names, job.nodes, kind)
 
     def _described(self, name: str) -> dict[str, Any] | None:
         """What SageMaker says of a job; None where there is none of that name."""

@@ -14,7 +14,7 @@ from typing import Any
 from ..config import Config
 from ..config.tokenizing import tokenizing
 from ..hosts.stack import load_stack
-from ..trust.errors import CloudError, ConfigError
+from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock
 from .api_errors import passing
 from .baking import fitting
@@ -23,7 +23,7 @@ from .instances import capacity_of
 from .region import partition_of
 from .resource_types import is_ours
 from .resource_types import tags_of as tags
-from .template_inputs import Inputs, bucket_of
+from .template_inputs import ENGINES, Inputs, bucket_of
 
 ROOT = "/dev/sda1"  # of Ubuntu's images
 USUAL_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
@@ -175,6 +175,18 @@ def placeholders(config: Config, region: str) -> Inputs:
     )
 
 
+def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
+    """The placeholders with whose account it is, and why that could not be asked; "" where it
+    could.
+    """
+    inputs = replace(placeholders(config, calls.region), engine=engine)
+    try:
+        who = calls("sts", "GetCallerIdentity")
+    except NotAsked as error:
+        return inputs, error.what
+    return replace(inputs, account=who["Account"], partition=who["Arn"].split(":")[1]), ""
+
+
 def image_of(config: Config, calls: Calls, engine: str = "") -> str:
     """The machine image: the config's, or that of its stack in the version that
     docker/stack.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are not
@@ -186,7 +198,7 @@ def image_of(config: Config, calls: Calls, engine: str = "") -> str:
     if config.fleet.aws.image:
         return config.fleet.aws.image
     stack = load_stack(config.fleet.stack)
-    name = {"": stack.ami, "batch": stack.ecs}.get(engine, "")
+    name = str(getattr(stack, ENGINES[engine].image, ""))
     found = (
         _by_parameter(name, calls)
         if name.startswith("/")

@@ -25,7 +25,7 @@ from .instance_networking import interfaces
 from .instances import hardened, newest, placement, reserved, together
 from .roles import AGENT, allow, keys, pulls, role, statements
 from .template import assemble
-from .template_inputs import Inputs, stack_name, tags_of, tokenizing_queue
+from .template_inputs import ENGINES, Inputs, stack_name, tags_of, tokenizing_queue
 from .template_storage import logs
 from .vpc import Resources, attribute, network, ref, resource, subnet, walls
 
@@ -64,7 +64,7 @@ def template(config: Config, inputs: Inputs, engine: str) -> dict[str, Any]:
         name: attribute(name, "Arn") for name in ("JobRole", "ExecutionRole") if name in made
     }
     values |= {"LogGroup": ref("Log")} if "Log" in made else {}
-    if engine == NETWORK:
+    if ENGINES[engine].by_ssh:
         values |= {
             name: ref(f"{name}Subnet") for name in ("Private", "Public") if f"{name}Subnet" in made
         }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..trust.errors import CloudError
-from . import clock, resource_cost
+from . import clock, prices
 from .api_errors import DENIED
 from .calls import Calls
 from .cloudformation import CONFIG, CREATED, OURS, PROJECT
@@ -124,7 +124,7 @@ def weighed(calls: Calls, found: Iterable[OwnedResource]) -> Iterator[OwnedResou
             CloudError
         ):  # who may not ask for it, or came too late, has it listed without a price
             size = None
-        what, usd = (one.what, one.usd) if size is None else resource_cost.stored(one.kind, size)
+        what, usd = (one.what, one.usd) if size is None else prices.stored(one.kind, size)
         yield replace(one, what=what, usd=usd)
 
 
@@ -205,7 +205,7 @@ def _finder(kind: ResourceKind) -> Look:
     def look(calls: Calls, config: str | None) -> Iterator[OwnedResource]:
         for id_, tags, row in kind.find(calls, config):
             (what, usd), stays = (
-                resource_cost.of(kind.name, row),
+                prices.cost_of(kind.name, row),
                 _stays(calls, kind.name, id_, tags, row),
             )
             yield OwnedResource(

@@ -19,12 +19,12 @@ from typing import Any
 
 from ..config import Config
 from ..trust.errors import CloudError
-from . import clock, resource_cost
+from . import clock
 from .api_errors import passing
 from .baking import Baked, baked, versions
 from .calls import Calls
 from .cloudformation import CREATED
-from .prices import MONTH
+from .prices import MONTH, cost_of
 from .resource_types import LOCK
 from .template_inputs import own_tags, pairs, slug
 
@@ -186,6 +186,6 @@ class Oven:
 
     def cost(self, image: str) -> str:
         """What its snapshots hold and cost."""
-        kept = [resource_cost.of("snapshot", row) for row in self.snapshots(image)]
+        kept = [cost_of("snapshot", row) for row in self.snapshots(image)]
         usd = sum(each or 0.0 for _, each in kept) * MONTH
         return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month by the list price"

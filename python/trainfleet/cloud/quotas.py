@@ -15,12 +15,16 @@ from .api_errors import passing
 from .calls import Calls
 from .instance_networking import Quota, quota_of
 from .instances import capacity_of
-from .resource_types import is_ours, tags_of
+from .resource_types import instances, is_ours, tags_of
 from .template_inputs import Inputs
 from .template_storage import makes_file_system
 
 ADDRESSES = Quota("L-0263D0A3", "EC2-VPC Elastic IPs")
 VPCS = Quota("L-F678F1CE", "VPCs per Region")
+OF_ANY_TYPE = (
+    "Maximum number of instances per training job",
+    "Number of instances across all training jobs",
+)
 RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 
@@ -93,6 +97,16 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
                 )
 
 
+def mine(config: Config, calls: Calls) -> int:
+    """How many nodes of this fleet run already."""
+    states = [
+        row["State"]["Name"]
+        for row in instances(calls, config.fleet_name)
+        if row["InstanceType"] == config.fleet.instance_type
+    ]
+    return sum(state in ("pending", "running") for state in states)
+
+
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     """Whether there is room for a VPC and its addresses, where they are not there yet."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
@@ -141,6 +155,28 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
                         calls.region, "fsx", str(row.get("QuotaCode")), used + fsx.size_gib
                     ),
                 )
+
+
+def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
+    """Whether the nodes fit the quotas of SageMaker, which are found by their names. Those of a
+    training plan are not counted.
+    """
+    own, spot = config.fleet.sagemaker, "spot " * config.fleet.spot
+    if own.training_plan or own.plan_hours is not None:
+        return
+    kind, nodes = f"ml.{config.fleet.instance_type}", config.fleet.nodes
+    names = {f"{kind} for {spot}training job usage", *OF_ANY_TYPE}
+    if own.warm_pool_minutes:
+        names.add(f"{kind} for training warm pool usage")
+    for row in calls.pages(
+        "service-quotas", "ListServiceQuotas", "Quotas", ServiceCode="sagemaker"
+    ):
+        if row["QuotaName"] in names and row["Value"] < nodes:
+            yield Obstacle(
+                f"{nodes} x {kind} are wanted, and your quota {row['QuotaName']!r} is "
+                f"{row['Value']:g}",
+                request_more(calls.region, "sagemaker", row["QuotaCode"], nodes),
+            )
 
 
 def _kind(row: dict[str, Any]) -> str:

@@ -19,6 +19,31 @@ MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which ha
 
 
 @dataclass(frozen=True)
+class Engine:
+    """What makes the nodes of a config.
+
+    in_account  they are instances of the account, and in_zone of the zone that the stack is in
+    by_ssh      they or their head are reached by SSH, and mount the file system that is made
+    image       the key of a stack in docker/stack.lock.yaml that names their machine image
+    services    that act in the account by a role of their own
+    """
+
+    in_account: bool = True
+    in_zone: bool = True
+    by_ssh: bool = True
+    image: str = ""
+    services: tuple[str, ...] = ()
+
+
+ENGINES = {
+    "": Engine(image="ami"),  # the stack itself
+    "batch": Engine(by_ssh=False, image="ecs", services=("batch.amazonaws.com",)),
+    "parallelcluster": Engine(in_zone=False),
+    "sagemaker": Engine(in_account=False, in_zone=False, by_ssh=False),
+}
+
+
+@dataclass(frozen=True)
 class Inputs:
     """Facts of the account that the template needs.
 
@@ -38,8 +63,7 @@ class Inputs:
     plain              yes: the one node has one network interface and no placement group, as the
                        console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
-    engine             of AWS, which makes nodes for each job (batch, sagemaker); "": the stack
-                       itself has them
+    engine             a row of ENGINES
     tokenizing         the machine image of data.instance_type's machines, where there are such
     kept               only what holds data is wanted, and the network that it needs
     """
@@ -62,6 +86,10 @@ class Inputs:
     engine: str = ""
     tokenizing: str = ""
     head_image: str = ""
+
+    @property
+    def kind(self) -> Engine:
+        return ENGINES[self.engine]
 
 
 def stack_name(config: Config) -> str:

@@ -12,11 +12,8 @@ from dataclasses import replace
 
 import yaml
 
-from ...cloud.calls import Calls
-from ...cloud.discovery import placeholders
 from ...cloud.engine_fleet import EngineFleet
 from ...cloud.engine_template import NETWORK
-from ...cloud.template_inputs import Inputs
 from ...config import Config
 from ...plan.request import Artifact
 from ...trust.errors import NotAsked
@@ -28,19 +25,6 @@ FILE = "network.yaml"
 def stack_of(config: Config, maker: str = "") -> EngineFleet:
     """The stack of the network; `maker`: the config that made the cluster, where it is there."""
     return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK)
-
-
-def asked(config: Config) -> tuple[Inputs, str]:
-    """Whose account it is, as far as permissions ask for it, and why the account could not be
-    asked; "" where it could.
-    """
-    calls = Calls(config.fleet.aws.region or "")
-    inputs = replace(placeholders(config, calls.region), engine=NETWORK)
-    try:
-        who = calls("sts", "GetCallerIdentity")
-    except NotAsked as error:
-        return inputs, error.what
-    return replace(inputs, account=who["Account"], partition=who["Arn"].split(":")[1]), ""
 
 
 def placed(config: Config, maker: str = "") -> Config:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...cloud import resource_cost
+from ...cloud import prices
 from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.resource_types import Row, is_ours, tags_of
@@ -71,7 +71,7 @@ def describe(config: Config, calls: Calls, row: Row) -> Iterator[str]:
     them.
     """
     id_ = str(row["FileSystemId"])
-    what, usd = resource_cost.of("file system", row)
+    what, usd = prices.cost_of("file system", row)
     cost = "" if usd is None else f", ${usd * 24:,.2f} a day"
     yield (
         f"{id_} ({what}{cost}) was kept with its data by an earlier make clean, and is used; "

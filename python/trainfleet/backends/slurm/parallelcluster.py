@@ -22,7 +22,8 @@ from ...cloud import checks, plan_text
 from ...cloud.api_errors import passing
 from ...cloud.calls import Calls
 from ...cloud.cloudformation import CONFIG
-from ...cloud.discovery import public_key
+from ...cloud.discovery import known, public_key
+from ...cloud.engine_template import NETWORK
 from ...cloud.inventory import costing, surely
 from ...cloud.prices import in_region
 from ...cloud.resource_types import Row, tags_of
@@ -114,7 +115,7 @@ class Cluster(Machines):
 
     @functools.cached_property
     def _asked(self) -> tuple[Inputs, str]:
-        return cluster_network.asked(self.config)
+        return known(self.config, self.calls, NETWORK)
 
     def _wanted(self, state: ClusterState | None) -> tuple[Artifact, ...]:
         maker = state.maker if state else ""
