@@ -1,8 +1,8 @@
 """Shell commands that leave, read and remove the intent of a launch in a fleet's shared folder, for
 one host. Pure.
 
-What `read_found` is given: when the file was touched and whether a stop was asked for, in a line,
-then the file.
+Their output, which `read_found` parses, is a line with the file's time and whether a stop was
+requested, then the file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ rm -f {part}
 
 
 def leave(shared: str, run: str, intent: Intent, stale: str) -> str:
-    """Leaves the intent that stdin has, in the place of the one with the token `stale`, and says
-    what is there then.
+    """Returns the command that writes the intent on stdin, in place of the one with the token
+    `stale`, and prints the intent that is there then.
     """
     words = {
         "folder": shlex.quote(f"runs/{run}"),
@@ -43,7 +43,9 @@ def leave(shared: str, run: str, intent: Intent, stale: str) -> str:
 
 
 def look(shared: str, run: str, touch: bool) -> str:
-    """Says what is there; nothing where none is. `touch`: and that it goes on."""
+    """Returns the command that prints the intent; nothing if there is no intent. `touch` also
+    renews its time.
+    """
     enter = f"cd -- {shlex.quote(f'{shared}/runs/{run}')} 2> /dev/null || exit 0\n"
     return (
         enter
@@ -53,8 +55,8 @@ def look(shared: str, run: str, touch: bool) -> str:
 
 
 def withdraw(shared: str, run: str, intent: Intent, begun: bool) -> str:
-    """Removes the intent with this token, and an empty folder; unless the run has `begun`, the
-    request to stop too.
+    """Returns the command that removes the intent with this token, and an empty folder. Unless the
+    run has `begun`, it also removes the stop request.
     """
     mine, files = (
         f"grep -qsF -- {shlex.quote(intent.token)} {INTENT.name}",
@@ -68,7 +70,7 @@ def withdraw(shared: str, run: str, intent: Intent, begun: bool) -> str:
 
 
 def read_found(text: str) -> DeclaredIntent | None:
-    """What these commands said; Implausible where it is something else."""
+    """Parses the output of these commands; Implausible if it is anything else."""
     line, _, written = text.partition("\n")
     if not line:
         return None
