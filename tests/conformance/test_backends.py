@@ -835,7 +835,7 @@ def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
     hosts = request.hosts or bench.places
     with pytest.raises(
         BackendError,
-        match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
+        match=r"the job needs 2 nodes, but only 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
     ):
         bench.backend.plan(request.job, {hosts[0]: "it is broken"})
     one = bench.backend.plan(replace(request.job, nodes=1), {hosts[0]: "it is broken"})
@@ -848,7 +848,7 @@ def test_more_nodes_than_there_are_is_refused_before_anything_starts(bench: Benc
     if bench.backend.is_here:  # this machine plays as many as it is asked to
         assert len(bench.plan("exit", "0", "0", nodes=3).artifacts) == 3
         return
-    said = r"3 nodes are wanted, (2 of 2 hosts|the queue has 2)|3 x ml\.\S+ are wanted, and your quota is 2"
+    said = r"the job needs 3 nodes, but only 2 of 2 hosts|3 nodes are wanted, the queue has 2|3 x ml\.\S+ are wanted, and your quota is 2"
     with pytest.raises(
         BackendError, match=said
     ):  # an engine's own limits are asked for when it is to start
