@@ -37,7 +37,9 @@ def test_the_gate_names_a_slow_node_and_a_wrong_version(run: Run) -> None:
         other = run(
             nodes, "doctor", LIFT="node1"
         )  # a wrong version is no reason for quarantine: make setup mends it
-        assert other.returncode == 1 and "node1 is not in quarantine, which has node3" in other.stderr
+        assert (
+            other.returncode == 1 and "node1 is not in quarantine, which has node3" in other.stderr
+        )
 
 
 def test_a_folder_that_is_not_shared_and_a_taken_port_are_found_by_trying(run: Run) -> None:

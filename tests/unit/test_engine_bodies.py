@@ -251,7 +251,11 @@ def test_secrets_are_referred_to_and_never_said(
 @pytest.mark.parametrize(
     ("backend", "fleet", "said"),
     [
-        ("batch", {"spot": True}, "fleet.spot: AWS Batch does not run multi-node parallel jobs on spot"),
+        (
+            "batch",
+            {"spot": True},
+            "fleet.spot: AWS Batch does not run multi-node parallel jobs on spot",
+        ),
         ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: applies within a share"),
         (
             "batch",
@@ -318,5 +322,7 @@ def test_what_can_t_be_is_refused_by_key(
 
 def test_a_value_that_sagemaker_does_not_carry_is_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, "sagemaker", shared_folder=f"s3://bkt/{'x' * 600}")
-    with pytest.raises(BackendError, match="TRAINFLEET_BUCKET: SageMaker does not accept this value"):
+    with pytest.raises(
+        BackendError, match="TRAINFLEET_BUCKET: SageMaker does not accept this value"
+    ):
         list(requests(config))

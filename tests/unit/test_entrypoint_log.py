@@ -274,7 +274,9 @@ def test_a_node_that_can_t_begin_leaves_why(
     ]
     with pytest.raises(BackendError, match="node 0 of 2 did not arrive"):
         entrypoint.run_node(parse(order))
-    assert "node 0 of 2 did not arrive" in sagemaker.read_text() and "next: " in sagemaker.read_text()
+    assert (
+        "node 0 of 2 did not arrive" in sagemaker.read_text() and "next: " in sagemaker.read_text()
+    )
     log = (home / "runs/x/logs/node-1.log").read_text()
     assert "waiting for node 0" in log and "node 0 of 2 did not arrive" in log
     (fault,) = Run(home / "runs" / "x").read_events()

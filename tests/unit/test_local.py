@@ -133,7 +133,4 @@ def test_a_node_that_refuses_before_it_has_a_log_says_why(tmp_path: Path) -> Non
     said = verbs.enter(
         tmp_path, "tokenize", code=1, timeout=60, variables={"TRAINFLEET_GRACE": "x"}
     )
-    assert (
-        "why: TRAINFLEET_GRACE is 'x', not a number\n" in said
-        and "no line says why" not in said
-    )
+    assert "why: TRAINFLEET_GRACE is 'x', not a number\n" in said and "no line says why" not in said

@@ -116,7 +116,9 @@ def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str)
     assert told in published.beside(config)
     lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
     assert (
-        "GiB of" in lines and "data-parallel" in lines and "per node; AWS" in " ".join(lines.split())
+        "GiB of" in lines
+        and "data-parallel" in lines
+        and "per node; AWS" in " ".join(lines.split())
     )
 
 

@@ -195,7 +195,9 @@ def test_ranks_that_would_meet_at_a_public_address_are_a_warning(
 def test_setup_touches_no_host_that_is_not_fit() -> None:
     facts = fleet(3, PLAIN, {"root": False})
     (found,) = unfit(facts, wanted())
-    assert found.host and found.host.name == "n2" and "needs sudo without a password" in found.message
+    assert (
+        found.host and found.host.name == "n2" and "needs sudo without a password" in found.message
+    )
     (found,) = unfit(fleet(3, PLAIN, {"os": "arch rolling"}), wanted("g6.48xlarge"))
     assert "arch rolling" in found.message and "nvidia" in found.message
     assert (

@@ -376,9 +376,7 @@ def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
         engine(srun=Said(0, said, ""))[0], config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm
     )
     assert facts and probe.devices_of(facts) == Devices("h100", 1, 80.0, "infiniband", 3600.0)
-    assert "a free node, gpu-03:" in lines and any(
-        "1 x NVIDIA H100" in line for line in lines
-    )
+    assert "a free node, gpu-03:" in lines and any("1 x NVIDIA H100" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
 def test_what_bounds_the_fleet_is_told_and_what_has_no_accelerator_is_refused() -> None:
     found = sizes(config("train.global_batch=64"), wish := Wish(days=1, tokens=1e13), PRICE)
     with pytest.raises(
-        ConfigError, match=r"1 day: 64 nodes, the fastest .* more nodes need a larger train.global_batch"
+        ConfigError,
+        match=r"1 day: 64 nodes, the fastest .* more nodes need a larger train.global_batch",
     ):
         answer(found, wish)
     with pytest.raises(ConfigError, match=r"c7i.8xlarge has no accelerator"):
