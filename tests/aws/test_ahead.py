@@ -176,7 +176,7 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
     write(90.0)
     with pytest.raises(
         ConfigError,
-        match=f"the capacity block {block.id}, set-up and idle time alone are estimated at",
+        match=f"the capacity block {block.id}, set-up and idle time are already estimated at",
     ):
         plan()
 
@@ -223,7 +223,7 @@ def test_clean_says_that_it_stays_paid_and_leaves_it_for_the_next_setup(
         f"kept capacity block {block.id}: active" in words
         and "cancels and refunds no capacity block: it is paid" in words
     )
-    assert "nothing of cloudy is left" in words
+    assert "no resources of cloudy are left" in words
     assert typed()[0] == 0 and len(bought(account)) == 1
 
 

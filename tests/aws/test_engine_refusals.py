@@ -122,7 +122,7 @@ def test_a_name_that_another_job_has_is_said(
     trainings = account.sagemaker  # type: ignore[attr-defined]
     trainings.jobs[f"cloudy-{request.token}"] = Training(f"cloudy-{request.token}", {})
     monkeypatch.setattr(backend, "_described", lambda name: None)
-    with pytest.raises(BackendError, match="the name of the job is taken") as caught:
+    with pytest.raises(BackendError, match="another job has this name") as caught:
         backend.submit(request)
     assert (
         "another name in config.yaml" in caught.value.next and "already exists" in caught.value.why
@@ -226,8 +226,8 @@ def test_who_may_not_look_may_still_try(account: Account, tmp_path: Path) -> Non
         (queue(state="DISABLED"), "RUNNABLE: the queue mine is disabled; aws batch update-job-queue"),
         (environment(status="INVALID", statusReason="CLIENT_ERROR - no role"), "RUNNABLE: the compute environment mine-ce is invalid: CLIENT_ERROR"),
         (environment(state="DISABLED"), "RUNNABLE: the compute environment mine-ce is disabled"),
-        (lambda account: account.denied.add("batch:DescribeJobQueues"), "RUNNABLE: why is not known: your credentials may not do batch:"),
-        (lambda account: None, "RUNNABLE: machines are on their way"),
+        (lambda account: account.denied.add("batch:DescribeJobQueues"), "RUNNABLE: the reason is unknown: your credentials may not do batch:"),
+        (lambda account: None, "RUNNABLE: machines are starting"),
     ],
 )  # fmt: skip
 def test_why_a_job_waits_is_looked_up(

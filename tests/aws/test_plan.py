@@ -162,7 +162,7 @@ def test_a_plan_over_the_budget_is_refused_and_tells_why(
     config_of(tmp_path, instance_type="p5.48xlarge")
     with pytest.raises(
         ConfigError,
-        match=r"budget.max_usd: set-up and idle time alone are estimated at .*, over the limit of \$0.00",
+        match=r"budget.max_usd: set-up and idle time are already estimated at .*, over the limit of \$0.00",
     ):
         plan(capsys, SET="budget.max_usd=0.001")
     assert "NAT gateway" in capsys.readouterr().out, "what it would cost is told first"

@@ -140,11 +140,11 @@ def test_nothing_is_bought_beyond_the_budget_or_without_one(account: Account, ty
         (
             {"training_plan": "arn:aws:sagemaker:us-east-1:123456789012:training-plan/spring"},
             {},
-            "training_plan, which names one",
+            "training_plan already names a plan",
         ),
-        ({}, {"spot": True}, "reserved capacity, which is no spot"),
-        ({}, {"instance_type": "g5.48xlarge"}, "AWS sells no training plan of ml.g5.48xlarge"),
-        ({"warm_pool_minutes": 5}, {}, "does not go with a training plan"),
+        ({}, {"spot": True}, "reserved capacity, not spot"),
+        ({}, {"instance_type": "g5.48xlarge"}, "AWS sells no training plan for ml.g5.48xlarge"),
+        ({"warm_pool_minutes": 5}, {}, "does not apply to a training plan"),
     ],
 )
 def test_what_keeps_a_plan_from_being_bought_is_refused(

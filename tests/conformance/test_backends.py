@@ -835,7 +835,7 @@ def test_hosts_are_left_out_where_that_can_be(bench: Bench) -> None:
     hosts = request.hosts or bench.places
     with pytest.raises(
         BackendError,
-        match=r"2 nodes are wanted, 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
+        match=r"the job needs 2 nodes, but only 1 of 2 hosts can take a job\n  (node0|i-[0-9a-f]+): it is broken",
     ):
         bench.backend.plan(request.job, {hosts[0]: "it is broken"})
     one = bench.backend.plan(replace(request.job, nodes=1), {hosts[0]: "it is broken"})

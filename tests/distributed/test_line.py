@@ -211,7 +211,7 @@ def test_ctrl_c_saves_and_stops(desk: Desk) -> None:
     )
     desk.await_step(2)
     assert "running" in desk.type("status") and "is running already" in desk.type("train", code=1)
-    assert "is running, and nothing was touched" in desk.type("clean", code=2)
+    assert "is running; nothing was changed" in desk.type("clean", code=2)
     os.killpg(launcher.pid, signal.SIGINT)
     output = launcher.communicate(timeout=60)[0]
     assert launcher.returncode == 130 and "with a checkpoint" in output, output

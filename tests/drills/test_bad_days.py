@@ -99,7 +99,7 @@ def test_stop_ends_also_what_is_frozen(nodes: Lab, whole: dict[int, float], tmp_
     cockpit = Cockpit(nodes, tmp_path, "stop-frozen")
     looker = train_with_a_frozen_agent(cockpit, 2)
     began = time.time()
-    assert "stopped; nothing runs any more" in cockpit.type("stop", timeout=150)
+    assert "stopped; no process runs any more" in cockpit.type("stop", timeout=150)
     ended = time.time()
     assert looker.wait(60) == 130
     assert cockpit.results()["status"] == "stopped" and cockpit.results()["steps"] < STEPS
@@ -198,7 +198,7 @@ def test_ranks_without_a_launcher_are_told_of_and_stopped(
     time.sleep(10)
     for rank in range(NODES):
         cockpit.signal_rank(rank, signal.SIGCONT)
-    assert "node0, node1, node2 go on without it" in cockpit.type("status")
+    assert "node0, node1, node2 still run" in cockpit.type("status")
     began = time.time()
     said = cockpit.type("stop")
     assert "its launcher is gone" in said and "next: make train resumes it" in said, said
@@ -348,5 +348,5 @@ def test_a_spare_is_taken_at_launch(nodes: Lab, whole: dict[int, float], tmp_pat
     job = load_job(cockpit.run)
     assert cockpit.losses() == whole and job and job[0].hosts == ("node0", "node2", "node3")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    said = "it is left out, with the reason, and a spare takes its place"
+    said = "it is excluded, with the reason, and a spare takes its place"
     told("a host unfit at launch (its shared folder is another)", None, None, 0, "equal", said)

@@ -307,7 +307,7 @@ def test_the_gate_of_an_allocation_names_a_slow_node_which_is_left_out_from_then
     verdict = next(event for event in run.read_events() if event["event"] == "verdict")
     assert (verdict["cause"], verdict["host"], verdict["node"]) == ("hardware", "node1", 1), said
     assert (
-        "the gate finds it broken: its link carries 0.0" in said
+        "the gate finds it broken: its link reaches 0.0" in said
         and run.read_results()["status"] == "finished"
     ), said
     assert "all-reduce over 3 nodes" in (run.logs / "slurm.log").read_text()
@@ -466,7 +466,7 @@ def test_training_is_queued_with_what_compiles_and_begins_when_that_has_ended_we
     until(lambda: names(slurm).get(compiles) == "RUNNING", "what compiles")
     said = enter(desk, "stop")
     assert (
-        "stopped; nothing runs any more" in said and "at once" not in said and not names(slurm)
+        "stopped; no process runs any more" in said and "at once" not in said and not names(slurm)
     ), said
     assert "stopping" in finish(first, code=130)
 
@@ -515,7 +515,7 @@ def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) ->
     for fleet, expected in (
         (
             {"slurm": {"partition": "gpu"}},
-            "fleet.slurm.partition: there is no partition gpu; there are: main, short, shut",
+            "fleet.slurm.partition: there is no partition gpu; the cluster has main, short, shut",
         ),
         (
             {"slurm": {"partition": "shut"}},
@@ -531,7 +531,7 @@ def test_bad_inputs_are_named_with_the_next_command(desk: Path, slurm: Slurm) ->
             {"slurm": {"reservation": "ours"}},
             "fleet.slurm.reservation: there is no such reservation",
         ),
-        ({"nodes": 8}, "8 nodes are wanted, 4 of 4 hosts can take a job"),
+        ({"nodes": 8}, "the job needs 8 nodes, but only 4 of 4 hosts can take a job"),
         (
             {"slurm": {"time_limit": 1, "notice": 60}},
             "fleet.slurm.notice: 60 s: fleet.slurm.time_limit is 1 min in all",

@@ -173,7 +173,7 @@ def test_typed_on_a_machine_without_slurm_it_is_handed_to_the_head_by_ssh(tmp_pa
         )
         process = begin(tmp_path, "train", variables=bare)
         assert (
-            "there is no partition gpu; there are: main, short, shut"
+            "there is no partition gpu; the cluster has main, short, shut"
             in process.communicate(timeout=60)[0]
         )
 

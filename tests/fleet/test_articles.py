@@ -100,5 +100,5 @@ def test_a_recipe_makes_its_machines_trains_and_cleans(
             )
         assert len(running(account)) == count, "it was measured on the machines that were there"
 
-        assert f"nothing of {name} is left" in place.type("clean", "PURGE=1", "YES=1")
+        assert f"no resources of {name} are left" in place.type("clean", "PURGE=1", "YES=1")
         assert not [thing for thing in account.living() if thing.id not in before]

@@ -126,7 +126,9 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
 
         planned = typed(desk, place.environment, "plan", "OUT=plan")
         assert "+ a new stack of" in planned and "account: nothing stands against it" in planned
-        assert "ready; machines come with a job" in typed(desk, place.environment, "setup")
+        assert "ready; machines start and end with each job" in typed(
+            desk, place.environment, "setup"
+        )
         typed(desk, place.environment, "train")
         run = Run(desk / "runs" / ENGINES[name])
         results = run.read_results()

@@ -184,7 +184,7 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         said = other.type("ls")
         assert "cloudy: $" in said and two[0] in said
         said = other.type("clean", "PURGE=1", "YES=1")
-        assert "nothing of cloudy is left in us-east-1" in said
+        assert "no resources of cloudy are left in us-east-1" in said
         left = {thing.id: thing.kind for thing in account.living() if thing.id not in before}
         assert left == {} and all(
             account.things[id].state == thing.state for id, thing in before.items()

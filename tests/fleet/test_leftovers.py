@@ -18,7 +18,7 @@ def test_the_remedy_for_a_reinstalled_host_works(pair: Lab, run: Run) -> None:
     pair.new_host_key(1)
     failed = lines(run(pair, "setup").stdout)["node1"]
     command = f"ssh-keygen -R {address_of(1)} -f {pair.known_hosts}"
-    assert "another host key" in failed and command in failed
+    assert "its host key differs" in failed and command in failed
     pair.run(0, "true")
     known = pair.known_hosts.read_text().splitlines()
     pair.known_hosts.write_text(
@@ -74,7 +74,7 @@ def test_setup_is_not_green_where_a_job_could_not_run(pair: Lab, tmp_path: Path)
     )
     failed = enter(tmp_path, "setup", code=1)
     assert (
-        "/opt/none/bin/python (fleet.python) is not there" in failed
+        "/opt/none/bin/python (fleet.python) is missing or not executable" in failed
         and "0 of 2 hosts ready" in failed
     )
     pair.run(1, "mount", "-o", "remount,ro,bind", "/fsx")

@@ -95,7 +95,7 @@ def test_without_a_login_between_the_nodes_that_is_said_and_nobody_is_blamed(
     said, wrong = tried(pair, config)
     assert (
         not wrong
-        and "can node0 log in on the others?" in said[2]
+        and "check that node0 can log in to them" in said[2]
         and "mpirun: unable to reach" in said[2]
     )
 

@@ -45,7 +45,7 @@ def test_every_host_answers_for_itself_over_one_kept_connection(pair: Lab) -> No
         assert [host.name for host in mixed.ok] == ["node0"] and mixed.ok[
             fleet.hosts[0]
         ].stdout == "secret"
-        assert str(mixed.failed[fleet.hosts[1]]) == "exit code 3: it said nothing"
+        assert str(mixed.failed[fleet.hosts[1]]) == "exit code 3: no output"
 
 
 def test_much_output_on_both_streams_and_much_input_come_through(pair: Lab) -> None:

@@ -25,7 +25,7 @@ def test_the_same_again_makes_nothing_again(
     built: tuple[str, str], checkout: Checkout, base: str, tell: Tell
 ) -> None:
     said, seconds = checkout.build(base)
-    assert reference_in(said) == built[0] and "is here" in said and "COPY" not in said
+    assert reference_in(said) == built[0] and "exists" in said and "COPY" not in said
     image = buildah(checkout.outside, "images", "--quiet", "--no-trunc", built[0])
     buildah(checkout.outside, "tag", built[0], "localhost/kept:1")
     buildah(checkout.outside, "rmi", built[0])  # its name alone, as it has another

@@ -78,7 +78,7 @@ def test_a_base_that_can_t_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "why: the base image localhost:1/none:1 can't be pulled" in said
         and "connection refused" in said
     )
-    assert "next: fleet.base_image names a mirror's, or a local one" in said
+    assert "next: set fleet.base_image to a mirror's image, or a local one" in said
 
 
 def test_a_base_for_another_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         said = refused_build(tmp_path, outside, BASE)
         assert (
             "why: the disk is full" in said
-            and "next: df -h; old images go with: buildah image prune" in said
+            and "next: check with df -h; remove old images with buildah image prune" in said
         )
     finally:
         subprocess.run(["umount", "--lazy", disk], check=False)
@@ -202,7 +202,7 @@ def test_a_login_that_is_refused(pushed: tuple[Registry, ImageRecipe]) -> None:
         "DENIED",
         "Your authorization token has expired. Reauthenticate and try again.",
     )
-    with pytest.raises(ImageError, match="the registry takes no login") as caught:
+    with pytest.raises(ImageError, match="the registry refuses the login") as caught:
         push(registry, recipe, [])
     assert "Reauthenticate" in caught.value.why or "403" in caught.value.why
     assert not registry.blobs

@@ -188,14 +188,14 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
         "trn1.2xlarge has no EFA, so its nodes can't train together",
     )
     yield queue(instance_type="trn9.big"), "trn9.big is not in the table of instance types"
-    yield queue(name="default"), "default: Slurm keeps this name for itself"
+    yield queue(name="default"), "default: Slurm reserves this name"
     yield queue(name="One_queue"), 'queues[0].name: "One_queue" is not written as in "queue-0"'
     yield queue(capacity="block"), "capacity block needs a reservation"
     yield (
         queue(capacity="block", reservation="cr-0123456789abcdef0"),
-        "the nodes of a capacity block are all kept: min 4 works",
+        "all nodes of a capacity block stay; set min 4",
     )
-    yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; NODES=2 works"
+    yield queue(max=2), "fleet.nodes: 4: the largest queue has at most 2; set NODES=2"
     yield (
         {"fsx": {"size_gib": 1234}},
         "fleet.fsx.size_gib: 1234: it comes in 1200 or multiples of 2400",
@@ -203,21 +203,21 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"fsx": {"throughput": 33}}, "fleet.fsx.throughput: 33 is not one of 125, 250, 500, 1000"
     yield (
         {"fsx": {"folder": "/home"}, "shared_folder": "/home/work"},
-        "fleet.fsx.folder: /home is reserved; /fsx works",
+        "fleet.fsx.folder: /home is reserved; use for example /fsx",
     )
     yield (
         {"fsx": {"dns_name": "lustre.example.com", "mount_name": "x"}},
-        "it begins with the file system's id",
+        "it must begin with the file system's id",
     )
     yield (
         {"aws": {"subnets": []}, "slurm": {"parallelcluster": {"head_subnet": SUBNET}}},
-        "the network is made, and the head is in it",
+        "setup makes the network with the head in it",
     )
-    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets says where the nodes are"
+    yield {"aws": {"zones": ["us-west-2a"]}}, "fleet.aws.subnets already places the nodes"
     yield {"aws": {"region": None}}, "fleet.aws.region: null"
     yield (
         {"aws": {"bucket": None}, "instance_type": "trn1.32xlarge"},
-        "the nodes take the script that installs the Neuron SDK from a bucket",
+        "the nodes download the Neuron SDK's installer from it",
     )
     yield (
         {"slurm": {"parallelcluster": {"os": "rocky9"}}},
@@ -225,7 +225,7 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield (
         {"slurm": {"partition": "gpu"}},
-        "fleet.slurm.partition: gpu is none of the queues: compute1",
+        "fleet.slurm.partition: gpu is not one of the queues: compute1",
     )
     yield (
         {"slurm": {"parallelcluster": {"database_uri": "x:3306"}}},

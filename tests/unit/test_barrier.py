@@ -14,6 +14,8 @@ from trainfleet.node import barrier
 from trainfleet.node.barrier import Missing
 from trainfleet.node.placement import Seat
 from trainfleet.trust.errors import BackendError
+from trainfleet.watch.diagnosis import diagnose
+from trainfleet.watch.lines import LogLine
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_one_that_never_comes_is_named_everywhere(port: int) -> None:
     assert time.monotonic() - began < 5
     assert (
         all(
-            isinstance(error, Missing) and "node 2 of 4 has not come" in error.what
+            isinstance(error, Missing) and "node 2 of 4 did not arrive" in error.what
             for error in ended.values()
         )
         and len(ended) == 3
@@ -102,7 +104,7 @@ def test_a_main_node_that_never_comes_is_named(port: int) -> None:
     (error,) = nodes.join().values()
     assert (
         isinstance(error, Missing)
-        and "node 0 of 2 has not come" in error.what
+        and "node 0 of 2 did not arrive" in error.what
         and f"127.0.0.1:{port}" in error.why
     )
 
@@ -177,5 +179,7 @@ def test_many_are_named_by_the_first(port: int) -> None:
         barrier.muster(Seat(0, 100, "127.0.0.1", port), "runs/x", 0.2, lambda words: None)
     assert (
         "nodes 1, 2, 3" in caught.value.what
-        and "and 83 more of 100 have not come" in caught.value.what
+        and "and 83 more of 100 did not arrive" in caught.value.what
     )
+    found = diagnose([LogLine(0.0, 0, None, "node", caught.value.what)])
+    assert found and found.cause == "rendezvous", "a verdict knows the words of the error"

@@ -416,18 +416,18 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     store = FolderStore(run.checkpoints)
     put(store, config, 100)
     put(store, config, 200, part=b"x" * 3_000_000)
-    assert "every byte is as it was written" in shell(tmp_path, "verify", "STEP=100")[1]
+    assert "every byte is intact" in shell(tmp_path, "verify", "STEP=100")[1]
     data = bytearray((store.path / "step-00000200" / "part").read_bytes())
     data[2_000_000] ^= 1
     (store.path / "step-00000200" / "part").write_bytes(data)
     code, text = shell(tmp_path, "verify")
     assert (
         code == 1
-        and "step-00000200: is not as it was committed" in text
+        and "step-00000200: differs from the committed checkpoint" in text
         and "part has other bytes" in text
     )
     code, text = shell(tmp_path, "verify", "STEP=7")
-    assert code == 2 and "there are: 100, 200" in text
+    assert code == 2 and "the steps are 100, 200" in text
 
 
 def test_the_marker_is_json_for_other_programs(config: Config) -> None:

@@ -84,7 +84,7 @@ def test_every_request_is_valid_for_every_type(
     if backend == "sagemaker" and f"ml.{instance_type}" not in TRAINED_ON:
         with pytest.raises(
             ConfigError,
-            match=f"{instance_type}: SageMaker trains on no such machines; trn2.48xlarge works",
+            match=f"{instance_type}: SageMaker does not offer this type; use trn2.48xlarge",
         ):
             config_of(tmp_path, backend, instance_type)
         return
@@ -251,12 +251,16 @@ def test_secrets_are_referred_to_and_never_said(
 @pytest.mark.parametrize(
     ("backend", "fleet", "said"),
     [
-        ("batch", {"spot": True}, "fleet.spot: AWS Batch runs multi-node parallel jobs on no spot"),
-        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: counts within a share"),
+        (
+            "batch",
+            {"spot": True},
+            "fleet.spot: AWS Batch does not run multi-node parallel jobs on spot",
+        ),
+        ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: applies within a share"),
         (
             "batch",
             {"aws": {"region": "us-east-1", "image": "ami-0123456789abcdef0"}},
-            "fleet.batch.queue mine has machines of its own",
+            "fleet.batch.queue mine brings its own machines",
         ),
         (
             "batch",
@@ -323,5 +327,7 @@ def test_what_can_t_be_is_refused_by_key(
 
 def test_a_value_that_sagemaker_does_not_carry_is_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, "sagemaker", shared_folder=f"s3://bkt/{'x' * 600}")
-    with pytest.raises(BackendError, match="TRAINFLEET_BUCKET: SageMaker carries no such value"):
+    with pytest.raises(
+        BackendError, match="TRAINFLEET_BUCKET: SageMaker does not accept this value"
+    ):
         list(requests(config))

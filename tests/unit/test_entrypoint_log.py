@@ -199,7 +199,7 @@ def test_an_image_of_another_lock_than_the_job_s_is_refused_with_both(
         run_node(home, "part", "0")
     assert (
         caught.value.why
-        == "it is of the lock cpu 2026-01-01 0123456789ab, the config's stack of cpu 2026-11-20 ba9876543210"
+        == "it has the lock cpu 2026-01-01 0123456789ab, the config's stack has cpu 2026-11-20 ba9876543210"
     )
     assert caught.value.why in sagemaker.read_text()
     log = (home / "runs/x/logs/node-0.log").read_text()
@@ -250,7 +250,7 @@ def test_a_reason_hides_secrets_and_is_no_reason_to_fail_where_it_can_t_be_left(
     assert str(home) not in sagemaker.read_text() and "***" in sagemaker.read_text()
     as_sagemaker(monkeypatch, Seat(0, 1, "127.0.0.1"), Path("/proc/none/failure"))
     assert run_node(home, "part", "5") == 5
-    assert "the reason of the failure can't be left" in capsys.readouterr().err
+    assert "the reason of the failure can't be written" in capsys.readouterr().err
 
 
 def test_a_node_that_can_t_begin_leaves_why(
@@ -272,10 +272,12 @@ def test_a_node_that_can_t_begin_leaves_why(
         "part",
         "0",
     ]
-    with pytest.raises(BackendError, match="node 0 of 2 has not come"):
+    with pytest.raises(BackendError, match="node 0 of 2 did not arrive"):
         entrypoint.run_node(parse(order))
-    assert "node 0 of 2 has not come" in sagemaker.read_text() and "next: " in sagemaker.read_text()
+    assert (
+        "node 0 of 2 did not arrive" in sagemaker.read_text() and "next: " in sagemaker.read_text()
+    )
     log = (home / "runs/x/logs/node-1.log").read_text()
-    assert "waiting for node 0" in log and "node 0 of 2 has not come" in log
+    assert "waiting for node 0" in log and "node 0 of 2 did not arrive" in log
     (fault,) = Run(home / "runs" / "x").read_events()
     assert fault["event"] == "fault" and json.dumps(fault["message"]) and fault["node"] == 1

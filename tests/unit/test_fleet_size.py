@@ -166,9 +166,7 @@ def test_what_one_head_cant_carry_is_refused_by_name_of_what_can(tmp_path: Path)
             continue
         with pytest.raises(ConfigError) as refused:
             load(Settings(tmp_path / "config.yaml"), terms_of)
-        assert "config.yaml:2: fleet.nodes: one head can't watch over 513 nodes" in str(
-            refused.value
-        )
+        assert "config.yaml:2: fleet.nodes: one head can't watch 513 nodes" in str(refused.value)
         assert "slurm, batch and sagemaker" in str(refused.value)
 
 

@@ -114,8 +114,8 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(
 @pytest.mark.parametrize(
     "reader, told, why",
     [(batch.read, {"NODE_RANK": "abc"}, "AWS_BATCH_JOB_ID is not set"),
-     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "no port"),
-     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is no list of hosts")
+     (fleet.read, {"TRAINFLEET_NODE": "0", "TRAINFLEET_NODES": "1", "TRAINFLEET_MEET": "a", "TRAINFLEET_PORT": "99999"}, "not a port"),
+     *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a list of hosts")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
 def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
@@ -137,7 +137,7 @@ def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(
     done = subprocess.run(
         [sys.executable, "-m", *module], env=os.environ | own, capture_output=True, text=True
     )
-    assert done.returncode == 1 and "error: WORKERS is 'abc', which is no number" in done.stderr
+    assert done.returncode == 1 and "error: WORKERS is 'abc', not a number" in done.stderr
     assert "Traceback" not in done.stderr and not list(desk.glob("runs/a/heartbeats/*"))
 
 

@@ -39,6 +39,7 @@ NUMBERS = r"(-?[0-9][\w.]*)"
 FORMS = (  # how a message proposes a value of the key that it is about
     r"did you mean (\[.*\]|[^\s?,]+)(?:, without[^?]*)?\?$",
     r"(?:;|, so|:| or) ([\w.\[\]/:-]+)(?:, which auto takes,|,)? (?:is what )?works(?: on both|, or [^;]*)?$",
+    r"(?:;|, so|:) set ([\w.\[\]/:-]+)(?: or more|, or [^;]*|, with [^;]*)?$",
     rf"(?:what does|nearest that do|that do|sizes that work): {NUMBERS}",
     rf"at most {NUMBERS} (?:are left|works?)",
     r"another preset works: ([\w.-]+)",
@@ -56,7 +57,7 @@ def problems(text: str, set: str = "", **short: tuple[str, str]) -> list[Problem
 
 def proposals(problem: Problem) -> Iterator[tuple[str, dict[str, tuple[str, str]]]]:
     """SET, and the variables, that a message proposes; of a key that is unknown: its right name."""
-    if match := re.search(r"NODES=([0-9]+) works", problem.message):
+    if match := re.search(r"(?:set )?NODES=([0-9]+)(?: works|, or )", problem.message):
         yield "", {"NODES": ("fleet.nodes", match[1])}
     if match := re.search(r"SET='([^']*)'", problem.message):
         yield match[1], {}

@@ -163,7 +163,7 @@ def test_a_key_counts_or_is_refused(kind: str, key: str) -> None:
     after = changed(before, key)
     said = [message for named, message in supported_keys.refuse(after) if named == key]
     if kind not in supported_keys.table()[key][0]:
-        assert len(said) == 1 and "does not use it; leave it out" in said[0], said
+        assert len(said) == 1 and "does not use it; remove it" in said[0], said
         return
     assert not said
     if takes_effect(kind, before, after):

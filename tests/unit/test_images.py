@@ -192,7 +192,7 @@ def test_the_first_that_works_is_taken_and_the_others_are_told(path: Path) -> No
 
 
 def test_no_builder_is_told_with_what_to_install(path: Path) -> None:
-    with pytest.raises(ImageError, match="no builder") as caught:
+    with pytest.raises(ImageError, match="no image builder") as caught:
         choose()
     assert (
         "buildah is not installed" in caught.value.why
@@ -210,7 +210,7 @@ def test_an_image_that_is_here_is_not_built_again(path: Path, name: str) -> None
     )
     said: list[str] = []
     found = building.build(made, Builder(name), "c", said.append)
-    assert found.layers == (70, 5) and "is here" in said[0] and " build" not in log.read_text()
+    assert found.layers == (70, 5) and "exists" in said[0] and " build" not in log.read_text()
 
 
 @pytest.mark.parametrize("name", ["docker", "podman", "buildah"])
@@ -260,7 +260,7 @@ esac""")  # fmt: skip
         and "constraint" not in given
         and "find-links = https://w.example\n" in given
     )
-    assert "constraint" in said[1] and "find-links /wheels is not used" in said[2]
+    assert "constraint" in said[1] and "find-links /wheels is ignored" in said[2]
     assert not Path(line.split()[-1]).parent.exists(), "the secret's file is gone with the context"
     assert said[0] == "rebuilt: system, fabric, python, code" and "built" in said[-1]
     for name in [name for name in os.environ if name.startswith(building.PASSWORD)]:
@@ -297,14 +297,14 @@ SAID = {  # words of docker, podman and buildah (their issue trackers), and what
     "Error: creating build container: short-name \"b\" did not resolve to an alias": ("the base image B can't be pulled", "fleet.base_image"),
     "toomanyrequests: You have reached your pull rate limit": ("the base image B can't be pulled", "fleet.base_image"),
     "exec /bin/bash: exec format error": ("another processor", "linux/amd64"),
-    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("not what the lock names", "stack.lock.yaml"),
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE": ("a download differs from the lock", "stack.lock.yaml"),
     "efa: can't download https://efa-installer": ("could not download", "pip_sources.py show"),
     'ConnectionError: Connection refused\nError: building at STEP "RUN pip": exit status 1': ("could not download", "pip_sources.py show"),
     "dial tcp 10.0.0.1:443: connect: connection refused": ("the base image B can't be pulled", "fleet.base_image"),
     "WARNING: image platform ({arm64 linux  [] }) does not match the expected platform ({amd64 linux  [] })":
         ("another processor", "linux/amd64"),
     'no image found in manifest list for architecture amd64, variant "", OS linux': ("another processor", "linux/amd64"),
-    "error running container: operation not permitted": ("may not do this", "BUILDAH_ISOLATION"),
+    "error running container: operation not permitted": ("the builder lacks a permission", "BUILDAH_ISOLATION"),
     "something new": ("something new", "above"),
 }  # fmt: skip
 
@@ -566,7 +566,7 @@ def test_a_push_makes_the_repository_logs_in_by_stdin_and_sends_once(
     assert not log.exists() and "GetAuthorizationToken" not in dict(account.sent), (
         "it is there: nothing is sent"
     )
-    assert "is there: 402 MB" in said[-1]
+    assert "exists: 402 MB" in said[-1]
 
 
 def test_an_image_that_another_config_holds_is_held_too_and_not_sent_again(
@@ -617,7 +617,7 @@ def test_a_repository_whose_tags_can_be_overwritten_is_not_pushed_to(
     path: Path, account: Account
 ) -> None:
     account.repository = {"repositoryName": "trainfleet", "imageTagMutability": "MUTABLE"}
-    with pytest.raises(ImageError, match="not as this program makes it") as caught:
+    with pytest.raises(ImageError, match="differs from the repositories of make push") as caught:
         registry().push(recipe(), Builder("docker"), lambda _: None, {}, "mine")
     assert "put-image-tag-mutability" in caught.value.next and "GetAuthorizationToken" not in dict(
         account.sent
@@ -645,7 +645,7 @@ def test_a_tag_that_somebody_pushed_by_hand_is_named(path: Path, account: Accoun
 )
 def test_what_the_registry_says_that_is_no_image_is_told(account: Account, manifest: str) -> None:
     account.answers["BatchGetImage"] = {"images": [{"imageManifest": manifest}]}
-    with pytest.raises(ImageError, match="no image that can be looked at"):
+    with pytest.raises(ImageError, match="is not an image that can be read"):
         registry().find("x")
 
 

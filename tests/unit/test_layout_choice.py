@@ -204,6 +204,4 @@ def test_who_searched_for_a_micro_batch_is_told_the_key_that_remains(
 
 def test_without_hosts_nothing_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["train", f"CONFIG={FOLDER / 'llama-3-8b-p5'}.yaml"]) == 2
-    assert (
-        "fleet.hosts: the ssh backend needs the machines that you have" in capsys.readouterr().err
-    )
+    assert "fleet.hosts: the ssh backend needs a list of your machines" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.precision=fp8",
-            "train.precision: fp8: a CPU has no instructions for it, as GPUs since Ada and Hopper have; auto works",
+            "train.precision: fp8: a CPU has no instructions for it, unlike GPUs since Ada and Hopper; set auto",
         ),
         (
             "train.recompute=0.5 train.compile=false",

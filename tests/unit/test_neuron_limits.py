@@ -101,12 +101,12 @@ def test_what_is_derived_for_a_stack_is_not_refused_on_it(tmp_path: Path, settin
     [
         (
             "llama-2-7b-trn1",
-            "AWS: 25,933 tokens/s a node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)",
+            "AWS: 25,933 tokens/s per node, on 16 nodes of trn1.32xlarge (TP 8, DP 64, ZeRO 1; Neuron 2.20)",
         ),
-        ("bert-large-trn1", "AWS: 459,263 tokens/s a node, on 16 nodes"),
+        ("bert-large-trn1", "AWS: 459,263 tokens/s per node, on 16 nodes"),
         (
             "trn1-single-node",
-            "AWS: 489,805 tokens/s a node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)",
+            "AWS: 489,805 tokens/s per node, on one node of trn1.32xlarge (DP 32, AdamW; Neuron 2.28)",
         ),
         ("llama-3-8b-trn2", "AWS has published no training speed of trn2"),
     ],
@@ -116,7 +116,9 @@ def test_a_recipe_s_plan_has_aws_s_figure_beside_its_own(recipe: str, told: str)
     assert told in published.beside(config)
     lines = "\n".join(proposal.describe(config, [], estimate(config, None)))
     assert (
-        "GiB of" in lines and "data-parallel" in lines and "a node; AWS" in " ".join(lines.split())
+        "GiB of" in lines
+        and "data-parallel" in lines
+        and "per node; AWS" in " ".join(lines.split())
     )
 
 

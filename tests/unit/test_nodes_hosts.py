@@ -119,7 +119,7 @@ def test_a_recipe_never_writes_over_what_was_changed(
     )
     with pytest.raises(ConfigError, match="did you mean ssh-4-nodes"):
         write(RECIPE="ssh-4-node")
-    with pytest.raises(ConfigError, match="say which recipe"):
+    with pytest.raises(ConfigError, match="must name a recipe"):
         write()
 
 

@@ -265,7 +265,7 @@ def test_a_gres_of_fewer_gpus_than_the_node_has_is_no_fault(tmp_path: Path) -> N
         node_checks.gpus({Host("a", "a"): node(count=4), Host("b", "b"): node(count=8)}, wanted)
     )
     (found,) = node_checks.gpus({Host("a", "a"): node(count=3)}, wanted)
-    assert "3 of 4 GPUs answer" in found.message
+    assert "3 of 4 GPUs respond" in found.message
 
 
 def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_path: Path) -> None:
@@ -376,9 +376,7 @@ def test_a_free_node_is_looked_at_by_srun(tmp_path: Path) -> None:
         engine(srun=Said(0, said, ""))[0], config(tmp_path, "backend: slurm, nodes: 4").fleet.slurm
     )
     assert facts and probe.devices_of(facts) == Devices("h100", 1, 80.0, "infiniband", 3600.0)
-    assert "a node that was free, gpu-03:" in lines and any(
-        "1 x NVIDIA H100" in line for line in lines
-    )
+    assert "a free node, gpu-03:" in lines and any("1 x NVIDIA H100" in line for line in lines)
 
 
 @pytest.mark.parametrize(

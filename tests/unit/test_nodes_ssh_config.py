@@ -270,5 +270,5 @@ def test_what_ssh_can_not_read_is_told_in_its_words(
     ):
         lookup(home / "config", "Host *\n  Frob 1\n")
     monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(ConfigError, match="ssh is not installed"):
+    with pytest.raises(ConfigError, match="needs ssh, which is not installed"):
         lookup(home / "config", "Host *\n  Port 23\n")

@@ -367,9 +367,9 @@ n:1:1 [0] NCCL INFO Channel 00/0 : 8[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
 
 @pytest.mark.parametrize(("log", "network", "wrong"), [
     (IB_LOG, "infiniband", []), (IB_LOG.replace("/IB [", "/RoCE [").replace("/IB [RO]", "/RoCE [RO]"), "roce", []),
-    (IB_LOG.replace("/IB [", "/RoCE ["), "infiniband", ["NCCL speaks RoCE, not InfiniBand"]), (IB_LOG.replace("/GDRDMA", ""), "infiniband", ["GPUDirect is off"]),
+    (IB_LOG.replace("/IB [", "/RoCE ["), "infiniband", ["NCCL uses RoCE, not InfiniBand"]), (IB_LOG.replace("/GDRDMA", ""), "infiniband", ["GPUDirect is off"]),
     ("x NCCL INFO NET/IB : No device found.\nx NCCL INFO NET/Socket : Using [0]ens3:10.0.0.1<0>\nx NCCL INFO Using network Socket", "infiniband", ["NCCL did not choose InfiniBand: NCCL INFO NET/Socket"]),
-    ("x NCCL INFO Using network Socket", "ethernet", []), ("", "roce", ["NCCL said nothing"])])  # fmt: skip
+    ("x NCCL INFO Using network Socket", "ethernet", []), ("", "roce", ["NCCL printed nothing"])])  # fmt: skip
 def test_nccl_s_words_are_held_against_the_fabric(log: str, network: str, wrong: list[str]) -> None:
     found = judge_nccl(log.splitlines(), own(network))
     assert len(found) == len(wrong) and all(
@@ -477,7 +477,7 @@ def test_plan_says_in_words_what_is_reckoned_with(tmp_path: Path) -> None:
         text=True,
         check=False,
     ).stdout
-    for part in ("4 nodes x 8 ranks (8 x H100-80GB)", "NVIDIA data sheet H100, 2023-04", "infiniband between nodes: 3,200 Gbit/s each, as is usual",
-                 "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, the fastest first", "$0: machines of yours"):  # fmt: skip
+    for part in ("4 nodes x 8 ranks (8 x H100-80GB)", "NVIDIA data sheet H100, 2023-04", "infiniband between nodes: 3,200 Gbit/s each, as usual",
+                 "fleet.accelerator.network_gbps", "NCCL_IB_HCA", "layouts, the fastest first", "$0: your own machines"):  # fmt: skip
         assert part in " ".join(told.split()), told
     assert "on CPUs" not in told and re.search(r"about \d h \d+ min", told)

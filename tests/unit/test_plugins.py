@@ -100,7 +100,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
         ({"options": ["qeue=gpu"]}, "fleet.options: qeue: is not a key here"),
         ({"options": ["queue=7"]}, "fleet.options: queue: must be text, not 7"),
         ({"options": ["queue=a", "queue=b"]}, "fleet.options: queue: is given twice"),
-        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a value"),
+        ({"options": ["queue=[1"]}, "fleet.options: queue: is not a YAML value"),
         ({"options": ["queue"]}, "is not written"),
         (
             {"backend_options": ["queue=gpu"]},
@@ -108,7 +108,7 @@ def test_it_is_planned_on_as_the_six_are(typed: Typed) -> None:
         ),
         ({"spot": True}, "fleet.spot: true: the dummy backend does not use it"),
         ({"backend": "dumy"}, "sagemaker, dummy; did you mean dummy?"),
-        ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend has keys of its own"),
+        ({"backend": "slurm", "options": ["queue=a"]}, "the slurm backend does not use it"),
     ],
 )
 def test_what_it_does_not_take_is_refused_by_key(
@@ -273,5 +273,5 @@ def test_a_name_that_no_backend_can_have_is_refused(tmp_path: Path, name: str) -
 
 def test_a_package_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "trainfleet-mine").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         skeleton.write("mine", tmp_path)

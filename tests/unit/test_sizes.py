@@ -56,7 +56,7 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
         ]
         met = replace(wish, **{key.lower(): float(message.split(f"{key}=")[1].split()[0])})
         assert answer(found, met).nodes  # what is offered can be met
-    with pytest.raises(ConfigError, match=r"not within USD too: 2 days cost .* take"):
+    with pytest.raises(ConfigError, match=r"no size meets both DAYS and USD: 2 days cost .* take"):
         wish = Wish(days=2, usd=260_000, tokens=1e12)
         answer(sizes(config(), wish, PRICE), wish)
     with pytest.raises(ConfigError, match="no list price"):
@@ -66,7 +66,8 @@ def test_what_nothing_meets_is_refused_with_what_would() -> None:
 def test_what_bounds_the_fleet_is_told_and_what_has_no_accelerator_is_refused() -> None:
     found = sizes(config("train.global_batch=64"), wish := Wish(days=1, tokens=1e13), PRICE)
     with pytest.raises(
-        ConfigError, match=r"1 day: 64 nodes, the fastest .* more need a larger train.global_batch"
+        ConfigError,
+        match=r"1 day: 64 nodes, the fastest .* more nodes need a larger train.global_batch",
     ):
         answer(found, wish)
     with pytest.raises(ConfigError, match=r"c7i.8xlarge has no accelerator"):

@@ -171,18 +171,18 @@ def test_further_options_that_a_site_demands_stand_in_the_script(tmp_path: Path)
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--partition=gpu", "the program sets --partition itself; fleet.slurm.partition says that"),
+        ("--partition=gpu", "the program sets --partition itself; use fleet.slurm.partition"),
         (
             "--part=gpu",
             "the program sets --partition itself",
         ),  # sbatch takes a beginning of an option for the whole
-        ("--time=10", "fleet.slurm.time_limit says that"),
+        ("--time=10", "use fleet.slurm.time_limit"),
         ("--no=3", "the program sets --no"),
-        ("--job-name=x", "name says that"),
-        ("--comment=x", "the program sets --comment itself; leave it out"),
-        ("--exp=ALL", "the program sets --export itself; leave it out"),
-        ("--array=1-9", "leave it out"),
-        ("--mem=10G", "fleet.exclusive says that"),
+        ("--job-name=x", "use name"),
+        ("--comment=x", "the program sets --comment itself; remove it"),
+        ("--exp=ALL", "the program sets --export itself; remove it"),
+        ("--array=1-9", "remove it"),
+        ("--mem=10G", "use fleet.exclusive"),
         ("-p gpu", "is not written as in"),
         ("--switches=1 --wrap=x", "is not written as in"),
         ("--switches=1\n#SBATCH --wrap=x", "holds the character U+000A"),
@@ -277,7 +277,7 @@ def test_while_slurmctld_is_away_a_job_is_as_it_was(monkeypatch: pytest.MonkeyPa
         clock.now += 60
         assert slurm.look("7").state == "RUNNING"
     assert "slurmctld does not answer" in slurm.trouble
-    with pytest.raises(BackendError, match="nothing is known of job 9"):
+    with pytest.raises(BackendError, match="the state of job 9 is unknown"):
         slurm.look("9")
 
 
@@ -810,7 +810,7 @@ def test_a_cluster_is_deleted_and_its_file_system_on_purge_alone(
         ] and "fs-0123456789abcdef0" in account.things
         assert "what is kept costs $5.52 a day; make clean PURGE=1 removes it too" in said
         Cluster(made).remove(purge=True)
-        assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
+        assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
     assert [thing.id for thing in account.of("file-system")] == ["fs-0f0e1a2b3c4d5e6f7"]
 
 
@@ -874,7 +874,7 @@ def test_ssh_is_never_open_to_the_world(made: Config, tmp_path: Path) -> None:
     assert said == {"KeyName": "trainfleet-ours", "AllowedIps": "127.0.0.1/32"}
     fleet = {"aws": {"region": "us-west-2", "subnets": ["subnet-0123456789abcdef0"], "ssh_from": ["10.0.0.0/8", "203.0.113.7/32"]},
              "instance_type": "c7i.8xlarge", "slurm": {"create": "parallelcluster"}}  # fmt: skip
-    with pytest.raises(ConfigError, match="2 networks: ParallelCluster lets in one"):
+    with pytest.raises(ConfigError, match="2 networks: ParallelCluster allows one"):
         config_of(tmp_path, **fleet)
 
 
@@ -988,7 +988,7 @@ def test_a_cluster_s_network_is_made_before_it_and_removed_after_it(
             and not list(account.of("nat-gateway"))
         )
         Cluster(made).remove(purge=True)
-        assert "nothing of ours is left in us-west-2" in capsys.readouterr().out
+        assert "no resources of ours are left in us-west-2" in capsys.readouterr().out
     assert not [
         thing
         for thing in account.living()
@@ -1056,7 +1056,7 @@ def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_b
             in said
         )
         assert (
-            "it has 2400 GiB, whatever fleet.fsx.size_gib says" in said
+            "it has 2400 GiB, regardless of fleet.fsx.size_gib" in said
             and "make clean PURGE=1 removes it" in said
         )
         assert "its /work/runs is not linked to s3://our-bucket/ours/runs any more" in said
@@ -1082,7 +1082,7 @@ def test_a_file_system_that_a_cluster_left_is_used_by_the_next_one_and_removed_b
         Cluster(made).remove(purge=True)
         assert (
             system.id not in account.things
-            and "nothing of ours is left in us-west-2" in capsys.readouterr().out
+            and "no resources of ours are left in us-west-2" in capsys.readouterr().out
         )
     assert {
         (service, operation)

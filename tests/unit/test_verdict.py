@@ -143,7 +143,7 @@ def test_a_pid_in_the_kernel_s_words_leads_to_the_rank_that_had_it(run: Run) -> 
 
 
 def test_of_two_runs_that_begin_on_a_host_at_once_the_other_is_named(run: Run) -> None:
-    words = "b: /fsx/you:other (of ann) has begun on this host, and fleet.exclusive is set; next: wait for it, or other hosts"
+    words = "b: /fsx/you:other (of ann) has begun on this host, and fleet.exclusive is set; next: wait for it, use other hosts"
     found = verdict(run, status=Status(Phase.ENDED, words, exits={0: 143, 1: 75}))
     assert (
         found.cause == "busy"

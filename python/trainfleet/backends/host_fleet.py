@@ -61,8 +61,8 @@ HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as 
 
 
 def _sweep(made: str) -> str:
-    """Removes a model that was exported to be brought, and those of others that a lost link has
-    left for a day.
+    """Returns the command that removes an exported model after its download, and others that a lost
+    link left a day ago.
     """
     parent = shlex.quote(made.rpartition("/")[0])
     old = f"find {parent} -mindepth 1 -maxdepth 1 -name '{HANDED}*' -mmin +1440 -exec rm -rf {{}} +"
@@ -70,8 +70,8 @@ def _sweep(made: str) -> str:
 
 
 class Hosts:
-    """A run on a fleet, seen from a machine that does not share its disk: a mirror of its small
-    files, asked of any host.
+    """A run on a fleet, for a machine that does not share its disk: a mirror of its small files,
+    from any host.
     """
 
     words, pace, lag = " on the fleet", 1.0, 0.0
@@ -83,9 +83,9 @@ class Hosts:
         self.folder = config.fleet.shared_folder or ""
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
-        self.now = 0.0  # the fleet's clock at the last look
+        self.now = 0.0  # the fleet's clock at the last refresh
         self.door: Host | None = None  # the host that answered last
-        # the last beats, where none followed them
+        # the last beats, if no newer ones followed
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         self.transport.close()
 
-    def lead(self) -> None: ...  # the fleet's head does
+    def lead(self) -> None: ...  # the fleet's head does this
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
@@ -106,21 +106,21 @@ class Hosts:
             failures[host] = answer
             if answer.kind == "exit":
                 self.door = host
-                break  # it answers, and has no such folder: others have none either
+                break  # it answers, but has no such folder, so others have none either
         if any(failure.kind == "exit" for failure in failures.values()):
             return
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def read(self, name: str) -> str:
-        """The text of a file of the run's folder on the fleet; empty where there is none."""
+        """Returns the text of a file of the run's folder on the fleet; "" if it does not exist."""
         path = shlex.quote(f"{self.folder}/runs/{self.run.name}/{name}")
         return self._at_the_door(f"[ ! -f {path} ] || head -c {LARGEST} {path}")
 
     def supplement(self, folder: Path) -> None: ...
 
     def is_running(self) -> bool:
-        """Whether a launcher leads the run, or another is about to: at once where clocks agree,
-        else by what changes.
+        """Tells whether a launcher leads the run, or another is about to: at once if clocks agree,
+        else from changes.
         """
         found = self._beats()
         if is_held(found[0], self.now):
@@ -164,8 +164,8 @@ class Hosts:
         return answer.stdout
 
     def _first(self) -> Host:
-        """A host that answers: the last one that did, or else one of the first few; the first where
-        none does.
+        """Returns a host that answers: the last one that did, or else one of the first few; the
+        first if none does.
         """
         if self.door is None:
             few = self.transport.hosts[:FEW]
@@ -197,8 +197,8 @@ class Hosts:
             raise BackendError(str(implausible(error, "what find prints")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """On the first host that answers, in the shared folder; a model that is exported there
-        comes here.
+        """Runs the verb on the first host that answers, in the shared folder; an exported model is
+        downloaded.
         """
         host = self._answering()
         if verb != "export":
@@ -222,7 +222,7 @@ class Hosts:
     def _send(
         self, host: Host, verb: str, config: Config, variables: dict[str, str], out: Sink
     ) -> int:
-        """The exit code of a verb that a host carries out; what goes wrong there is said here."""
+        """Runs a verb on a host, shows its errors here, and returns its exit code."""
         code = send_code(self.transport, self.config.fleet, [host])
         command, order = (
             remote_verb.command(self.head.python, code, self.folder),
@@ -234,7 +234,7 @@ class Hosts:
         return ended
 
     def _answering(self) -> Host:
-        """The first host that answers; BackendError where none does."""
+        """Returns the first host that answers; BackendError if none does."""
         failures: dict[Host, HostFailure] = {}
         for host in self.transport.hosts:
             if not (failure := reason(self.transport.ask(host, "true", timeout=20))):
@@ -243,7 +243,7 @@ class Hosts:
         raise BackendError(by_host("no host of the fleet answers", failures), next="make doctor")
 
     def _at_the_door(self, command: str) -> str:
-        """What a command says on the host that answered last."""
+        """Returns a command's output from the host that answered last."""
         host = self.door or self.transport.hosts[0]
         answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
         if isinstance(answer, HostFailure):

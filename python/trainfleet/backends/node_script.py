@@ -1,4 +1,4 @@
-"""What a node receives: its script, and the values of secrets, which are in no script."""
+"""A node's script, and the values of secrets, which are in no script."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from ..run import run_folder
 from ..trust.errors import BackendError
 from ..trust.redaction import NAMES
 
-# what a node gets beside its script
+# variables that a node gets in addition to its script
 PASSED = (JOB, EXIT, WATCH, NAMES, fence.VARIABLE, fence.AGAIN)
-# The devices that are there at start are given over, as their number follows from the instance
-# type; so is the node's own disk where the dataset is copied to it (runs.COPY); files belong to who
-# trains.
+# Passes the devices that exist at start, as their number depends on the instance type, and the
+# node's disk if the dataset is copied to it (runs.COPY). Files belong to the user who trains.
 RUN = (
     'for device in /dev/neuron[0-9]* /dev/infiniband; do [ -e "$device" ] && set -- '
     '"--device=$device" "$@"; done; '
@@ -41,11 +40,11 @@ def node_script(
     host: str = "",
     stack: str = "",
 ) -> Artifact:
-    """A node's script: it takes its seat, and builds its line from that; the line stands in it, to
-    be read.
+    """Returns a node's script: it sets the seat, from which the node builds its torchrun line. A
+    comment shows that line.
 
-    `stack`: of the image, where the job has one. Its code is the launcher's all the same, from the
-    folder that the nodes share.
+    `stack` is the image's, if the job has one. The code is still the launcher's, from the nodes'
+    shared folder.
     """
     log = run_folder.node_log(job.folder, seat.node)
     heading = [
@@ -66,8 +65,8 @@ def node_script(
 
 
 def entrypoint_words(job: Job, engine: Seating) -> list[str]:
-    """What every node of a job is started with behind `python -m`, which is also what an image does
-    with its arguments.
+    """Returns the words that start every node of a job after `python -m`, which images run with
+    their arguments.
     """
     ranks = ["--ranks", str(job.ranks_per_node)] if job.torchrun else []
     how = ["--ahead"] if job.ahead else []
@@ -86,11 +85,11 @@ def entrypoint_words(job: Job, engine: Seating) -> list[str]:
 
 
 def values_of(names: Iterable[str]) -> dict[str, str]:
-    """The values from this process's environment, and their names for the supervisor, which masks
-    them in what it logs.
+    """Returns the values from this process's environment, and their names, which the supervisor
+    masks in its logs.
 
     Raises:
-        BackendError: one is not set.
+        BackendError: a variable is not set.
     """
     names = tuple(names)
     missing = [name for name in names if name not in os.environ]
@@ -107,12 +106,12 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 def container_words(
     image: str, folder: str, stack: str, names: Iterable[str], words: Sequence[str]
 ) -> list[str]:
-    """The command that runs `python -m words` in an image: in `folder`, where it sees what the host
-    sees, and nothing else of it.
+    """Returns the command that runs `python -m words` in an image, in `folder`, the only folder of
+    the host that it sees.
 
-    `names`: the variables that it gets, whose values stand in no word. The network, shared memory
-    and locked memory are the host's, as EFA and NCCL need them. What the container is asked by a
-    signal, Docker passes on.
+    `names` are the variables that it gets; no word has their values. The network, shared memory and
+    locked memory are the host's, as EFA and NCCL need them. Docker passes signals on to the
+    container.
     """
     own = [
         "--rm",

@@ -18,16 +18,16 @@ from ..config import Config
 from ..hardware import node_types
 from ..trust.errors import CloudError
 
-PACE = 30.0  # seconds between two looks at a queue
+PACE = 30.0  # seconds between two polls of a queue
 CODES = {
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": "EC2 has no such instances free "
     "now; another zone or a reservation may have",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": "maxvCpus is below "
-    "what the job needs: make setup raises it",
+    "the job's need: make setup raises it",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": "no type of the environment "
-    "has what a node needs, or none has started yet",
-    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 takes no "
-    "instance as the launch template asks for it",
+    "is large enough for a node, or none has started yet",
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": "EC2 refuses the "
+    "instance that the launch template asks for",
     "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": "the compute environment's "
     "service role lacks permissions",
     "ACTION_REQUIRED": "the compute environment is disabled, invalid, or can't "
@@ -38,14 +38,14 @@ CODES = {
 
 
 class QueueReasons:
-    """Why the jobs of a queue wait. The queue is polled every PACE seconds."""
+    """The reasons why the jobs of a queue wait. The queue is polled every PACE seconds."""
 
     def __init__(self, calls: Callable[[], Calls], queue: str) -> None:
         self.calls, self.queue = calls, queue
         self.found, self.when = "", -PACE
 
     def why(self, job: dict[str, Any]) -> str:
-        """What a job that has not started waits for; "" for one that has."""
+        """Returns why a job has not started; "" if it has."""
         if job["status"] not in ("SUBMITTED", "PENDING", "RUNNABLE"):
             return ""
         said = str(job.get("statusReason") or "")
@@ -57,15 +57,15 @@ class QueueReasons:
     def _look(self) -> str:
         if time.monotonic() - self.when > PACE:
             try:
-                self.found = next(_obstacles(self.calls(), self.queue), "machines are on their way")
+                self.found = next(_obstacles(self.calls(), self.queue), "machines are starting")
             except CloudError as error:
-                self.found = f"why is not known: {error.what}"
+                self.found = f"the reason is unknown: {error.what}"
             self.when = time.monotonic()
         return self.found
 
 
 def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
-    """What keeps a queue's jobs waiting, the nearest cause first."""
+    """Yields the causes that keep a queue's jobs waiting, the nearest first."""
     queues = calls("batch", "DescribeJobQueues", jobQueues=[queue]).get("jobQueues") or [{}]
     if queues[0].get("state") == "DISABLED":
         yield f"the queue {queue} is disabled; {enabling(queue)}"
@@ -86,12 +86,12 @@ def _obstacles(calls: Calls, queue: str) -> Iterator[str]:
 
 
 def enabling(queue: str) -> str:
-    """The command that has a queue take jobs."""
+    """Returns the command that enables a queue."""
     return f"aws batch update-job-queue --job-queue {queue} --state ENABLED"
 
 
 def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
-    """The compute environments of a queue."""
+    """Returns the compute environments of a queue."""
     names = [entry["computeEnvironment"] for entry in queue.get("computeEnvironmentOrder", ())]
     if not names:
         return []

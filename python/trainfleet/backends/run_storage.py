@@ -20,8 +20,8 @@ from ..run.run_folder import Run, is_locked
 
 
 class Place(Protocol):
-    """Where a run's folder is, as a context that closes its connections. The local run folder is as
-    of the last `refresh`.
+    """The place of a run's folder, as a context that closes its connections. The local run folder
+    has the state of the last `refresh`.
 
     words         " on this machine", " on the fleet": said after "is not running"
     pace          seconds between two refreshes that are worth it
@@ -66,7 +66,7 @@ class Place(Protocol):
 
 
 class Here:
-    """A run of this machine: its folder is the truth."""
+    """A run of this machine, with its only copy here."""
 
     words, pace, lag = " on this machine", 0.3, 0.0
 

@@ -1,5 +1,5 @@
-"""A run whose folder is in S3, as its nodes share no disk: any machine with access to the bucket
-can look at it and stop it.
+"""A run with its folder in S3, as its nodes share no disk: any machine with access to the bucket
+can read and stop it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ..storage.s3_sync_agent import NODES, SIGN, is_asked, is_node_s
 from ..trust.errors import BackendError, S3Error
 from ..trust.untrusted_input import show
 
-# written by the launcher and by ranks, in turn
+# files that both the launcher and ranks write, in turn
 SHARED = re.compile(r"stop|results\.json|heartbeats/attempts/.+")
-VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 after which another may lead
-SILENT = 6 * SIGN  # seconds without a sign of any node after which none counts as at work
+VACANT = 15.0  # seconds without a renewal of a launcher's lease in S3 until another may lead
+SILENT = 6 * SIGN  # seconds without a sign of any node until the run counts as ended
 
 
 class BucketPlace:
     """A run below `root`, s3://bucket/prefix: its folder is <root>/runs/<name>, its dataset's logs
     are below <root>/data/.
 
-    `store`: where the dataset is, <store>/<dataset>; `others`: what else the run has in S3, its
-    checkpoints. `has_job`: whether the engine has a job of the run that has not ended, which may
-    wait in a queue. `consoles`: brings into a folder here, which is at that address, what the
-    engine keeps of nodes that left no log there.
+    The dataset is in <store>/<dataset>; `others` are the run's other addresses in S3, its
+    checkpoints. `has_job` tells whether the engine has a job of the run that has not ended; it may
+    be queued. `consoles` brings the engine's record of nodes without a log into a folder here,
+    which is at that address.
     """
 
     words, pace, lag = " in its bucket", 2.0, 30.0
@@ -77,11 +77,11 @@ class BucketPlace:
     def __exit__(self, *error: object) -> None: ...
 
     def lead(self) -> None:
-        """From now on this process is the launcher: what it writes, such as the config that nodes
-        read, goes there too.
+        """Makes this process the launcher: its files, such as the config that nodes read, go to S3
+        too.
 
         Raises:
-            BackendError: another launcher is at work, or S3 does not answer.
+            BackendError: another launcher leads, or S3 does not answer.
         """
         holder = read_holder(self.run.folder)
         if holder and self._is_led():
@@ -89,8 +89,8 @@ class BucketPlace:
         self.leads = True
 
     def refresh(self) -> None:
-        """Brings what nodes and launcher have written, where no launcher on this machine does so
-        already.
+        """Brings the files of nodes and launcher, unless a launcher on this machine already does
+        so.
 
         Raises:
             BackendError: S3 does not answer.
@@ -108,21 +108,21 @@ class BucketPlace:
             self.consoles(folder, f"{self.root}/{folder}")
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether a file is to come here. A config that is here stays: it says what runs on this
-        machine.
+        """Tells whether to bring a file here. An existing config stays: it describes the run on
+        this machine.
         """
         if name.endswith(".yaml") and (self.run.folder / name).exists():
             return False
         return bool(SHARED.fullmatch(name)) or not (self.leads and _is_launcher_s(name))
 
     def is_running(self) -> bool:
-        """Whether a launcher or a node has given a sign of life lately, by S3's clock, or the
+        """Tells whether a launcher or a node has given a recent sign of life, by S3's clock, or the
         engine has a job.
         """
         return self._is_led() or self._is_new(f"{NODES}/", SILENT) or self.has_job()
 
     def _is_led(self) -> bool:
-        """Whether a launcher holds the run, as the last refresh has brought its lease."""
+        """Tells whether a launcher holds the run, by the lease of the last refresh."""
         holder = read_holder(self.run.folder)
         # else it was written by a launch, which a launcher's next renewal would have blanked
         led = holder is not None and holder.code is None and not read_launching(self.run)
@@ -157,7 +157,7 @@ class BucketPlace:
             s3.write(f"{self.address}/asked/stop", str(time.time()).encode())
 
     def folders(self) -> dict[str, int]:
-        """The run's folder, and what else it has in S3, with their bytes."""
+        """Returns the run's folder, and its other addresses in S3, with their bytes."""
         with _as_backend():
             sizes = {
                 address: sum(found.size for found in s3.list_objects(f"{address}/"))
@@ -177,14 +177,14 @@ class BucketPlace:
         return left
 
     def _of_others(self, address: str, objects: Iterable[str]) -> list[str]:
-        """Those of the objects below a dataset's address that this program did not write."""
+        """Returns the objects below a dataset's address that this program did not write."""
         named = {object_: file_of(object_.removeprefix(f"{address}/")) for object_ in objects}
         strange = set(contents.strangers(contents.DATASET, named.values()))
         return [object_ for object_, name in named.items() if name in strange]
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
-        """Here: all of it is in S3. A machine that looks at the run for the first time brings its
-        small files.
+        """Returns None, as all of it is in S3. A machine that has not seen the run brings its small
+        files first.
         """
         if not self.run.config.exists():
             self.refresh()
@@ -192,7 +192,7 @@ class BucketPlace:
 
 
 def _is_launcher_s(name: str) -> bool:
-    """Whether a file is the launcher's to write."""
+    """Tells whether the launcher writes this file."""
     owned = name.startswith(("events/launcher", "logs/launcher")) or not is_node_s(name)
     return owned or is_asked(name) or bool(SHARED.fullmatch(name))
 
@@ -207,17 +207,18 @@ def _as_backend() -> Iterator[None]:
 
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with a config whose nodes run nothing but an image: (key, message) each."""
+    """Yields (key, message) for a config without an image, if its nodes only run images."""
     if config.fleet.image == "none":
         yield (
             "fleet.image",
-            f"none: {config.fleet.backend} runs jobs in an image; build, or one that is there, "
-            "works",
+            f"none: {config.fleet.backend} runs jobs in an image; set build, or an existing image",
         )
 
 
 def unshared(config: Config) -> Iterator[tuple[str, str]]:
-    """What is wrong with a config whose nodes share no disk: (key, message) each."""
+    """Yields (key, message) for each folder of a config that is not in S3, if its nodes share no
+    disk.
+    """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
         ("data.store", config.data.store, "the dataset"),
@@ -234,7 +235,7 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
 def bucket_of(
     config: Config, run: Run, has_job: Callable[[], bool], consoles: Callable[[Path, str], None]
 ) -> BucketPlace:
-    """The place of a run of a config in which `unshared` finds nothing wrong."""
+    """Returns the place of a run with a config that `unshared` accepts."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
     others = [f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
     return BucketPlace(

@@ -1,5 +1,5 @@
 """make eval: loss, perplexity and accuracy of the newest checkpoint on the validation split; or
-TASKS, by lm-eval.
+TASKS, with lm-eval.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def main(variables: Variables, started: float) -> int:
         return code
     with NamedTemporaryFile(
         "w", encoding="utf-8", suffix=".yaml"
-    ) as file:  # a look leaves nothing in the run's folder
+    ) as file:  # outside the run's folder, which inspecting does not change
         file.write(dump_resolved(config))
         file.flush()
         return run_module(

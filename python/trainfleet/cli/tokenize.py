@@ -1,4 +1,4 @@
-"""make tokenize: the sources become data/<name>, or nothing is done because it is there."""
+"""make tokenize: turns the sources into data/<name>; does nothing if it exists."""
 
 from __future__ import annotations
 

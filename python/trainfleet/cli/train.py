@@ -1,4 +1,4 @@
-"""make train: compiles ahead and tokenizes what is not yet, trains from the newest checkpoint to
+"""make train: compiles and tokenizes what is missing, trains from the newest checkpoint to
 train.steps, reports.
 """
 

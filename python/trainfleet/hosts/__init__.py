@@ -1,3 +1,3 @@
-"""The hosts of a fleet: how they are reached, read, made ready and examined. The one room that
-knows SSH.
+"""The hosts of a fleet: reaching them, reading their facts, setting them up and examining them. The
+only package that knows SSH.
 """

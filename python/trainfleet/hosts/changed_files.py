@@ -2,7 +2,7 @@
 KNOWN`.
 
 KNOWN is {path: [size, time, inode]} of the copy elsewhere. A file that only grew is sent from its
-old size on; one that was replaced is sent whole. Only the files of travel.KINDS are sent, and the
+old size; a replaced file is sent completely. Only the files of travel.KINDS are sent, and the
 receiver accepts no others (mirror.py). Standard library only: it is started once a second.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 from ..storage.sync_rules import FILES, GROWING, limit
 from ..trust import untrusted_input
 
-MOST = 8 << 20  # bytes in one answer; the rest comes with the next
+MOST = 8 << 20  # bytes in one answer; the next answer has the rest
 Known = dict[str, tuple[int, float, int]]
 
 
 def changes(folder: Path, known: Known) -> dict[str, Any]:
-    """{files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether nothing
-    is left, now: this clock}.
+    """Returns {files: {path: [offset, size, time, inode, data]}, paths: all of them, whole: whether
+    nothing is left to send, now: this machine's clock}.
     """
     untrusted_input.seal(folder)
     files, paths, room = {}, [], MOST
@@ -37,7 +37,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
         size, stamp, inode = known.get(name, (0, 0.0, 0))
         if (there, stat.st_mtime, stat.st_ino) == (size, stamp, inode) or room <= 0:
             continue
-        # the time of a file of which only a part was sent
+        # 0.0 is the time of a file that was sent only in part
         goes_on = name.endswith(GROWING) or stamp == 0.0
         offset = size if goes_on and there >= size and stat.st_ino == inode else 0
         with open(path, "rb", opener=untrusted_input.opener) as file:
@@ -57,7 +57,7 @@ def changes(folder: Path, known: Known) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """The files to bring, at most FILES: path, name, and how many bytes of it at most."""
+    """Yields at most FILES files to send: path, name, and the most bytes to send of it."""
     count = 0
     for path in _listed(folder):
         name = str(path.relative_to(folder))
@@ -76,7 +76,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def _listed(folder: Path) -> Iterator[Path]:
-    """What lies in the folder, and in its folders."""
+    """Yields the entries of the folder and of its subfolders, one level deep."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         yield from sorted(path.iterdir()) if path.is_dir() else [path]
 

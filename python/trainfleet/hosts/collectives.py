@@ -1,10 +1,10 @@
 """Runs nccom-test, AWS's benchmark of the links between NeuronCores: within each node, then over
-EFA between all of them.
+EFA between all nodes.
 
 awsdocs-neuron.readthedocs-hosted.com, tools/neuron-sys-tools/nccom-test (SDK 2.32, 2026-08-21).
-Between nodes it starts its workers by MPI, so the first node must be able to log in on the others
-without a password. Training does not need that: where it can't be, it is said, and no reason to
-keep from training. `make doctor` alone does all this, as it takes minutes.
+Between nodes it starts its workers with MPI, so the first node must be able to log in to the others
+without a password. Training does not need that, so a failed login is only reported. The benchmark
+takes minutes, so only `make doctor` runs it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .install_steps import Wanted
 from .transport import Transport
 
 TOOL = "/opt/aws/neuron/bin/nccom-test"
-BYTES = "256MB"  # of an all-reduce: large enough that bandwidth counts, and not latency
+BYTES = "256MB"  # size of an all-reduce: large enough to measure bandwidth rather than latency
 SECONDS = 300.0
-FABRIC = "the links of EFA: are all interfaces attached, and the nodes in one placement group?"
+FABRIC = "check that all EFA interfaces are attached and that the nodes share a placement group"
 
 
 def is_for(wanted: Wanted) -> bool:
@@ -33,8 +33,8 @@ def is_for(wanted: Wanted) -> bool:
 
 
 def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
-    """The words of a trial on one node, or on these: name → address; the first starts it. `--check`
-    looks at the sums too.
+    """Returns the command of a trial on one node, or on `hosts` (name → address), started by the
+    first. `--check` also verifies the sums.
     """
     words = [
         TOOL,
@@ -60,7 +60,7 @@ def command(ranks: int, hosts: Mapping[str, str] | None = None) -> str:
 def try_collectives(
     transport: Transport, wanted: Wanted, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """What the trials measured, in words, and what is wrong with it."""
+    """Runs the trials. Returns a line for each measurement, and the findings."""
     ranks, hosts = wanted.fleet.ranks_per_node, list(facts)
     answers = transport.run(f"{command(ranks)} 2>&1", timeout=SECONDS, hosts=hosts)
     said, findings = [], list[Finding]()
@@ -72,7 +72,7 @@ def try_collectives(
                     host,
                     "nccom-test",
                     found,
-                    f"on it: {TOOL} -r {ranks} allr; dmesg",
+                    f"on that host, run: {TOOL} -r {ranks} allr; dmesg",
                     blames_host=True,
                 )
             )
@@ -88,7 +88,7 @@ def try_collectives(
     if isinstance(found, str):
         return [
             *said,
-            f"not tried between the nodes: {found}; can {hosts[0].name} log in on the others?",
+            f"not tried between the nodes: {found}; check that {hosts[0].name} can log in to them",
         ], []
     least = least_bandwidth(wanted.type) or 0.0
     slow = f"an all-reduce over {len(hosts)} nodes moves {found.gbs:.1f} GB/s, not {least:.1f}"
@@ -98,7 +98,7 @@ def try_collectives(
 
 
 def read(answer: Result | HostFailure | None) -> Collective | str:
-    """The last row of a trial, or why there is none."""
+    """Returns the last row of a trial, or why the trial has no result."""
     if not isinstance(answer, Result):
         return answer.message if answer else "no answer"
     try:

@@ -22,9 +22,9 @@ from .host_results import Host, HostFailure, Implausible, Result, implausible, s
 from .transport import Transport
 
 SCRIPT = Path(__file__).with_name("facts.sh")
-TIMEOUT = 30.0  # seconds; a node that needs longer can't train either
-LINES, LETTERS = 10_000, 4096  # of an answer, and of a line of it
-FORMS = {  # of the values that go on into commands and files for other hosts
+TIMEOUT = 30.0  # seconds; a node that needs longer can't train
+LINES, LETTERS = 10_000, 4096  # most lines of an answer, most letters of a line
+FORMS = {  # forms of the values that are written into commands and files for other hosts
     "hostname": r"[A-Za-z0-9]([A-Za-z0-9._-]{0,253})?",
     "user": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
     "owner": r"[A-Za-z0-9_][A-Za-z0-9._@\\-]{0,63}\$?",
@@ -37,7 +37,7 @@ FORMS = {  # of the values that go on into commands and files for other hosts
 
 @dataclass(frozen=True)
 class Space:
-    """A file system: KiB free, its kind, its device, where it is mounted."""
+    """A file system: KiB free, its kind, its device, its mount point."""
 
     free_kib: int
     kind: str
@@ -47,7 +47,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one node. Empty means absent. Versions are as their tools print them."""
+    """The facts of one node. Empty means absent. Versions are as the tools print them."""
 
     hostname: str = ""
     os: str = ""  # `ubuntu 22.04`
@@ -55,33 +55,33 @@ class Facts:
     machine: str = ""
     boot_id: str = ""
     user: str = ""
-    root: bool = False  # is root, or may become it by sudo without a password
+    root: bool = False  # whether the user is root, or may sudo without a password
     cores: int = 0
     memory_kib: int = 0
     memlock: str = ""  # KiB, or `unlimited`
     nofile: int = 0
     disk: Space | None = None
-    shared: Space | None = None  # what fleet.shared_folder lies on, or would
+    shared: Space | None = None  # the file system of fleet.shared_folder, present or future
     shared_folder: str = ""  # writable, read-only, or not there
-    owner: str = ""  # of that folder
+    owner: str = ""  # owner of that folder
     has: tuple[str, ...] = ()  # files that setup leaves behind
-    lacks: tuple[str, ...] = ()  # programs that are not there
+    lacks: tuple[str, ...] = ()  # missing programs
     authorized: bool = False  # the head's key opens this node
-    bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word a device on the PCI bus
+    bus: tuple[str, ...] = ()  # nvidia, efa, neuron: one word per device on the PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_trouble: tuple[
         str, ...
-    ] = ()  # what nvidia-smi says in place of a GPU, or of a number of one
+    ] = ()  # lines that nvidia-smi prints in place of a GPU, or of one of its numbers
     neuron: tuple[str, ...] = ()
     # counter (`neuron0/.../total`) → uncorrected memory errors
     neuron_ecc: dict[str, int] = field(default_factory=dict)
-    neuron_devices: tuple[NeuronDevice, ...] = ()  # as neuron-ls lists them
-    neuron_trouble: str = ""  # what neuron-ls says in their place
+    neuron_devices: tuple[NeuronDevice, ...] = ()  # devices that neuron-ls lists
+    neuron_trouble: str = ""  # neuron-ls's error, if it lists none
     infiniband: tuple[str, ...] = ()  # RDMA adapters of any kind
-    ports: tuple[Port, ...] = ()  # theirs
+    ports: tuple[Port, ...] = ()  # ports of these adapters
     speeds: dict[str, int] = field(default_factory=dict)  # card → Mbit/s
-    topology: Topology | None = None  # of the GPUs, where that was asked (--links)
-    slices: int = 0  # that GPUs are cut into by MIG, where that was asked
+    topology: Topology | None = None  # topology of the GPUs, with --links
+    slices: int = 0  # MIG slices of the GPUs, with --links
     uverbs: bool = False
     efa: str = ""  # installer version
     fi_info: int = -1  # endpoints that `fi_info -p efa` lists; -1 without fi_info
@@ -94,21 +94,19 @@ class Facts:
     resolves: dict[str, str] = field(default_factory=dict)  # name → address
     python: str = ""
     torch: str = ""
-    loggers: tuple[
-        str, ...
-    ] = ()  # `wandb /path/to/python`: the service is installed for that Python
+    loggers: tuple[str, ...] = ()  # `wandb /path/to/python`: the Python that has the service
     kernel_says: tuple[str, ...] = ()  # lines of dmesg about broken hardware
     clock_offset: float = 0.0  # seconds ahead of the machine that asked
-    seconds: float = 0.0  # that the answer took
+    seconds: float = 0.0  # duration of the answer
 
     @property
     def space_gb(self) -> float:
-        """Free on the root disk."""
+        """Returns the free GB of the root disk."""
         return self.disk.free_kib * 1024 / 1e9 if self.disk else 0.0
 
     def card(self, host: Host) -> str:
-        """The card that holds the address of `host` in fleet.hosts; for a public address the first
-        that is no loopback.
+        """Returns the card that has the address of `host` in fleet.hosts; for a public address, the
+        first card except loopback.
         """
         named = self.addresses.get(host.address) or self.addresses.get(
             self.resolves.get(host.address, "")
@@ -116,8 +114,8 @@ class Facts:
         return named or next((card for card in self.mtu if card != "lo"), "lo")
 
     def address(self, host: Host) -> str:
-        """The address by which other nodes reach this one: its own on that card, not a public one
-        in front of it.
+        """Returns the address by which other nodes reach this one: the card's address, not a public
+        one in front of it.
         """
         card = self.card(host)
         own = [
@@ -131,8 +129,8 @@ class Facts:
 def read(
     transport: Transport, config: Config, hosts: Iterable[Host] | None = None, links: bool = False
 ) -> dict[Host, Facts | HostFailure]:
-    """The facts of every host, or its failure; `links`: also how GPUs are joined, which takes a
-    second more.
+    """Reads the facts of every host, or its failure. `links` also reads how GPUs are joined, which
+    takes a second longer.
     """
     fleet = config.fleet
     peers = [host.address for host in transport.hosts]
@@ -141,7 +139,7 @@ def read(
     script = f"sh -s -- {words}", SCRIPT.read_text(encoding="utf-8")
 
     def ask(host: Host) -> Facts | HostFailure:
-        # connect first: clocks are compared over a warm link
+        # connects first: clocks are compared over a warm link
         answer = settled(transport.ask(host, "true", timeout=TIMEOUT))
         if isinstance(answer, Result):
             answer = settled(transport.ask(host, script[0], stdin=script[1], timeout=TIMEOUT))
@@ -156,10 +154,10 @@ def read(
 
 
 def read_here() -> Facts:
-    """The facts of this machine, with how its GPUs are joined.
+    """Reads the facts of this machine, including how its GPUs are joined.
 
     Raises:
-        Implausible: there is no shell that tells them.
+        Implausible: no shell can run facts.sh.
     """
     words = ["sh", "-s", "--", "--links", "", "", "", "localhost"]
     try:
@@ -178,11 +176,10 @@ def read_here() -> Facts:
 
 
 def parse(text: str, seconds: float = 0.0, now: float | None = None) -> Facts:
-    """Parses the output of facts.sh. What a login shell printed before it is skipped.
+    """Parses the output of facts.sh. Skips lines that a login shell printed before it.
 
     Raises:
-        Implausible: the text has no end (the node stopped in the middle of it), or a value that
-            nothing has.
+        Implausible: the text has no end (the node stopped halfway), or a value is impossible.
     """
     _, start, rest = text.partition("== facts\n")
     body, end, _ = rest.partition("== end")
@@ -218,7 +215,7 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
         _require_form(name, plain[name])
     gpus, trouble = read_gpus(lines.get("gpu", ()))
     listed, neuron_trouble = _listed(lines.get("neuron_ls", []))
-    # the clock was read about when the command arrived, half a round trip after it was sent
+    # facts.sh reads the clock when the command arrives, half a round trip after it was sent
     sent = now - seconds
     return Facts(
         **plain,
@@ -269,47 +266,47 @@ def _build(lines: dict[str, list[str]], seconds: float, now: float) -> Facts:
 
 
 def _count(key: str, text: str) -> int:
-    """The number behind a key; 0 for none."""
+    """Returns the number behind a key, or 0 if it is missing."""
     if not re.fullmatch(r"[0-9]{0,20}", text):
-        raise Implausible(f"{key}={text[:60]!a}, which is no number")
+        raise Implausible(f"{key}={text[:60]!a}, which is not a number")
     return int(text or 0)
 
 
 def _seconds(text: str) -> float:
-    # %N stays a letter where date does not know it
+    # %N stays a letter if date does not know it
     if not re.fullmatch(r"[0-9]{1,11}(\.[0-9N]{0,9})?", text):
-        raise Implausible(f"clock={text[:60]!a}, which is no time")
+        raise Implausible(f"clock={text[:60]!a}, which is not a time")
     return float(text.rstrip("N"))
 
 
 def _require_form(key: str, text: str) -> str:
-    """The text, which is one that such a value has, or empty."""
+    """Returns the text if it has the form of such a value, or is empty."""
     if text and not re.fullmatch(FORMS[key], text):
-        raise Implausible(f"{key}={text[:60]!a}, which nothing is called")
+        raise Implausible(f"{key}={text[:60]!a}, which is not a valid name")
     return text
 
 
 def _card(text: str) -> str:
-    """The text, which is the name of a network card."""
+    """Returns the text if it is the name of a network card."""
     if not text:
         raise Implausible("a network card without a name")
     return _require_form("card", text)
 
 
 def _address(text: str) -> str:
-    """The text, which is an IP address: it goes into known_hosts, where a pattern would stand for
-    other hosts.
+    """Returns the text if it is an IP address: it goes into known_hosts, where a pattern would
+    match other hosts.
     """
     try:
         ipaddress.ip_address(_require_form("address", text))
     except ValueError:
-        raise Implausible(f"address={text[:60]!a}, which is none") from None
+        raise Implausible(f"address={text[:60]!a}, which is not an IP address") from None
     return text
 
 
 def _ports(lines: list[str]) -> tuple[Port, ...]:
-    """The ports of RDMA adapters: name, number, link, state, driver and rate of each; a line that
-    is none is passed over.
+    """Returns the ports of RDMA adapters: name, number, link, state, driver and rate of each. Skips
+    malformed lines.
     """
     words = [line.split(" ", 5) for line in lines[:MOST]]
     found = [
@@ -320,17 +317,17 @@ def _ports(lines: list[str]) -> tuple[Port, ...]:
 
 
 def _space(key: str, text: str) -> Space | None:
-    """A file system as df said it; None where it said nothing."""
+    """Parses df's line for a file system; None if df printed nothing."""
     words = text.split(None, 3)
     if not words:
         return None
     if len(words) < 3:
-        raise Implausible(f"{key}={text[:60]!a}, which is no file system")
+        raise Implausible(f"{key}={text[:60]!a}, which is not a file system")
     return Space(_count(key, words[0]), *words[1:])
 
 
 def _listed(lines: list[str]) -> tuple[tuple[NeuronDevice, ...], str]:
-    """The devices that neuron-ls lists, or what it says in their place."""
+    """Returns the devices that neuron-ls lists, or its error."""
     try:
         return (read_devices("\n".join(lines)) if lines else ()), ""
     except InputError:

@@ -28,12 +28,12 @@ Advance = Callable[[int], object]
 
 
 def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str, int]:
-    """Brings the files of the folder `there`; file → bytes. `here` is new, and is there once all of
-    them are.
+    """Downloads the files of the folder `there`; returns file → bytes. `here` is new, and appears
+    only when all files are complete.
 
     Raises:
-        BackendError: the host has no such folder, says what can't be, or the link was lost.
-        RunError: this disk can't take it.
+        BackendError: the host has no such folder, its answer is implausible, or the link was lost.
+        RunError: this disk has no room for it.
     """
     sizes = listing(transport, host, there)
     part = here.with_name(f".{here.name}.{os.getpid()}")
@@ -41,7 +41,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
         part.mkdir(parents=True)
         if sum(sizes.values()) > shutil.disk_usage(part).free:
             raise OSError(
-                28, f"{sum(sizes.values()) / 1e9:.1f} GB are to come, and there is no room for them"
+                28, f"{sum(sizes.values()) / 1e9:.1f} GB must be downloaded, and the disk is full"
             )
         bring_all(transport, host, there, part, sizes)
         part.rename(here)
@@ -53,7 +53,7 @@ def fetch(transport: Transport, host: Host, there: str, here: Path) -> dict[str,
 
 
 def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
-    """The files of a folder on a host with their bytes."""
+    """Returns the files of a folder on a host with their bytes."""
     command = f"cd {shlex.quote(there)} && find . -type f -printf '%s %P\\n' | sort -k 2"
     answer = settled(transport.ask(host, command, timeout=TIMEOUT))
     if isinstance(answer, HostFailure):
@@ -62,13 +62,13 @@ def listing(transport: Transport, host: Host, there: str) -> dict[str, int]:
         return read_listing(answer.stdout)
     except Implausible as error:
         raise BackendError(
-            implausible(error, "a list of files").message, where=host.name, next="look at that host"
+            implausible(error, "a list of files").message, where=host.name, next="check that host"
         ) from error
 
 
 def read_listing(text: str) -> dict[str, int]:
-    """File → bytes, of what `find` printed; Implausible for another text, or names that no such
-    folder has.
+    """Parses the output of `find` into file → bytes; Implausible for any other text, or for names
+    that no such folder has.
     """
     sizes: dict[str, int] = {}
     for line in filter(None, text.split("\n")):
@@ -123,17 +123,17 @@ def bring_all(
 def bring(
     transport: Transport, host: Host, path: str, file: BinaryIO, size: int, advance: Advance
 ) -> None:
-    """Writes a file of a host to `file`; BackendError where other bytes come than the host said, or
-    the link is lost.
+    """Writes a file of a host to `file`; BackendError if the host sends more or fewer bytes than it
+    announced, or the link is lost.
     """
     complaints: list[bytes] = []
 
     def take(data: bytes) -> None:
         if file.tell() + len(data) > size:
             raise BackendError(
-                "is longer than it was said to be",
+                "is longer than the host announced, so it may be changing",
                 where=f"{host.name}:{path}",
-                next="look at that host",
+                next="check that host",
             )
         file.write(data)
         advance(len(data))
@@ -146,10 +146,10 @@ def bring(
     if code or file.tell() != size:
         why = (
             b"".join(complaints).decode(errors="replace").strip()
-            or f"{file.tell():,} of {size:,} bytes came"
+            or f"{file.tell():,} of {size:,} bytes arrived"
         )
         raise BackendError(
-            "did not come whole",
+            "did not arrive complete",
             where=f"{host.name}:{path}",
             why=why,
             next="the same command again",

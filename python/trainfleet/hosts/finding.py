@@ -9,11 +9,11 @@ from .host_results import Host
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, on which host (None: the whole fleet), what to type next; whether the host
-    itself is to blame.
+    """A problem: its host (None: the whole fleet), a message, the next command, and whether the
+    host itself is to blame.
 
-    A host that is to blame (broken hardware, a slow link) goes into quarantine; what `make setup`
-    mends does not.
+    A host that is to blame (broken hardware, a slow link) goes into quarantine. A problem that
+    `make setup` fixes does not blame the host.
     """
 
     host: Host | None

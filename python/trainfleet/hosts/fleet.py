@@ -1,5 +1,5 @@
-"""The fleet that a config describes, opened: its hosts, the transport to them, and what they are to
-be.
+"""The fleet that a config describes, opened: its hosts, the transport to them, and their wanted
+state.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from .transport import Transport
 
 
 def hosts_of(config: Config) -> tuple[Host, ...]:
-    """The hosts of fleet.hosts, the head first."""
+    """Returns the hosts of fleet.hosts, the head first."""
     return parse_hosts(config.fleet.hosts)
 
 
 def open_fleet(config: Config) -> Transport:
-    """A transport to all hosts, which connects when it is first used; ConfigError where the config
-    names none.
+    """Returns a transport to all hosts, which connects at its first use; ConfigError if the config
+    names no host.
     """
     if not config.fleet.hosts:
-        message = "the ssh backend needs the machines that you have, e.g. [gpu-01, gpu-02]"
+        message = "the ssh backend needs a list of your machines, e.g. [gpu-01, gpu-02]"
         raise ConfigError.of(
-            "fleet.hosts", message, next="write them into config.yaml; make plan needs none"
+            "fleet.hosts", message, next="list them in config.yaml; make plan runs without them"
         )
     return Transport(hosts_of(config), config.fleet.ssh)
 
 
 def is_here(host: Host) -> bool:
-    """Whether a host is this machine: an address of its own can be bound."""
+    """Tells whether a host is this machine: a socket can bind its address."""
     with suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.address, 0, type=socket.SOCK_DGRAM
@@ -45,5 +45,5 @@ def is_here(host: Host) -> bool:
 
 
 def wanted_of(config: Config) -> Wanted:
-    """What the hosts are to be."""
+    """Returns the wanted state of the hosts."""
     return Wanted(config, load_stack(config.fleet.stack))

@@ -1,9 +1,9 @@
 """The gate: what must hold before a job may start on several nodes, tested for real and within a
 time limit.
 
-First come the facts (node_checks.py), then tests on the hosts that are sound so far: the shared
-folder is one folder, the head can be reached, and an all-reduce is as fast as the instance type's
-links promise. If it is not, nodes are tested in pairs, which shows the slow one.
+It reads the facts first (node_checks.py), then tests the hosts that passed: the shared folder is
+one folder, the nodes reach the head, and an all-reduce is as fast as the instance type's links
+promise. If it is slower, it tests nodes in pairs, which shows the slow one.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from .polling import spread
 from .tar import code_files, content_hash
 from .transport import GRACE, Transport
 
-# of the bandwidth test; one below torchrun's usual one, so that a job that runs is not in its way
+# port of the bandwidth test: one below torchrun's default, so a running job does not block it
 PORT = 29399
 CONNECT_SECONDS = 10
 FABRIC_SECONDS = 150.0  # importing torch on all nodes at once takes most of it
 BANDWIDTH = "== bandwidth "
-SLOW_SHARE = 0.5  # of what the others reach: under it a node is named
+SLOW_SHARE = 0.5  # share of the other nodes' bandwidth below which a node is named
 ALL_REDUCE_BYTES = {"cuda": 1 << 30, "neuron": 1 << 28, "cpu": 1 << 24}
 START_SECONDS = 20.0
-END_SECONDS = 10  # that the others get once the first has ended
+END_SECONDS = 10  # seconds that the other nodes get after the first has ended
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class GateReport:
-    """What the gate found; open when nothing is wrong."""
+    """The facts and findings of the gate. It is open if it has no findings."""
 
     facts: dict[Host, Facts]
     findings: tuple[Finding, ...]
@@ -82,8 +82,8 @@ class GateReport:
         return [finding for finding in self.findings if finding.host == host]
 
     def describe(self, least: float | None) -> Iterator[str]:
-        """What concerns the fleet as a whole: its bandwidth, of which `least` GB/s are expected,
-        what no host is blamed for.
+        """Yields lines about the fleet as a whole: its bandwidth with the expected `least` GB/s,
+        and findings that blame no host.
         """
         if self.bandwidth:
             expected = f", at least {least:.1f} expected" if least else ""
@@ -104,10 +104,10 @@ def examine(
     hosts: Sequence[Host] | None = None,
     links: bool = False,
 ) -> GateReport:
-    """The report on these hosts (all by default).
+    """Returns the report on these hosts (all by default).
 
-    `fabric` tries the links too, which takes as long as torch takes to start; `links` looks at how
-    GPUs are joined.
+    `fabric` also tests the links, which takes as long as importing torch does; `links` also reads
+    how GPUs are joined.
     """
     began = time.monotonic()
     wanted = wanted_of(config)
@@ -126,8 +126,8 @@ def examine(
 def try_shared_folder(
     transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
 ) -> list[Finding]:
-    """A token that one node writes must be visible to all: folders of the same name need not be one
-    folder.
+    """Checks that a token written by one node is visible to all: folders with the same name may be
+    different folders.
     """
     folder = wanted.fleet.shared_folder
     if not folder or len(facts) < 2:
@@ -138,21 +138,24 @@ def try_shared_folder(
     if written.failed:
         return [
             Finding(
-                writer, "shared", f"can't write in {folder}", "on it: df -h; mount | grep lustre"
+                writer,
+                "shared",
+                f"can't write in {folder}",
+                "on that host, run: df -h; mount | grep lustre",
             )
         ]
     answers = transport.run(f"cat {file}.{token}", timeout=20, hosts=readers)
     transport.run(f"rm -f {file}.{token}", timeout=20, hosts=[writer])
     blind = [host for host in readers if token not in _printed(answers, host)]
-    message = f"does not see in {folder} what {writer} writes there: it is another folder"
+    message = f"does not see in {folder} a file that {writer} wrote there: it is another folder"
     return [
-        Finding(host, "shared", message, "on it: mount | grep lustre; then make setup")
+        Finding(host, "shared", message, "on that host, run: mount | grep lustre; then make setup")
         for host in blind
     ]
 
 
 def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> list[Finding]:
-    """Every node opens a connection to the head, as the rendezvous will."""
+    """Checks that every node can open a connection to the head, like the rendezvous will."""
     if len(facts) < 2:
         return []
     head, *others = facts
@@ -182,20 +185,17 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
             Finding(
                 head,
                 "port",
-                f"port {port} is taken on it",
-                f"on it: ss -ltnp 'sport = :{port}'; or another fleet.port",
+                f"port {port} is in use on it",
+                f"on that host, run: ss -ltnp 'sport = :{port}'; or set another fleet.port",
             )
         ]
     shut = [host for host in others if "connected" not in _printed(answers, host)]
     message = f"can't reach port {port} of {head}, where the nodes must meet"
-    remedy = (
-        "let all traffic between the nodes pass: the security group must allow itself, in and out"
-    )
+    remedy = "allow all traffic between the nodes: the security group must allow itself, in and out"
     return [Finding(host, "port", message, remedy) for host in shut]
 
 
-# Small on purpose: what is needed is one TCP connection from every node, and that it is closed
-# again.
+# Small on purpose: the test only needs to open and close one TCP connection from every node.
 LISTEN = """
 import socket, sys
 port, count, seconds = map(int, sys.argv[1:])
@@ -225,7 +225,7 @@ done
 def try_fabric(
     transport: Transport, wanted: Wanted, facts: dict[Host, Facts]
 ) -> tuple[Bandwidth | None, list[Finding]]:
-    """The all-reduce bandwidth over these nodes, and what is wrong with it."""
+    """Measures the all-reduce bandwidth over these nodes. Returns it with the findings."""
     fleet, hosts = wanted.fleet, list(facts)
     code = send_code(transport, fleet, hosts)
     answers = run_together(
@@ -241,8 +241,8 @@ def try_fabric(
 def judge_output(
     lines: Sequence[str], kind: NodeType | None, hosts: Sequence[Host]
 ) -> tuple[Bandwidth | None, list[Finding]] | None:
-    """The bandwidth that the test's first node printed, and what is wrong with it; None where it
-    has printed none. Pure.
+    """Returns the bandwidth that the test's first node printed, and the findings; None if it
+    printed no bandwidth. Pure.
     """
     report = next((line[len(BANDWIDTH) :] for line in lines if line.startswith(BANDWIDTH)), None)
     if report is None:
@@ -263,8 +263,8 @@ def judge_output(
 
 
 def read_bandwidth(text: str, nodes: int) -> Bandwidth:
-    """What the bandwidth test on so many nodes measured, as its first node printed it; Implausible
-    where that can't be.
+    """Parses the bandwidth that the first of `nodes` nodes printed; Implausible if it can't be
+    true.
     """
     record = parse_json(text)
     if (
@@ -279,7 +279,7 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
             or len(pair) != 3
             or not all(is_whole_number(node) and 0 <= node < nodes for node in pair[:2])
         ):
-            raise Implausible("pairs of nodes that are none")
+            raise Implausible("malformed pairs of nodes")
         pairs.append((pair[0], pair[1], number(pair[2], 0, 1e6)))
     if record["nodes"] != nodes or not is_whole_number(record["bytes"]):
         raise Implausible("another number of nodes, or of bytes")
@@ -287,7 +287,7 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
 
 
 def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
-    """torchrun's words for one node of the bandwidth test. Pure."""
+    """Returns torchrun's command for one node of the bandwidth test. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
     port = fleet.port or PORT
     environment = fabric_of(wanted, facts[host], host, len(facts)) | {
@@ -303,7 +303,7 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
         address=facts[host].address(host),
     )
     module, *own = speed_words(wanted)
-    if fleet.ranks_per_node == 1:  # 64 hosts that are played by two cores take half as long
+    if fleet.ranks_per_node == 1:  # halves the time of 64 hosts that two cores simulate
         environment, start = environment | lone_rank(seat), [wanted.interpreter, "-m", module]
     else:
         start = [*torchrun(seat, fleet.ranks_per_node, module, wanted.interpreter)]
@@ -313,15 +313,17 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
 
 
 def fabric_of(wanted: Wanted, facts: Facts, host: Host, nodes: int) -> dict[str, str]:
-    """The variables of the fabric for a host of so many, with its own card and ports. Pure."""
+    """Returns the fabric's environment variables for a host of a job of `nodes` nodes, with its
+    card and ports. Pure.
+    """
     ports = listed(fastest(facts.ports, wanted.fabric))
     return fabric_environment(wanted.type, facts.card(host), ports, alone=nodes == 1)
 
 
 def speed_words(wanted: Wanted) -> tuple[str, ...]:
-    """The module that each rank of the bandwidth test runs, and its words. Pure."""
+    """Returns the module that each rank of the bandwidth test runs, and its arguments. Pure."""
     kind = wanted.type.kind if wanted.type else "cpu"
-    # Of NeuronCores the test is gloo's, which tries the network.
+    # On NeuronCores the test uses gloo, which tests the network.
     device = wanted.fleet.device if wanted.fleet.device in ("cpu", "cuda") else "cpu"
     least = least_bandwidth(wanted.type)
     return (
@@ -333,7 +335,7 @@ def speed_words(wanted: Wanted) -> tuple[str, ...]:
 
 
 def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]) -> list[Finding]:
-    """Findings on slow nodes. Without a promised bandwidth, a node is slow in comparison to the
+    """Returns findings on slow nodes. Without a promised bandwidth, it compares each node with the
     others. Pure.
     """
     if least is not None and found.gbs >= least:
@@ -342,9 +344,9 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
     if slow:
         others = [rate for a, b, rate in found.pairs if a not in slow and b not in slow]
         usual = f", the others' {statistics.median(others):.2f}" if others else ""
-        remedy = "on it: ip -s link; ethtool -S. Replace it when nothing is found"
+        remedy = "on that host, run: ip -s link; ethtool -S; replace it if these show no fault"
         said = {
-            hosts[node]: f"its link carries {rate:.3f} GB/s{usual}" for node, rate in slow.items()
+            hosts[node]: f"its link reaches {rate:.3f} GB/s{usual}" for node, rate in slow.items()
         }
         return [
             Finding(host, "fabric", message, remedy, blames_host=True)
@@ -361,26 +363,26 @@ def judge_bandwidth(found: Bandwidth, least: float | None, hosts: Sequence[Host]
             None,
             "fabric",
             message,
-            "are all EFA interfaces attached, and the nodes in one placement group?",
+            "check that all EFA interfaces are attached and that the nodes share a placement group",
         )
     ]
 
 
 def slow_nodes(found: Bandwidth) -> dict[int, float]:
-    """Nodes whose best pair is under SLOW_SHARE of the median node's best: a slow partner spoils
-    one pair, a slow node all.
+    """Returns the nodes with a best pair under SLOW_SHARE of the median node's best. A slow node
+    spoils all its pairs; its partners have others.
     """
     best: dict[int, float] = {}
     for a, b, rate in found.pairs:
         best[a], best[b] = max(best.get(a, 0.0), rate), max(best.get(b, 0.0), rate)
-    if len(best) < 3:  # of two nodes none can be called the slow one
+    if len(best) < 3:  # two nodes do not show which one is slow
         return {}
     usual = statistics.median(best.values())
     return {node: rate for node, rate in sorted(best.items()) if rate < SLOW_SHARE * usual}
 
 
 def _explain_silence(answers: Answers) -> list[Finding]:
-    """Why the bandwidth test brought no figure: by host, the last thing that each said."""
+    """Explains why the bandwidth test printed no figure: the last error of each host."""
     failed = {
         host: failure for host, failure in answers.failed.items() if failure.kind != "timeout"
     } or answers.failed
@@ -398,7 +400,7 @@ def _explain_silence(answers: Answers) -> list[Finding]:
 
 
 def last_error(text: str) -> str:
-    """The last line of a test that names an error; "" where none does."""
+    """Returns the last line of a test that names an error, or ""."""
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -408,9 +410,8 @@ def last_error(text: str) -> str:
 
 
 def send_code(transport: Transport, fleet: Fleet, hosts: Sequence[Host]) -> str:
-    """Returns the folder under the shared one that holds this checkout's code now.
-
-    Nothing is sent when it is there already.
+    """Sends this checkout's code below the shared folder, unless it is already there, and returns
+    its folder.
     """
     files = code_files(fleet.backend)
     target = f"{fleet.shared_folder or ''}/code/{content_hash(files)}"
@@ -426,12 +427,13 @@ def _printed(answers: Answers, host: Host) -> str:
 def run_together(
     transport: Transport, command: Callable[[Host], str], *, timeout: float, hosts: Sequence[Host]
 ) -> Answers:
-    """Runs commands that wait for one another: at the same time, however few threads there are.
+    """Runs commands that wait for one another, at the same time, regardless of the number of
+    threads.
 
-    Returns what they came to, as Transport.run has it. Each is started in the background of its
-    host, in a session of its own, and ends after `timeout` seconds; what it printed is collected
-    when the first host's has ended. A command that others wait for must not wait itself until the
-    transport has a thread for it.
+    Returns their results like Transport.run. Each command runs in the background of its host, in a
+    separate session, for at most `timeout` seconds. Its output is collected when the first host's
+    command has ended. A command that others wait for can't itself wait for one of the transport's
+    threads.
     """
     token, numbers = secrets.token_hex(8), {host: number for number, host in enumerate(hosts)}
 
@@ -445,7 +447,7 @@ def run_together(
     started = list(began.ok)
     if len(started) == len(hosts):
         transport.ask(hosts[0], wait(folder(hosts[0]), limit), timeout=limit + GRACE)
-    # without one, the others wait in vain
+    # if one did not start, the others would wait in vain
     seconds = END_SECONDS if len(started) == len(hosts) else 0
     ended = transport.run(
         lambda host: collect(folder(host), seconds), timeout=START_SECONDS + seconds, hosts=started
@@ -454,8 +456,8 @@ def run_together(
 
 
 def begin(folder: str, command: str, timeout: float) -> str:
-    """Starts a command that leaves what it prints in `folder`/out and its exit code in
-    `folder`/code. Returns at once.
+    """Returns the command that starts `command` and returns at once. The output goes to
+    `folder`/out and the exit code to `folder`/code.
     """
     inner = (
         f"timeout -k {GRACE} {round(timeout)} sh -c {shlex.quote(command)}; echo $? > "
@@ -468,15 +470,17 @@ def begin(folder: str, command: str, timeout: float) -> str:
 
 
 def wait(folder: str, timeout: float) -> str:
-    """Ends when the command in `folder` has, or its time is over."""
+    """Returns the command that waits until the command in `folder` has ended, or `timeout` seconds
+    have passed.
+    """
     return (
         f"for _ in $(seq {round(timeout) * 5}); do [ -e {folder}/code ] && break; sleep 0.2; done"
     )
 
 
 def collect(folder: str, seconds: int) -> str:
-    """Prints what the command in `folder` has printed, and ends as it did; what takes so many
-    seconds more is killed (124).
+    """Returns the command that prints the output of the command in `folder` and exits with its
+    code. After `seconds` it kills the command and exits with 124.
     """
     return f"""cd {folder} || exit 125
 for _ in $(seq {seconds * 5}); do [ -e code ] && break; sleep 0.2; done

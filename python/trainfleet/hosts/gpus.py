@@ -1,5 +1,5 @@
-"""The GPUs of a node as nvidia-smi tells of them: which, and how they are joined. What it prints
-comes from another machine.
+"""Parses nvidia-smi's report on the GPUs of a node and their links. The report comes from another
+machine.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from ..process.rdma_adapters import NAME
 
-# nvidia-smi's words for what this kind of GPU does not count
+# nvidia-smi's words for a counter that this kind of GPU does not have
 ABSENT = ("[N/A]", "N/A", "[Not Supported]", "[Not Available]", "")
-SHOWN = 160  # characters of a line that is no GPU's
-MOST = 256  # rows or columns of a matrix that are read
+SHOWN = 160  # characters shown of a line that does not describe a GPU
+MOST = 256  # rows and columns read of a matrix
 LINK = re.compile(r"X|NV[0-9]{1,3}|PIX|PXB|PHB|NODE|SYS|C2C")  # nvidia-smi topo -m, its legend
 # older drivers name the cards themselves
 PLACE = re.compile(r"(GPU|NIC)[0-9]{1,3}|mlx[0-9]_[A-Za-z0-9_]{1,32}")
-NEAR = ("PIX", "PXB")  # over PCIe switches alone: a GPU's own network card
-# what underlines the head of the matrix; \ufffd where a control character was
+NEAR = ("PIX", "PXB")  # only PCIe switches between a GPU and its network card
+# terminal codes that underline the matrix's header; \ufffd replaces a control character
 CODES = re.compile("[\x1b\ufffd]?\\[[0-9;]{0,8}m")
 
 
@@ -34,8 +34,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """How GPUs are joined: the fewest and most NVLinks between two of them, and the network cards
-    next to one.
+    """The links between GPUs: the fewest and most NVLinks between two of them, and the network
+    cards next to a GPU.
     """
 
     fewest: int
@@ -44,8 +44,8 @@ class Topology:
 
 
 def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """The GPUs that answer, and what nvidia-smi says of those that don't: in place of their line,
-    or of a number in it.
+    """Returns the GPUs that respond, and nvidia-smi's lines about those that do not or that lack a
+    number.
     """
     found, trouble = [], []
     for line in lines:
@@ -66,7 +66,7 @@ def read_gpus(lines: Iterable[str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def read_topology(lines: Iterable[str]) -> Topology | None:
-    """What `nvidia-smi topo -m` says; None where it says nothing that is such a matrix."""
+    """Parses the matrix of `nvidia-smi topo -m`; None if the output has no such matrix."""
     rows = [CODES.sub("", line).replace("\ufffd", " ").split() for line in lines]
     at = next(
         (at for at, row in enumerate(rows) if row[:1] == ["GPU0"] and row[1:2] != ["X"]), None
@@ -104,7 +104,9 @@ def read_topology(lines: Iterable[str]) -> Topology | None:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    """The columns of the matrix: GPUs and network cards, up to the first word that is neither."""
+    """Returns the columns of the matrix, GPUs and network cards, up to the first word that is
+    neither.
+    """
     found: list[str] = []
     for word in row[:MOST]:
         if not PLACE.fullmatch(word):
@@ -114,7 +116,7 @@ def _names(row: Sequence[str]) -> list[str]:
 
 
 def _legend(rows: Iterable[Sequence[str]]) -> dict[str, str]:
-    """NIC0 → mlx5_0, as the lines below the matrix have it."""
+    """Returns NIC0 → mlx5_0 from the lines below the matrix."""
     pairs = [
         (row[0][:-1], row[1])
         for row in rows

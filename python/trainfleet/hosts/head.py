@@ -1,10 +1,10 @@
 """The head of a fleet, as seen from the machine where commands are typed: it takes over the run,
-and this machine may go away.
+and this machine may be switched off.
 
-The launcher runs on the first host, in the shared folder, in a session of its own: a laptop may be
-closed. Another host stands by (watch/standby.py): the second at first, and whichever host the
-launcher then appoints (launch/failover.py). Commands typed here only read the run folder there, or
-write a request to it.
+The launcher runs on the first host, in the shared folder, in a separate session, so a laptop may be
+closed. Another host stands by (watch/standby.py): at first the second, then the one that the
+launcher appoints (launch/failover.py). Commands typed here only read the run folder there, or write
+a request to it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .host_results import Host, HostFailure, Result
 from .transport import Transport
 
 TIMEOUT = 60.0
-# in the run folder, beside launch.yaml: the requests that the launcher is to carry out
+# in the run folder, next to launch.yaml: the requests for the launcher
 ORDER = "launch.json"
-KNOWN_HOSTS = "{}/known_hosts"  # in the run folder: a fleet's runs have hosts of their own
-KEY = "~/.ssh/id_trainfleet"  # scripts/head_key.sh makes it too
+KNOWN_HOSTS = "{}/known_hosts"  # in the run folder, as each run of a fleet has its hosts
+KEY = "~/.ssh/id_trainfleet"  # also made by scripts/head_key.sh
 ADMIT = r"""umask 077
 f=~/.ssh/authorized_keys
 mkdir -p ~/.ssh && touch "$f"
@@ -44,9 +44,7 @@ new=$(grep -vxFf "$f" - | sort -u)
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher as a command: its words, what it finds in its environment, and the secrets that it
-    knows.
-    """
+    """A launcher as a command: its words, its environment, and the secrets that it receives."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -65,16 +63,16 @@ class FleetHead:
         """Sends code, config, requests, host keys and the head's public key: all that the launcher
         needs.
 
-        `facts` are of the hosts to use, in order; `order` is what the launcher is to execute, as it
-        is; `asked` the config that was asked for, which it leaves in the run folder.
+        `facts` are of the hosts to use, in order. `order` is sent unchanged for the launcher to
+        execute. `asked` is the user's config, which the launcher leaves in the run folder.
         """
         hosts = list(facts)
         send_code(self.transport, self.config.fleet, hosts)
         for host, failure in self.open_doors(
             hosts, hosts
-        ).items():  # any may come to lead, also when this one can't tell others
+        ).items():  # each may become the head, even when this one can't appoint it
             raise BackendError(
-                f"the head's key can't be let in: {failure}", where=host.name, next="make doctor"
+                f"can't authorize the head's key: {failure}", where=host.name, next="make doctor"
             )
         keys = "".join(self.host_key(host, facts[host]) for host in hosts)
         config = dump_resolved(self.config_there(facts))
@@ -91,8 +89,8 @@ class FleetHead:
         answers.require(f"can't write in {self.folder}")
 
     def config_there(self, facts: Mapping[Host, Facts]) -> Config:
-        """The config as the head needs it: the hosts by the addresses that they have among
-        themselves, and its own key.
+        """Returns the config for the head: with the hosts' addresses among themselves, and the
+        head's key.
         """
         hosts = tuple(f"{host.name}={facts[host].address(host)}:{host.port}" for host in facts)
         user = next(iter(facts.values())).user
@@ -107,18 +105,18 @@ class FleetHead:
         return replace(self.config, fleet=replace(self.config.fleet, hosts=hosts, ssh=ssh))
 
     def host_key(self, host: Host, facts: Facts) -> str:
-        """The key that this host has shown us, as known_hosts has it, under its address among the
-        nodes.
+        """Returns the known_hosts line of the key that this host has shown, under its address among
+        the nodes.
         """
         key, address = self.transport.server_key(host), facts.address(host)
         name = address if host.port == 22 else f"[{address}]:{host.port}"
         return f"{name} {key.get_name()} {key.get_base64()}\n"
 
     def open_doors(self, heads: Sequence[Host], hosts: Iterable[Host]) -> dict[Host, HostFailure]:
-        """Each head has a key of its own, made there, and every host lets it in; other keys are
-        left as they are.
+        """Makes a key on each head and authorizes it on every host. Leaves other keys as they are.
 
-        The hosts that could not be told to. BackendError where a head could not make its key.
+        Returns the hosts that could not authorize it. Raises BackendError if a head could not make
+        its key.
         """
         make = (
             f"test -s {KEY} || ssh-keygen -q -t ed25519 -N '' -C \"trainfleet head $(uname "
@@ -136,7 +134,7 @@ class FleetHead:
         self._start(host, "launcher", "launcher", launcher.words, launcher, {})
 
     def appoint(self, host: Host, launcher: Launcher, number: int, term: int) -> None:
-        """Lets a host stand by for the launcher that has, or is to take, a term after `term`. The
+        """Lets a host stand by for the launcher, to take a term after `term` in its place. The
         highest `number` counts.
         """
         words = [self.python, "-m", "trainfleet.watch.standby", self.run, *launcher.words]
@@ -145,7 +143,7 @@ class FleetHead:
         )
 
     def dismiss(self, host: Host) -> None:
-        """Ends what stands by on a host, if the host can be reached."""
+        """Ends the standby process on a host, if the host can be reached."""
         self.transport.ask(
             host, job_commands.terminate(f"{self.config.name}-standby"), timeout=TIMEOUT
         )
@@ -192,12 +190,12 @@ class FleetHead:
         answers.require(f"the {what} could not be started")
 
     def has_ended(self, host: Host) -> bool:
-        """Whether the launcher that was started on this host runs no more."""
+        """Tells whether the launcher that was started on this host has ended."""
         answer = self.transport.ask(host, job_commands.look(self.name), timeout=TIMEOUT)
         return isinstance(answer, Result) and not answer.stdout.strip().endswith("running")
 
     def ask_to_stop(self, host: Host) -> None:
-        """Leaves the word that ranks look for at every step."""
+        """Leaves the stop request, which ranks check at every step."""
         command = f"touch {shlex.quote(f'{self.folder}/{self.run}/stop')}"
         self.transport.run(command, timeout=TIMEOUT, hosts=[host]).require(
             "can't ask the run to stop"
@@ -205,14 +203,17 @@ class FleetHead:
 
 
 def public_key(host: Host, text: str) -> str:
-    """The one key in a head's answer: every host will let it in, so nothing may stand before it,
-    and no other beside it.
+    """Returns the one key in a head's answer. Every host will authorize it, so nothing may precede
+    it, and no other key may follow.
 
     Raises:
-        BackendError: it is none.
+        BackendError: the answer is not such a key.
     """
     line = text.strip().rpartition("\n")[2]
     if not re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/]{68}(={0,2})( [A-Za-z0-9 ._@-]{0,200})?", line):
-        what, then = "the key that it shows is no key of ours", f"on it: rm {KEY}*"
+        what, then = (
+            "its public key is not one that trainfleet makes",
+            f"on that host, run: rm {KEY}*",
+        )
         raise BackendError(what, where=host.name, why=f"{line[:80]!a}", next=then)
     return line

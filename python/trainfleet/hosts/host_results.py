@@ -12,13 +12,13 @@ from ..config.host_list import Host as Host
 from ..trust import untrusted_input
 from ..trust.errors import BackendError, InputError
 
-MANY = 4  # hosts of which the same is said in one line
+MANY = 4  # hosts from which on equal messages share one line
 
 
 @dataclass(frozen=True)
 class Result:
-    """A command that ran to its end: exit code (128 + n for signal n), what it printed, seconds it
-    took.
+    """A command that ended: exit code (128 + n for signal n), output, and its duration in
+    seconds.
     """
 
     exit_code: int
@@ -29,12 +29,12 @@ class Result:
 
 @dataclass(frozen=True)
 class HostFailure:
-    """Why a host's answer is a failure, and what to type.
+    """The reason for a host's failure, and the command to type next.
 
-    kind: name (does not resolve), down (nothing answers), host-key (another key than known),
-    unknown-key (first contact), auth (user or key refused), lost (the link died meanwhile), timeout
-    (no end in time), slow (left behind by the others), exit (the command ended badly), implausible
-    (what it says can't be so).
+    kind: name (does not resolve), down (no answer), host-key (another key than the known one),
+    unknown-key (first contact), auth (user or key refused), lost (the link died during the
+    command). Or: timeout (no end in time), slow (the others did not wait for it), exit (the command
+    failed), implausible (its answer can't be true).
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Answers(dict[Host, Result | HostFailure]):
 
     @property
     def ok(self) -> dict[Host, Result]:
-        """The hosts whose command ended with 0."""
+        """Returns the hosts with a command that ended with 0."""
         return {
             host: answer
             for host, answer in self.items()
@@ -59,12 +59,12 @@ class Answers(dict[Host, Result | HostFailure]):
 
     @property
     def failed(self) -> dict[Host, HostFailure]:
-        """All others: unreachable hosts, and those whose command failed."""
+        """Returns all other hosts: unreachable ones, and those with a command that failed."""
         return {host: failure for host, answer in self.items() if (failure := reason(answer))}
 
     def require(self, what: str, then: str = "make doctor") -> Self:
-        """The answers, where all are good; BackendError with `what` is wrong, by host, where one is
-        not.
+        """Returns the answers if all are good; else raises BackendError with the message `what` and
+        the failure of each host.
         """
         if failed := self.failed:
             raise BackendError(by_host(what, failed), next=then)
@@ -72,32 +72,32 @@ class Answers(dict[Host, Result | HostFailure]):
 
 
 def settled(answer: Result | HostFailure) -> Result | HostFailure:
-    """A good answer as it is, and of any other the failure that it is."""
+    """Returns a good answer as it is, and the failure for any other."""
     return reason(answer) or answer
 
 
 def reason(answer: Result | HostFailure) -> HostFailure | None:
-    """The failure that an answer is; None for a good one."""
+    """Returns the failure of an answer; None for a good one."""
     if isinstance(answer, HostFailure):
         return answer
     if answer.exit_code == 0:
         return None
     words = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
     return HostFailure(
-        "exit", f"exit code {answer.exit_code}: {words[-1] if words else 'it said nothing'}", ""
+        "exit", f"exit code {answer.exit_code}: {words[-1] if words else 'no output'}", ""
     )
 
 
 def by_host(what: str, said: Mapping[Host, object]) -> str:
-    """`what`, and under it a line a host with what is said of it; one line for all of whom the same
-    is said.
+    """Returns `what`, followed by one line per host with its message. Hosts with the same message
+    share a line.
     """
     return "\n".join([what, *(f"  {names(hosts)}: {words}" for hosts, words in grouped(said))])
 
 
 def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
-    """The hosts with what is said of them: MANY of whom the same is said, but for their names and
-    addresses, stand together.
+    """Groups hosts by message. MANY or more hosts share a row if their messages differ only in
+    names and addresses.
     """
     alike: dict[str, list[Host]] = {}
     for host, words in said.items():
@@ -109,7 +109,7 @@ def grouped(said: Mapping[Host, object]) -> list[tuple[list[Host], str]]:
 
 
 def names(hosts: Sequence[Host]) -> str:
-    """`node0`, or `64 hosts (node0, node1, node2, ... node63)`."""
+    """Returns `node0`, or `64 hosts (node0, node1, node2, ... node63)`."""
     if len(hosts) == 1:
         return hosts[0].name
     first = ", ".join(host.name for host in hosts[:3])
@@ -117,7 +117,7 @@ def names(hosts: Sequence[Host]) -> str:
 
 
 def _nameless(host: Host, words: str) -> str:
-    """What is said of a host as it would be of any other."""
+    """Returns the message without the host's name and address."""
     for own in sorted({host.address, host.name}, key=len, reverse=True):
         words = re.sub(rf"(?<![\w.]){re.escape(own)}(?![\w.]\w|\w)", "HOST", words)
     return words
@@ -128,17 +128,17 @@ class Implausible(ValueError):
 
 
 def implausible(error: Implausible, asked: str) -> HostFailure:
-    """The failure of a host whose answer is implausible."""
-    then = "look at that host: another user or program answers in its place"
+    """Returns the failure of a host with an implausible answer."""
+    then = "check that host: another user or program may answer in its place"
     return HostFailure("untrue", f"its answer is not {asked}: it has {error}", then)
 
 
 def parse_json(text: str) -> Any:
-    """The one JSON value in a host's answer.
+    """Returns the one JSON value in a host's answer.
 
     Raises:
-        Implausible: it is none, or has what our programs never print: NaN, a duplicate key, many
-            levels, endless digits.
+        Implausible: it is not JSON, or has what our programs never print: NaN, a duplicate key,
+            many levels, endless digits.
     """
     try:
         return untrusted_input.parse_json(text, "")
@@ -147,17 +147,17 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole_number(value: object) -> bool:
-    """Whether a JSON value is an integer; true and false are none."""
+    """Tells whether a JSON value is an integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def number(value: object, least: float, most: float) -> float:
-    """A finite JSON number within these bounds; Implausible for anything else."""
+    """Returns a finite JSON number within these bounds; Implausible for anything else."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
         or not least <= value <= most
         or not math.isfinite(value)
     ):
-        raise Implausible("a number that can't be")
+        raise Implausible("an impossible number")
     return float(value)

@@ -1,9 +1,7 @@
-"""make setup on hosts: reads every node, plans what is missing, does that and nothing else, and
-reads again.
+"""make setup on hosts: reads every node, plans the missing steps, runs only those, and reads again.
 
-A host that is not fit (unreachable, no sudo, a full disk) is not touched, and does not keep the
-others from being finished; it is named, and the command fails. Done a second time, nothing is
-changed.
+An unfit host (unreachable, no sudo, a full disk) is not touched, and the other hosts are still
+finished. It is named, and the command fails. A second run changes nothing.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ from .tar import code_files, content_hash
 from .transport import Transport
 
 STEP_TIMEOUT = (
-    2400.0  # seconds: the longest, a driver build or the download of torch, takes minutes
+    2400.0  # seconds: the longest step, a driver build or the download of torch, takes minutes
 )
 BOOT_TIMEOUT = 900.0  # seconds; large instances take ten minutes to boot
-NEEDS_BOOT = 3  # the exit code of a script whose work counts after the next boot
-SCRIPTS = "scripts"  # the folder that has them, in the one that send_scripts makes
+NEEDS_BOOT = 3  # exit code of a script that takes effect after the next boot
+SCRIPTS = "scripts"  # folder of the scripts, inside the one that send_scripts makes
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The state before any step: facts and missing steps of the fit hosts, and what is wrong with
+    """The state before any step: facts and missing steps of the fit hosts, and the findings against
     the others.
     """
 
@@ -46,14 +44,14 @@ class Survey:
 
 
 def main(config: Config, whole: bool = True) -> int:
-    """Carries the set-up out; 0 when every host is as it should be. `whole`: see
-    operations.Wanted.
+    """Runs the setup; returns 0 if every host is as it should be. `whole`: see
+    install_steps.Wanted.
     """
     began = time.monotonic()
     wanted = replace(wanted_of(config), whole=whole)
     with open_fleet(config) as transport:
         found = survey(transport, config, wanted)
-        # once for a jump host, and then for those behind it
+        # once for a jump host, then for the hosts behind it
         while meet(transport, found.findings, is_agreed):
             found = survey(transport, config, wanted)
         with Board(transport.hosts) as board:
@@ -65,7 +63,7 @@ def main(config: Config, whole: bool = True) -> int:
         f"{time.monotonic() - began:.1f} s"
     )
     print(
-        f"next: mend the {failed} above or take them out of fleet.hosts, then make setup"
+        f"next: fix the {failed} above or remove them from fleet.hosts, then make setup"
         if failed
         else "next: make train"
     )
@@ -73,7 +71,7 @@ def main(config: Config, whole: bool = True) -> int:
 
 
 def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
-    """Reads all hosts, and plans for those that are fit. Changes nothing."""
+    """Reads all hosts, and plans for the fit ones. Changes nothing."""
     found, findings = heard(reading.read(transport, config))
     findings += unfit(found, wanted)
     fit = sound(found, findings)
@@ -84,8 +82,8 @@ def survey(transport: Transport, config: Config, wanted: Wanted) -> Survey:
 
 
 def meet(transport: Transport, findings: Sequence[Finding], ask: Callable[[str], bool]) -> bool:
-    """Whether hosts that showed an unknown key are trusted now: all are shown at once, and the user
-    says so.
+    """Shows all unknown keys at once and asks the user to trust them; returns whether they are
+    trusted now.
     """
     said = [finding for finding in findings if finding.check == "unknown-key"]
     behind = any(finding.message.startswith("the jump host") for finding in said)
@@ -108,7 +106,7 @@ class Application:
     wanted: Wanted
     found: Survey
     board: Board
-    done: dict[Host, list[str]] = field(default_factory=dict)  # the scripts' last lines
+    done: dict[Host, list[str]] = field(default_factory=dict)  # last line of each script
     failed: dict[Host, str] = field(default_factory=dict)
 
     @property
@@ -116,7 +114,7 @@ class Application:
         return self.transport.hosts[0]
 
     def run(self) -> None:
-        """Each host ends as ok, changed or FAILED on the board."""
+        """Runs the plan: each host ends as ok, changed or FAILED on the board."""
         against = dict.fromkeys(finding.host for finding in self.found.findings if finding.host)
         said = {
             host: "; ".join(str(finding) for finding in self.found.findings if finding.host == host)
@@ -131,7 +129,7 @@ class Application:
             self.scripts = self.send_scripts(busy)
             self.run_phases(busy)
             facts |= self.look_again([host for host in self.found.plan if host not in self.failed])
-        # which no step can mend
+        # findings that no step can fix
         for finding in (*interpreter(facts, self.wanted), *shared(facts, self.wanted)):
             if finding.host and finding.host not in self.failed:
                 self.fail(finding.host, str(finding))
@@ -145,8 +143,8 @@ class Application:
                 )
 
     def send_scripts(self, hosts: Iterable[Host]) -> str:
-        """The folder on the nodes, relative to the user's home, that has this checkout's scripts
-        and lock now.
+        """Sends this checkout's scripts and lock to the nodes. Returns their folder, relative to
+        the user's home.
         """
         folder, failed = send_scripts(self.transport, hosts)
         for host, failure in failed.items():
@@ -155,14 +153,14 @@ class Application:
 
     def run_phases(self, busy: list[Host]) -> None:
         for phase in PHASES:
-            # what comes now needs what the head makes
+            # the later phases need the files that the head makes
             if phase != "node" and self.head in self.failed:
                 for host in busy:
                     if (
                         any(step.phase != "node" for step in self.found.plan[host])
                         and host not in self.failed
                     ):
-                        self.fail(host, f"its turn did not come: {self.head}, the head, has failed")
+                        self.fail(host, f"not started: {self.head}, the head, has failed")
                 return
             booting: list[Host] = []
             sound = [host for host in busy if host not in self.failed]
@@ -171,15 +169,15 @@ class Application:
                 sound,
             )
             for host in booting:  # one at a time, so that a fleet is never down as a whole
-                self.board.show(host, "booting", "what was installed counts after a boot")
+                self.board.show(host, "booting", "the installed parts take effect after a boot")
                 if boot(self.transport, host, self.found.facts[host]):
                     self.done[host].append("booted")
                     self.take_steps(host, phase, [])
                 else:
-                    self.fail(host, f"did not come back within {BOOT_TIMEOUT:.0f} s of its boot")
+                    self.fail(host, f"did not respond within {BOOT_TIMEOUT:.0f} s of its boot")
 
     def take_steps(self, host: Host, phase: str, booting: list[Host]) -> None:
-        """Does one host's steps of a phase, in order, up to the first that fails or that asks for a
+        """Runs one host's steps of a phase, in order, up to the first that fails or needs a
         boot.
         """
         said = self.done.setdefault(host, [])
@@ -200,7 +198,7 @@ class Application:
             said.append(last_line(answer))
 
     def look_again(self, hosts: list[Host]) -> dict[Host, Facts]:
-        """Reads the hosts once more: what was done must show in their facts."""
+        """Reads the hosts once more: their facts must show the completed steps."""
         found = {}
         for host, answer in reading.read(self.transport, self.config, hosts).items():
             if isinstance(answer, HostFailure):
@@ -219,8 +217,8 @@ class Application:
 def send_scripts(
     transport: Transport, hosts: Iterable[Host]
 ) -> tuple[str, dict[Host, HostFailure]]:
-    """The folder on the nodes with this checkout's scripts and lock, relative to the user's home;
-    who lacks it, and why.
+    """Sends this checkout's scripts and lock. Returns their folder on the nodes, relative to the
+    user's home, and the hosts that failed.
     """
     files = {
         name: data
@@ -232,7 +230,7 @@ def send_scripts(
 
 
 def boot(transport: Transport, host: Host, before: Facts) -> bool:
-    """Boots a host and waits for it: True when it is back, known by another boot id."""
+    """Boots a host and waits for it. Returns True when it is back with another boot id."""
     sudo = "" if before.user == "root" else "sudo -n "
     transport.run(f"{sudo}sh -c '(sleep 1; reboot) > /dev/null 2>&1 &'", timeout=20, hosts=[host])
     deadline = time.monotonic() + BOOT_TIMEOUT
@@ -249,8 +247,8 @@ def boot(transport: Transport, host: Host, before: Facts) -> bool:
 
 
 def last_line(answer: Result | HostFailure) -> str:
-    """What a script said last: its result, by the rule that all our scripts keep; of one that
-    failed also its last complaint.
+    """Returns the last line of a script, which is its result in all our scripts; after a failure
+    also its last error.
     """
     if isinstance(answer, HostFailure):
         return answer.message
@@ -262,11 +260,11 @@ def last_line(answer: Result | HostFailure) -> str:
 
 
 def commands(config: Config) -> dict[str, str]:
-    """For `make plan OUT=`: file name → a shell script with the exact commands that setup would run
-    on that host now.
+    """Returns file name → a shell script with the exact commands that setup would run on that host
+    now, for `make plan OUT=`.
 
     Raises:
-        BackendError: a host can't be read, or must not be touched as it is.
+        BackendError: a host can't be read, or is unfit.
     """
     wanted = wanted_of(config)
     with open_fleet(config) as transport:
@@ -274,8 +272,8 @@ def commands(config: Config) -> dict[str, str]:
     if found.findings:
         rows = "\n".join(f"  {finding.host}: {finding}" for finding in found.findings)
         raise BackendError(
-            f"no plan can be made for these hosts:\n{rows}",
-            next="mend them, or take them out of fleet.hosts",
+            f"can't plan for these hosts:\n{rows}",
+            next="fix them, or remove them from fleet.hosts",
         )
     return {
         f"setup-{host.name}.sh": script(found.facts[host], plan)
@@ -284,7 +282,7 @@ def commands(config: Config) -> dict[str, str]:
 
 
 def script(facts: Facts, plan: Iterable[InstallStep]) -> str:
-    """The steps as a shell would take them, each under its phase and its reason."""
+    """Returns the steps as a shell script, each below its phase and its reason."""
     lines = [
         line
         for step in plan

@@ -1,5 +1,5 @@
-"""One line a host: live on a terminal, where lines change in place; elsewhere each is printed once,
-when its host is finished.
+"""One line per host: on a terminal it changes in place; otherwise it is printed once, when its host
+is finished.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Board:
             self.live.stop()
 
     def show(self, host: Host, state: str, text: str = "") -> None:
-        """What a host is at. The states of FINAL are its last."""
+        """Sets the state of a host. A state of FINAL is its last."""
         with self._lock:
             self.rows[host] = (state, text)
             if self.fancy:
@@ -59,8 +59,8 @@ class Board:
                 print(self._line(host), file=self.stream, flush=True)
 
     def show_all(self, hosts: Sequence[Host], state: str, text: str) -> None:
-        """As `show`, for hosts that are at the same: where lines do not change in place, one line
-        for all of them.
+        """Like `show`, for hosts in the same state. Without a terminal it prints one line for all
+        of them.
         """
         if self.fancy or len(hosts) == 1:
             for host in hosts:
@@ -75,11 +75,11 @@ class Board:
             )
 
     def in_state(self, *states: str) -> list[Host]:
-        """The hosts that are in one of these states now."""
+        """Returns the hosts that are in one of these states now."""
         return [host for host, (state, _) in self.rows.items() if state in states]
 
     def say(self, text: str) -> None:
-        """A line that belongs to no host."""
+        """Prints a line about no particular host."""
         with self._lock:
             print(shown(text), file=self.stream, flush=True)
 
@@ -88,7 +88,9 @@ class Board:
         return shown(f"{host.name:{self.width}}  {state:8}  {' '.join(text.splitlines())}".rstrip())
 
     def _draw(self, *, whole: bool) -> Text:
-        """All lines; while they change only as many as fit, those at work first."""
+        """Returns all lines; while they change, only as many as fit, with unfinished hosts
+        first.
+        """
         from rich.text import Text
 
         hosts = list(self.rows)

@@ -1,14 +1,13 @@
-"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: nothing
-here runs them.
+"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: this
+module does not run them.
 
-An operation looks at the facts and yields the steps that are missing; a node that has everything
-gets none. What a step does stands in scripts/<name>.sh, which looks again before it acts (check,
-apply, verify).
+An operation reads the facts and yields the missing steps; a complete node gets no step. The work of
+a step is in scripts/<name>.sh, which checks again before it acts (check, apply, verify).
 
 Phases, in this order, each on all hosts before the next:
-    node    every node for itself, as root
-    head    once, on the first host, in the folder that all share
-    access  every node again: what needs that folder
+    node    every node separately, as root
+    head    once, on the first host, in the shared folder
+    access  every node again: steps that need that folder
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .stack import PinnedStack
 
 PHASES = ("node", "head", "access")
 BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git")
-PYTHON = "python 3.11 or newer"  # as facts.sh says it
+PYTHON = "python 3.11 or newer"  # facts.sh's name for it
 HARDENING = "/etc/ssh/sshd_config.d/10-trainfleet.conf"
 LIMITS = "/etc/security/limits.d/90-trainfleet.conf"
 SCRATCH = "/scratch"
@@ -36,8 +35,8 @@ NOFILE = 65536
 
 @dataclass(frozen=True)
 class InstallStep:
-    """One thing to do on one node: the script and its words, why it is needed, when, and whether as
-    root.
+    """One step on one node: the script and its arguments, the reason, the phase, and whether it
+    runs as root.
     """
 
     script: str
@@ -51,9 +50,7 @@ class InstallStep:
         return self.script.removesuffix(".sh").replace("_", " ")
 
     def command(self, scripts: str, is_root: bool = False) -> str:
-        """The words as a shell takes them: act, then verify, from the folder `scripts` on the
-        node.
-        """
+        """Returns the shell command: apply, then verify, from the folder `scripts` on the node."""
         sudo = "sudo -n " if self.root and not is_root else ""
         words = shlex.join(self.words)
         path = f"{sudo}{scripts}/{self.script}"
@@ -62,10 +59,11 @@ class InstallStep:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the fleet is to be: its config, its stack, and what its kind of nodes has.
+    """The wanted state of the fleet: its config, its stack, and the parts that its kind of nodes
+    has.
 
-    `whole`: also what every node has for itself; not on a machine that is only the entrance to its
-    nodes.
+    `whole` includes the parts that each node needs to train. A machine that is only the entrance to
+    its nodes lacks them.
     """
 
     config: Config
@@ -82,15 +80,15 @@ class Wanted:
 
     @property
     def efa(self) -> int:
-        """The EFA interfaces that each node needs: none where there is nobody to speak to over
-        them.
+        """Returns the EFA interfaces that each node needs: 0 for a single node without Lustre over
+        EFA.
         """
         return self.type.efa if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else 0
 
     @property
     def lustre_efa(self) -> int:
-        """The EFA interfaces of each node over which it reaches the file system: none where that
-        has none.
+        """Returns the EFA interfaces of each node that reach the file system: 0 if it has no
+        EFA.
         """
         return (
             node_types.lustre_efa(self.type, self.fleet.nodes)
@@ -100,25 +98,25 @@ class Wanted:
 
     @property
     def fabric(self) -> str:
-        """What the nodes talk over, one of FABRICS; "" where that is not told, and where there is
-        nobody to speak to.
+        """Returns the fabric between the nodes, one of FABRICS; "" if it is unknown, or for a
+        single node.
         """
         return self.type.fabric if self.type and (self.fleet.nodes > 1 or self.lustre_efa) else ""
 
     @property
     def interpreter(self) -> str:
-        """The Python on the nodes that has torch."""
+        """Returns the Python on the nodes that has torch."""
         return self.fleet.python or f"{self.fleet.shared_folder}/{self.environment}/bin/python"
 
     @property
     def environment(self) -> str:
-        """The folder of the Python environment; empty when the config names an interpreter."""
+        """Returns the folder of the Python environment; "" if the config names an interpreter."""
         return "" if self.fleet.python else f"env/{self.stack.name}-{lock_hash(self.stack)}"
 
 
 def lock_hash(stack: PinnedStack) -> str:
-    """Changes with the locks and with the stack's versions, and not with the day or with what
-    images and machines begin from.
+    """Returns a hash of the locks and the stack's versions, without the lock's date and the base
+    images.
     """
     from .tar import LOCKS, content_hash
 
@@ -129,7 +127,7 @@ def lock_hash(stack: PinnedStack) -> str:
 
 
 def lock_name(stack: PinnedStack) -> str:
-    """What names the pinned versions of a stack, in images and in messages: stack, day and hash."""
+    """Returns the name of a stack's pinned versions in images and messages: stack, day and hash."""
     return f"{stack.name} {stack.read} {lock_hash(stack)}"
 
 
@@ -137,8 +135,8 @@ Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
 
 
 def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Compilers and kernel headers, for drivers that are built on the node; Python, for the
-    environment that is built there.
+    """Installs compilers and kernel headers for drivers that are built on the node, and Python for
+    an environment that is built there.
     """
     builds = wanted.whole and bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
@@ -153,7 +151,7 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Locked memory, which RDMA registers, and open files."""
+    """Raises the limits on locked memory, which RDMA registers, and on open files."""
     registers = wanted.fabric in node_types.RDMA
     short = [f"{facts.nofile} open files"] if facts.nofile < NOFILE else []
     short += (
@@ -166,14 +164,14 @@ def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """No passwords: keys only."""
+    """Forbids passwords: sshd accepts only keys."""
     if HARDENING not in facts.has:
         yield InstallStep("sshd.sh", (), "sshd may take passwords")
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The driver, unless a new enough one is there; the fabric manager where GPUs are joined by
-    NVSwitch.
+    """Installs the driver, unless it is new enough, and the fabric manager if NVSwitch joins the
+    GPUs.
     """
     stack = wanted.stack
     found = sorted({gpu.driver for gpu in facts.gpus})
@@ -192,7 +190,7 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Driver, runtime, collectives and tools of the Neuron SDK."""
+    """Installs the driver, runtime, collectives and tools of the Neuron SDK."""
     wrong = [
         f"{name} {facts.packages.get(name, 'missing')}"
         for name, version in wanted.stack.neuron_packages
@@ -205,13 +203,15 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def neuron_step(stack: PinnedStack, why: str) -> InstallStep:
-    """What installs all packages of the Neuron SDK under Python."""
+    """Returns the step that installs all system packages of the Neuron SDK."""
     words = (f"{name}={version}" for name, version in stack.neuron_packages)
     return InstallStep("neuron.sh", (stack.key("neuron"), *words), why)
 
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The EFA kernel module, libfabric, and ib_uverbs, which is lost now and then."""
+    """Installs the EFA kernel module and libfabric, and loads ib_uverbs, which is sometimes
+    lost.
+    """
     if wanted.fabric != "efa" or not wanted.stack.efa:
         return
     reasons = []
@@ -229,7 +229,7 @@ def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The plug-in by which NCCL speaks EFA."""
+    """Installs the plug-in by which NCCL uses EFA."""
     least = wanted.stack.ofi_nccl
     if wanted.fabric != "efa" or not least:
         return
@@ -246,7 +246,7 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Docker, only when the config asks for it."""
+    """Installs Docker, only if the config asks for it."""
     if (wanted.fleet.docker or wanted.fleet.image != "none") and "docker" in facts.lacks:
         words = (
             ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
@@ -259,15 +259,15 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """FSx's Lustre client. It is the first of all: it may need another kernel, and drivers are
-    built for the one that runs.
+    """Installs FSx's Lustre client. This step is the first: it may need another kernel, and drivers
+    are built for the running one.
     """
     if why := _unmounted(facts, wanted):
         yield InstallStep("lustre.sh", (wanted.stack.key("fsx"),), why)
 
 
 def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """Lustre's own way over EFA, before anything is mounted."""
+    """Sets up Lustre's network over EFA, before anything is mounted."""
     count = wanted.lustre_efa
     if wanted.fleet.fsx.dns_name and facts.lnet < count:
         yield InstallStep(
@@ -276,7 +276,7 @@ def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The file system where the shared folder lies."""
+    """Mounts the file system that has the shared folder."""
     fsx = wanted.fleet.fsx
     if why := _unmounted(facts, wanted):
         source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
@@ -286,7 +286,9 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def _unmounted(facts: Facts, wanted: Wanted) -> str:
-    """What is mounted in place of the config's file system; "" where that is, or there is none."""
+    """Returns the mount in place of the config's file system; "" if that one is mounted, or the
+    config has no file system.
+    """
     fsx = wanted.fleet.fsx
     mounted = facts.mounts.get(fsx.folder, "nothing")
     if fsx.dns_name is None or (
@@ -297,7 +299,7 @@ def _unmounted(facts: Facts, wanted: Wanted) -> str:
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The NVMe disks of the instance, as one fast local folder."""
+    """Makes one fast local folder of the instance's NVMe disks."""
     if facts.scratch_disks and SCRATCH not in facts.mounts:
         disks = tuple(f"/dev/{disk}" for disk in facts.scratch_disks)
         yield InstallStep(
@@ -306,7 +308,7 @@ def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The folder that all nodes see, owned by the user who trains."""
+    """Makes the folder that all nodes see, owned by the user who trains."""
     folder = wanted.fleet.shared_folder
     if folder and facts.shared_folder != "writable":
         yield InstallStep(
@@ -318,7 +320,7 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The Python environment, once for all nodes, in the shared folder."""
+    """Builds the Python environment, once for all nodes, in the shared folder."""
     folder, stack = wanted.environment, wanted.stack
     if not folder or f"{folder}/.complete" in facts.has:
         return
@@ -329,8 +331,8 @@ def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def environment_words(stack: PinnedStack, folder: str) -> tuple[str, ...]:
-    """The arguments of python.sh, for hosts and images alike: where, the indexes of torch and of
-    the rest, and what is pinned.
+    """Returns the arguments of python.sh, for hosts and images alike: the folder, the indexes of
+    torch and of other packages, and the pinned versions.
     """
     checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
     words = [
@@ -343,8 +345,8 @@ def environment_words(stack: PinnedStack, folder: str) -> tuple[str, ...]:
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """A key of the head's own, to reach the nodes without a password. The private half never leaves
-    the head, nor its user.
+    """Makes the head's key, which opens the nodes without a password. The private half never leaves
+    the head's user.
     """
     if wanted.fleet.shared_folder and public_key(facts) not in facts.has:
         yield InstallStep(
@@ -357,11 +359,11 @@ def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 
 def access(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
-    """The head's key opens every node."""
+    """Authorizes the head's key on every node."""
     if wanted.fleet.shared_folder and not facts.authorized:
         words = (f"{wanted.fleet.shared_folder}/{public_key(facts)}",)
         yield InstallStep(
-            "access.sh", words, "the head's key is not let in", phase="access", root=False
+            "access.sh", words, "the head's key is not authorized", phase="access", root=False
         )
 
 
@@ -384,33 +386,31 @@ ON_HEAD: tuple[Operation, ...] = (shared_folder, python, key)
 
 
 def public_key(facts: Facts) -> str:
-    """The public half of the head's key, one for each of the users that a shared folder may
-    have.
-    """
+    """Returns the public half of the head's key, one for each user of a shared folder."""
     return f"ssh/{facts.user}.pub"
 
 
 def steps(facts: Facts, wanted: Wanted, *, head: bool) -> tuple[InstallStep, ...]:
-    """All that this node lacks, in the order in which it will be done."""
+    """Returns all missing steps of this node, in the order in which they will run."""
     operations = (ON_NODES if wanted.whole else (build_tools,)) + (ON_HEAD if head else ())
     found = [step for operation in operations for step in operation(facts, wanted)]
     return tuple(sorted(found, key=lambda step: PHASES.index(step.phase)))
 
 
 def same_version(found: str, wanted: str) -> bool:
-    """Whether a package's version is the wanted one; what a distribution adds behind it (`-1`,
-    `~jammy`) does not count.
+    """Tells whether a package has the wanted version; a distribution's suffix (`-1`, `~jammy`) does
+    not count.
     """
     return found == wanted or found.startswith((f"{wanted}-", f"{wanted}~", f"{wanted}+"))
 
 
 def at_least(found: str, least: str) -> bool:
-    """Whether a dotted version is not older; nothing found is."""
+    """Tells whether a dotted version is `least` or newer; a missing one is not."""
     return bool(found) and _numbers(found) >= _numbers(least)
 
 
 def is_within(found: str, least: str, below: str) -> bool:
-    """Whether a dotted version is not older than `least`, and older than `below` unless that is
+    """Tells whether a dotted version is `least` or newer, and older than `below` unless that is
     `-`.
     """
     return at_least(found, least) and (below == "-" or _numbers(found) < _numbers(below))

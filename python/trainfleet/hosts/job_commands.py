@@ -1,7 +1,7 @@
 """Shell commands that start, query and end a node's part of a job. Pure: the transport runs them.
 
-The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit: a
-fence finds every process of a run on a node, whatever its parent is now. The supervisor's file only
+The processes of a job are known by their environment (TRAINFLEET_JOB), which children inherit. So a
+fence finds every process of a run on a node, regardless of its parent. The supervisor's file only
 records the exit code.
 """
 
@@ -18,38 +18,38 @@ from ..process.host_marker import ANNOUNCED
 from ..trust.errors import BackendError
 from .host_results import Implausible
 
-JOBS = "~/.trainfleet/jobs"  # on the node, a folder for each host name, as homes may be shared
+JOBS = "~/.trainfleet/jobs"  # on the node; one folder per host name, as nodes may share homes
 MARK = "TRAINFLEET_JOB"
-LAUNCHER = "TRAINFLEET_LAUNCHER"  # the same of a run's launcher and of what stands by for it
+LAUNCHER = "TRAINFLEET_LAUNCHER"  # the mark of a run's launcher and of its standby
 
 
 def mark_of(folder: str, run: str) -> str:
-    """The mark of a run's processes, unique on any fleet; BackendError where the names make no line
-    of visible letters.
+    """Returns the mark of a run's processes, unique on any fleet; BackendError unless the names
+    form a line of visible letters.
     """
     return _require_mark(f"{folder}:{run}")
 
 
 def _require_mark(mark: str) -> str:
-    """The mark, when it can belong to one run alone: grep takes each line for a pattern, and an
-    empty one for every process.
+    """Returns the mark if it can belong to only one run. grep takes each line as a pattern, and an
+    empty one matches every process.
     """
     folder, _, run = mark.rpartition(":")
     if not mark.isprintable() or not folder.strip() or not run.strip():
         raise BackendError(
-            f"{mark!a} marks no run", next="look at fleet.shared_folder and name in its config"
+            f"{mark!a} marks no run", next="check fleet.shared_folder and name in its config"
         )
     return mark
 
 
 def task(script: str, environment: Mapping[str, str], token: str) -> str:
-    """What the supervisor reads from its stdin. No value of it shows in a process list."""
+    """Returns the supervisor's stdin. No value of it shows in a process list."""
     return json.dumps({"script": script, "environment": dict(environment), "token": token})
 
 
 def start(name: str, mark: str, python: str, code: str, folder: str, kind: str = MARK) -> str:
-    """Starts the order on stdin under the file `name`, in `folder`; ends at once, and well only if
-    it runs.
+    """Returns the command that starts the order on stdin under the file `name`, in `folder`. It
+    ends at once, with 0 only if the order runs.
     """
     settings = [f"{kind}={mark}", f"PYTHONPATH={code}/python", "PYTHONSAFEPATH=1"]
     return (
@@ -60,8 +60,8 @@ def start(name: str, mark: str, python: str, code: str, folder: str, kind: str =
 
 
 def look(name: str, token: str = "") -> str:
-    """Says `running`, `ended CODE`, `failed WORDS` (it never began), `rebooted` or `absent`, also
-    for another's token.
+    """Returns the command that prints `running`, `ended CODE`, `failed WORDS` (it never began),
+    `rebooted` or `absent`, also for another token.
     """
     return f"""{_file(name)}; mine={shlex.quote(token)}
 [ -s "$f" ] && read -r pid start boot token < "$f" || {{ echo absent; exit; }}
@@ -76,16 +76,16 @@ over && exit
 
 
 def look_for(mark: str) -> str:
-    """Says `running` where a process of the run is on the node, whoever started it, and else
-    `absent`.
+    """Returns the command that prints `running` if the node has any process of the run, whoever
+    started it, and else `absent`.
     """
     return f"grep -Fqsxz -e {_word(MARK, mark)} /proc/[0-9]*/environ && echo running || echo absent"
 
 
 @dataclass(frozen=True)
 class PartState:
-    """The state of a node's part (running, ended, rebooted or absent), its exit code, and what it
-    has said beside its log.
+    """The state of a node's part (running, ended, rebooted or absent), its exit code, and its words
+    outside its log.
     """
 
     state: str
@@ -97,7 +97,7 @@ RUNNING = PartState("running")
 
 
 def read_look(text: str) -> PartState:
-    """What `look` said; Implausible where it said something else."""
+    """Parses the output of `look`; Implausible if it is anything else."""
     said = text.strip().rpartition("\n")[2]
     if said in ("running", "rebooted"):
         return PartState(said)
@@ -117,18 +117,18 @@ def _printable(words: str) -> str:
 
 
 def terminate(name: str) -> str:
-    """SIGTERM to the supervisor, which passes it on."""
+    """Returns the command that sends SIGTERM to the supervisor, which passes it on."""
     return f'{_file(name)}; [ -s "$f.exit" ] || {{ read -r pid _ < "$f" && kill -TERM "$pid"; }}'
 
 
 def fence(mark: str, launchers: bool = False) -> str:
-    """Kills every process of a run, and ends well only when none is left: a zombie has no
-    environment and counts as gone.
+    """Returns the command that kills every process of a run, and succeeds only when no process is
+    left. A zombie has no environment and counts as gone.
 
-    `launchers`: also those that launch it, which would start it anew.
+    `launchers` also kills the run's launchers, which would start it again.
 
     Raises:
-        BackendError: the mark could be another's than a run's.
+        BackendError: the mark could belong to more than this run.
     """
     words = " ".join(
         f"-e {_word(kind, mark)}" for kind in ((LAUNCHER, MARK) if launchers else (MARK,))
@@ -143,16 +143,16 @@ echo "still there: $pids" >&2; exit 1"""
 
 
 def _word(kind: str, mark: str) -> str:
-    """What stands in the environment of such a process, for a shell."""
+    """Returns the entry in the environment of such a process, quoted for a shell."""
     return shlex.quote(f"{kind}={_require_mark(mark)}")
 
 
 def marks() -> str:
-    """Prints the runs that have processes on the node: lines `mine MARK`, `user NAME`, and `said
-    WORDS` (supervisor.announce).
+    """Returns the command that prints the runs that have processes on the node: lines `mine MARK`,
+    `user NAME`, and `said WORDS` (supervisor.announce).
 
-    The environment of another user's processes can't be read, so theirs say on a socket's name what
-    they are.
+    The environment of another user's processes can't be read, so these announce their run in a
+    socket's name.
     """
     return (
         f"cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n' | sed -n 's/^{MARK}=/mine /p' | "
@@ -161,15 +161,15 @@ def marks() -> str:
 
 
 def read_marks(text: str, mark: str) -> set[str]:
-    """What other runs than that of `mark` are on a node, of what `marks` printed: their marks, with
-    their users' names.
+    """Returns the marks of other runs than `mark` on a node, with their users' names, from the
+    output of `marks`.
     """
     kinds = [line.partition(" ") for line in text.split("\n")]
     user = next((rest for kind, _, rest in kinds if kind == "user"), "")
     found = {rest for kind, _, rest in kinds if kind == "mine" and rest != mark}
     for kind, _, rest in kinds:
         _, _, words = rest.partition(":")
-        # the socket's name may have been too short for all of it
+        # the socket's name may have been too short for the full mark
         whose, _, what = words.partition(":")
         if kind == "said" and not (
             whose == user and any(known.startswith(what) for known in (mark, *found))

@@ -1,5 +1,5 @@
 """The host keys of a fleet: checked strictly, and never trusted on first use without the user's
-word.
+consent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .state_dir import STATE
 if TYPE_CHECKING:
     from paramiko import PKey, SSHClient
 
-# of keys that paramiko can check
+# types of keys that paramiko can check
 TYPES = re.compile("ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(256|384|521)")
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 LINE = re.compile(
@@ -31,7 +31,7 @@ LINE = re.compile(
 
 
 class UnknownKey(Exception):
-    """A host shows a key that is not known: its name as known_hosts writes it, and the key."""
+    """A host shows an unknown key: its name as known_hosts writes it, and the key."""
 
     def __init__(self, name: str, key: PKey) -> None:
         super().__init__(name)
@@ -47,8 +47,8 @@ class RevokedKey(UnknownKey):
 
 
 class KnownKey(NamedTuple):
-    """A line of a known_hosts file (sshd(8)): its mark, its hosts, and the key by type and as it is
-    sent.
+    """A line of a known_hosts file (sshd(8)): its mark, its hosts, the key's type, and its
+    bytes.
     """
 
     mark: str
@@ -57,10 +57,10 @@ class KnownKey(NamedTuple):
     key: bytes
 
     def names(self, host: str) -> bool:
-        """Whether it is about this host: by patterns, of which one with `!` decides, or by the hash
-        of its name.
+        """Tells whether the line is about this host: by patterns, of which one with `!` decides, or
+        by the hash of its name.
         """
-        with suppress(ValueError):  # a malformed hash is nobody's
+        with suppress(ValueError):  # a malformed hash matches no host
             if self.hosts.startswith("|"):
                 salt, digest = map(base64.b64decode, self.hosts.split("|")[2:])
                 return hmac.digest(salt, host.lower().encode(), "sha1") == digest
@@ -69,7 +69,7 @@ class KnownKey(NamedTuple):
 
 
 def fits(pattern: str, host: str) -> bool:
-    """Whether a pattern of ssh's is about a host: `*` and `?` alone are special in it
+    """Tells whether an ssh pattern matches a host: only `*` and `?` are special in it
     (ssh_config(5), PATTERNS).
     """
     if not {*"*?"} & {*pattern}:
@@ -82,9 +82,9 @@ def fits(pattern: str, host: str) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[KnownKey]:
-    """Yields the lines of a list. Malformed ones are passed over, as ssh does it."""
+    """Yields the lines of a known_hosts file. Skips malformed ones, like ssh."""
     for text in path.read_bytes().decode(errors="replace").split("\n"):
-        with suppress(ValueError):  # it is no base64
+        with suppress(ValueError):  # not base64
             if match := LINE.fullmatch(text.strip()):
                 line = KnownKey(match[1] or "", match[2], match[3], base64.b64decode(match[4]))
                 if line.key[4:].startswith(line.kind.encode()):
@@ -92,7 +92,7 @@ def read_lines(path: Path) -> Iterator[KnownKey]:
 
 
 class Expected(tuple[KnownKey, ...]):
-    """The keys that a host may show, as paramiko asks for them."""
+    """The keys that a host may show, with the methods that paramiko calls."""
 
     def keys(self) -> list[str]:
         return [line.kind for line in self]
@@ -101,7 +101,7 @@ class Expected(tuple[KnownKey, ...]):
         return Expected(line for line in self if line.kind == kind)
 
     def get_base64(self) -> str:
-        """For the words of paramiko's error."""
+        """Returns the types of the keys, for paramiko's error message."""
         return ", ".join(self.keys())
 
     def __ne__(self, key: Any) -> bool:
@@ -109,26 +109,28 @@ class Expected(tuple[KnownKey, ...]):
 
 
 def fingerprint(key: PKey) -> str:
-    """`SHA256:...`, as ssh-keygen -l shows it."""
+    """Returns `SHA256:...`, like ssh-keygen -l."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
 class KnownHosts:
-    """Which key each host must show: the fleet's own file, your ~/.ssh/known_hosts, and the
-    fingerprints in the config.
+    """The keys that hosts must show: from the fleet's known_hosts file, your ~/.ssh/known_hosts,
+    and the fingerprints in the config.
     """
 
     def __init__(
         self, own: Path, read_only: tuple[Path, ...], fingerprints: tuple[str, ...]
     ) -> None:
         self.own, self.read_only, self.fingerprints = own, read_only, fingerprints
-        self.seen: dict[str, PKey] = {}  # name → key, of hosts that showed one nobody vouches for
+        self.seen: dict[str, PKey] = {}  # name → key, of hosts that showed an unknown key
         self._lock = threading.Lock()
         self._lines: list[KnownKey] | None = None
 
     @classmethod
     def of(cls, ssh: SshConfig) -> KnownHosts:
-        """As the config says: a file of its own alone, or else the fleet's and yours."""
+        """Returns the known hosts of a config: only those of its file if it names one, or else the
+        fleet's and yours.
+        """
         if ssh.known_hosts:
             return cls(expanded(ssh.known_hosts, "fleet.ssh.known_hosts"), (), ssh.fingerprints)
         return cls(
@@ -136,13 +138,13 @@ class KnownHosts:
         )
 
     def guard(self, client: SSHClient) -> None:
-        """From now on the client connects only to a host with the right key."""
+        """Lets the client connect only to hosts with the right key."""
         client._host_keys = self
         client.set_missing_host_key_policy(self)
 
     def get(self, name: str) -> Expected | None:
-        """Returns the keys that a host may show, None where no list has any: paramiko then asks
-        `meet`.
+        """Returns the keys that a host may show; None if no list has any, and paramiko then calls
+        `missing_host_key`.
         """
         revoked = self._revoked(name)
         lines = [
@@ -152,8 +154,8 @@ class KnownHosts:
         return Expected(found) if found else None
 
     def has_authority(self, name: str) -> bool:
-        """Whether ssh would take a key that comes with a certificate, which paramiko does not
-        know.
+        """Tells whether ssh would accept a certificate for this host, which paramiko can't
+        check.
         """
         return any(line.mark == AUTHORITY and line.names(name) for line in self._load())
 
@@ -161,12 +163,12 @@ class KnownHosts:
         return [line.key for line in self._load() if line.mark == REVOKED and line.names(name)]
 
     def missing_host_key(self, client: SSHClient, name: str, key: PKey) -> None:
-        """Answers what paramiko asks about a key that is in no list."""
+        """Answers paramiko's question about a key that is in no list."""
         self.meet(name, key)
 
     def meet(self, name: str, key: PKey) -> None:
-        """Takes a key that the config names by its fingerprint; RevokedKey or UnknownKey for any
-        other.
+        """Accepts a key that the config names by its fingerprint; raises RevokedKey or UnknownKey
+        for any other.
         """
         if key.asbytes() in self._revoked(name):
             raise RevokedKey(name, key)
@@ -177,7 +179,7 @@ class KnownHosts:
         raise UnknownKey(name, key)
 
     def files_with(self, name: str) -> list[Path]:
-        """The lists in which a host has a key."""
+        """Returns the lists in which a host has a key."""
         paths = [path for path in (self.own, *self.read_only) if path.is_file()]
         return [
             path
@@ -186,7 +188,7 @@ class KnownHosts:
         ]
 
     def trust(self, keys: dict[str, PKey]) -> None:
-        """Keeps these keys in the fleet's own file."""
+        """Adds these keys to the fleet's known_hosts file."""
         with self._lock:
             self.own.parent.mkdir(parents=True, exist_ok=True)
             with open(self.own, "a", encoding="utf-8") as file:
@@ -198,7 +200,7 @@ class KnownHosts:
                 self.seen.pop(name, None)
 
     def _load(self) -> list[KnownKey]:
-        """The lines of all lists, read once."""
+        """Returns the lines of all lists, read once."""
         if self._lines is None:
             lines = list[KnownKey]()
             for path in (self.own, *self.read_only):

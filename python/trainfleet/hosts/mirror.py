@@ -1,9 +1,9 @@
 """Mirrors the small files of a run folder on the fleet over SSH, as they change.
 
 A node is not trusted: an answer is checked completely before any of it is applied. It may name only
-the files of travel.KINDS, no larger than those may be, and may only append to what is here; no link
-below the run folder is followed, not even one made meanwhile. So whatever a node says, nothing
-outside the run folder changes, and nothing in it that is not the node's.
+the files of travel.KINDS, within their size limits, and may only append to the files here. No link
+below the run folder is followed, not even one made during the check. So no answer changes files
+outside the run folder, or files that are not the node's.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ from .host_results import (
 from .transport import Transport
 
 TIMEOUT = 30.0
-TOTAL = 64 << 30  # bytes that a run folder's small files have at most
-ROUNDS = TOTAL // MOST  # answers to one refresh
+TOTAL = 64 << 30  # most bytes of a run folder's small files
+ROUNDS = TOTAL // MOST  # most answers to one refresh
 SPARE = 1 << 30  # bytes of this disk that a fleet can't fill
 
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Bytes of a file, and what the file there is with them: they begin at `offset` and end it."""
+    """Bytes of a file, and the file's state there: the bytes begin at `offset` and reach its
+    end.
+    """
 
     offset: int
     data: bytes
     size: int
-    stamp: float  # 0.0: more of it follows
+    stamp: float  # time of the file; 0.0 if more of it follows
     inode: int
 
 
 @dataclass(frozen=True)
 class News:
     """One validated answer: pieces by name, the names of all files, whether it is complete, the
-    clock there.
+    host's clock.
     """
 
     pieces: Mapping[str, FilePiece]
@@ -75,14 +77,14 @@ class Mirror:
     code: str
     python: str
     here: Path
-    known: Known = field(default_factory=dict)  # what this mirror has brought
+    known: Known = field(default_factory=dict)  # files that this mirror has brought
 
     def refresh(self, host: Host) -> float | HostFailure:
-        """Brings what is new, asking `host`; the clock there. What it brought and is gone there
-        goes here too.
+        """Brings new data from `host` and removes files that were removed there. Returns the host's
+        clock.
 
         Raises:
-            RunError: the run folder here can't be written, or has a link in it where a file comes.
+            RunError: the run folder can't be written, or has a link in the place of a file.
         """
         words = shlex.join(
             [
@@ -115,7 +117,7 @@ class Mirror:
         return implausible(Implausible("no end"), "what a run folder has")
 
     def _forget_lost(self) -> None:
-        """Files that are no longer here, or not as long as they were, are to be sent anew."""
+        """Forgets files that are missing or shorter here, so that they are sent again."""
         for name, (size, _, _) in list(self.known.items()):
             try:
                 here = os.lstat(self.here / name)
@@ -126,8 +128,8 @@ class Mirror:
                 del self.known[name]
 
     def _require_room(self, news: News) -> None:
-        """Implausible when the folder would be larger than any is, RunError when this disk has no
-        room for what comes.
+        """Raises Implausible if the folder would exceed TOTAL, RunError if this disk has no room
+        for the answer.
         """
         coming = sum(len(piece.data) for piece in news.pieces.values())
         sizes = {name: size for name, (size, _, _) in self.known.items()} | {
@@ -148,7 +150,7 @@ class Mirror:
         for name, piece in news.pieces.items():
             try:
                 sync_rules.write(self.here, name, piece.offset, piece.data, piece.stamp)
-            except FileNotFoundError:  # removed here meanwhile: the next look brings it whole
+            except FileNotFoundError:  # removed here in the meantime: the next refresh brings it
                 self.known.pop(name, None)
             else:
                 self.known[name] = (piece.size, piece.stamp, piece.inode)
@@ -158,8 +160,8 @@ class Mirror:
 
 
 def read_news(text: str, known: Known) -> News:
-    """What a node's answer says of a run folder of which `known` was brought; Implausible where
-    that can't be true.
+    """Parses a node's answer about a run folder, given the `known` files; Implausible if it can't
+    be true.
     """
     record = parse_json(text)
     if not isinstance(record, dict) or record.keys() != {"files", "paths", "whole", "now"}:
@@ -168,7 +170,7 @@ def read_news(text: str, known: Known) -> News:
     if not isinstance(files, dict) or not isinstance(paths, list) or not isinstance(whole, bool):
         raise Implausible("values of another type")
     if len(paths) > FILES or not all(isinstance(name, str) for name in paths):
-        raise Implausible(f"more than {FILES} files, or names that are none")
+        raise Implausible(f"more than {FILES} files, or names that are not text")
     names = frozenset(paths)
     if len(names) != len(paths) or not files.keys() <= names:
         raise Implausible("names that contradict each other")
@@ -179,13 +181,13 @@ def read_news(text: str, known: Known) -> News:
         pieces[name] = _piece(name, values, known, room)
         room -= len(pieces[name].data)
     if not whole and room:
-        raise Implausible("less than there is")
+        raise Implausible("less data than an answer can have")
     return News(pieces, names, whole, number(record["now"], 0, 1 << 34))
 
 
 def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
-    """One file's part of an answer: it adds to what is here, or starts anew, and is at most as
-    large as such a file may be.
+    """Returns one file's part of an answer: it appends to the file here, or starts it again, within
+    the size limit of such a file.
     """
     if not isinstance(values, list) or len(values) != 5:
         raise Implausible(f"no five values of {name}")
@@ -199,15 +201,15 @@ def _piece(name: str, values: Any, known: Known, room: int) -> FilePiece:
     ):
         raise Implausible(f"values of another type for {name}")
     if offset not in (0, here) or not 0 <= inode < 1 << 64:
-        raise Implausible(f"bytes of {name} that do not follow on what was brought")
+        raise Implausible(f"bytes of {name} that do not follow the earlier ones")
     data = _unpack(name, packed, room)
     if size != offset + len(data) or size > most:
-        raise Implausible(f"a size of {name} that it can't have")
+        raise Implausible(f"an impossible size of {name}")
     return FilePiece(offset, data, size, number(stamp, 0, 1 << 34), inode)
 
 
 def _unpack(name: str, packed: str, room: int) -> bytes:
-    """The bytes of a piece; never more than `room` are unpacked."""
+    """Returns the bytes of a piece; never unpacks more than `room` bytes."""
     try:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b85decode(packed), room + 1)

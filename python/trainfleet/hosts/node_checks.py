@@ -1,8 +1,7 @@
-"""Finds what is wrong with the nodes of a fleet, from their facts alone. Pure: tests pass facts as
-data.
+"""Finds problems of a fleet's nodes from their facts. Pure: tests pass facts as data.
 
-`unfit` is what keeps `make setup` from touching a host at all; `flaws` are what keeps a launch from
-starting.
+`unfit` finds the hosts that `make setup` must not touch; `flaws` finds the problems that stop a
+launch.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from .install_steps import ON_NODES, Wanted, steps
 FleetFacts = Mapping[Host, Facts]
 Check = Callable[[FleetFacts, Wanted], Iterator[Finding]]
 
-LEAST_DISK_GB = 5.0  # what logs, caches and a core dump need; a driver build too
-CLOCK_TOLERANCE = 2.0  # seconds; certificates, make and the order of logs go wrong beyond
+LEAST_DISK_GB = 5.0  # room for logs, caches and a core dump, or a driver build
+CLOCK_TOLERANCE = 2.0  # seconds; a larger difference breaks certificates, make and log order
 SLOW_FACTOR, SLOW_SECONDS = 5.0, 2.0  # slow: 5 times the others' time, and 2 s at least
-MEMORY_SHARE = 0.9  # of an instance type's memory; the kernel keeps a few per cent
+MEMORY_SHARE = 0.9  # least share of an instance type's memory; the kernel keeps a few per cent
 SUPPORTED = ("ubuntu 22.04", "ubuntu 24.04", "amzn 2023", "debian 12")
-# who may use NeuronCores while others are looked for
+# programs that may use NeuronCores during the check
 OURS = re.compile(r"trainfleet|neuron-(ls|monitor|top)")
-# these only write files: any Linux with sshd and PAM
+# scripts that only write files, on any Linux with sshd and PAM
 PORTABLE = ("limits.sh", "sshd.sh", "access.sh")
 
 
 def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts], list[Finding]]:
-    """The facts of the hosts that have answered, and a finding for each other one."""
+    """Returns the facts of the hosts that responded, and a finding for each other host."""
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, HostFailure)}
     found = [
         Finding(host, failure.kind, failure.message, failure.next)
@@ -49,19 +48,19 @@ def heard(answers: Mapping[Host, Facts | HostFailure]) -> tuple[dict[Host, Facts
 
 
 def sound(facts: FleetFacts, findings: Iterable[Finding]) -> dict[Host, Facts]:
-    """The facts of the hosts that nothing was found against."""
+    """Returns the facts of the hosts without findings."""
     bad = {finding.host for finding in findings}
     return {host: fact for host, fact in facts.items() if host not in bad}
 
 
 def unfit(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Hosts that must not be touched as they are."""
+    """Yields findings on hosts that setup must not touch."""
     for check in (one_name_each, one_address_each, root, disk, system, mounted, quick):
         yield from check(facts, wanted)
 
 
 def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """All that would make a job fail, crawl or lie."""
+    """Yields findings on everything that would make a job fail, crawl, or report wrong results."""
     checks: tuple[Check, ...] = (
         one_name_each,
         one_address_each,
@@ -91,7 +90,7 @@ def flaws(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The same for nodes that an engine has chosen and others administer."""
+    """Like `flaws`, for nodes that a scheduler has chosen and others administer."""
     for check in (
         disk,
         versions,
@@ -109,7 +108,7 @@ def judge_allocated(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Two nodes of one name are one machine listed twice, or clones whose logs get mixed up."""
+    """Finds two nodes with one name: one machine listed twice, or clones with mixed-up logs."""
     for host, fact in facts.items():
         twins = {
             other: theirs
@@ -127,65 +126,75 @@ def one_name_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 "take one of them out of fleet.hosts",
             )
         else:
-            message = f"has the host name {fact.hostname}, as {names} has"
-            yield Finding(host, "name", message, "on it: sudo hostnamectl set-hostname ANOTHER")
+            message = f"has the host name {fact.hostname}, like {names}"
+            yield Finding(
+                host, "name", message, "on that host, run: sudo hostnamectl set-hostname ANOTHER"
+            )
 
 
 def one_address_each(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Two nodes of one address: the head would take either for the other, and know both by either's
-    key.
+    """Finds two nodes with one address: the head would mistake one for the other, and accept
+    either's key for both.
     """
     addresses = {host: fact.address(host) for host, fact in facts.items()}
     for host, address in addresses.items():
         if twins := [
             other.name for other, theirs in addresses.items() if theirs == address and other != host
         ]:
-            message = (
-                f"says that its address among the nodes is {address}, as {', '.join(twins)} does"
-            )
+            message = f"reports {address} as its address, like {', '.join(twins)}"
             yield Finding(
-                host, "address", message, f"on it: ip -o addr; which of them has {address}?"
+                host,
+                "address",
+                message,
+                f"on that host, run: ip -o addr; find the one with {address}",
             )
 
 
 def exposed(facts: FleetFacts) -> Iterator[str]:
-    """Warns where the ranks of several nodes meet at a public address: torch's store has no
+    """Warns if the ranks of several nodes meet at a public address: torch's store has no
     password.
     """
     head = next(iter(facts), None)
     with suppress(ValueError):  # a name
         if head and len(facts) > 1 and ip_address(address := facts[head].address(head)).is_global:
             yield (
-                f"warning: the ranks meet at {address}, a public address: whoever reaches its "
+                f"warning: the ranks meet at {address}, a public address: anyone who reaches its "
                 "ports can end the run; "
                 "admit only the nodes there (a firewall), or name private addresses in fleet.hosts"
             )
 
 
 def root(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Steps as root need sudo without a password."""
+    """Requires sudo without a password for steps that run as root."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
         needed = ", ".join(
             step.name for step in steps(fact, wanted, head=host == head) if step.root
         )
         if needed and not fact.root:
-            message = f"{fact.user} may not sudo without a password, which these need: {needed}"
-            yield Finding(host, "sudo", message, "on it: sudo visudo, or another fleet.ssh.user")
+            message = f"{fact.user} needs sudo without a password for: {needed}"
+            yield Finding(
+                host,
+                "sudo",
+                message,
+                "on that host, run: sudo visudo; or set another fleet.ssh.user",
+            )
 
 
 def disk(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Room on the root disk."""
+    """Requires room on the root disk."""
     for host, fact in facts.items():
         if fact.space_gb < LEAST_DISK_GB:
             message = (
                 f"its root disk has {fact.space_gb:.1f} GB free, {LEAST_DISK_GB:.0f} are needed"
             )
-            yield Finding(host, "disk", message, "on it: sudo du -xh / | sort -h | tail")
+            yield Finding(
+                host, "disk", message, "on that host, run: sudo du -xh / | sort -h | tail"
+            )
 
 
 def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Packages are installed only on systems that the scripts know."""
+    """Requires a system that the scripts know, if packages must be installed."""
     for host, fact in facts.items():
         needs = [
             step.name
@@ -202,9 +211,7 @@ def system(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The shared folder lies on the same file system everywhere, where setup itself does not mount
-    it.
-    """
+    """Requires the shared folder on the same file system everywhere, unless setup mounts it."""
     if wanted.fleet.fsx.dns_name is not None or wanted.fleet.shared_folder is None:
         return
     mounts = {
@@ -224,21 +231,23 @@ def mounted(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "mount",
                 message,
-                "on it: mount the file system; or set fleet.fsx and make setup does",
+                "mount the file system there, or set fleet.fsx for make setup to mount it",
             )
 
 
 def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """A node that answers slowly holds all others up."""
+    """Finds a node that responds slowly, as it delays all others."""
     usual = statistics.median(fact.seconds for fact in facts.values()) if facts else 0.0
     for host, fact in facts.items():
         if len(facts) > 1 and fact.seconds > max(SLOW_SECONDS, SLOW_FACTOR * usual):
             message = f"takes {fact.seconds:.1f} s to answer, the others {usual:.1f} s"
-            yield Finding(host, "slow", message, "on it: top; ip -s link", blames_host=True)
+            yield Finding(
+                host, "slow", message, "on that host, run: top; ip -s link", blames_host=True
+            )
 
 
 def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Nothing that setup does is left to do; so what the stack pins is there in its version."""
+    """Requires that setup has no step left, so that each node has the stack's pinned versions."""
     head = next(iter(facts), None)
     for host, fact in facts.items():
         left = "; ".join(
@@ -249,23 +258,21 @@ def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def interpreter(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The Python that the config names is there; the one that setup builds, `set_up` has looked
-    for.
-    """
+    """Requires the Python that the config names; `set_up` checks the one that setup builds."""
     for host, fact in facts.items():
         if wanted.fleet.python and not fact.python:
-            message = f"{wanted.fleet.python} (fleet.python) is not there, or may not be run"
+            message = f"{wanted.fleet.python} (fleet.python) is missing or not executable"
             yield Finding(
                 host,
                 "python",
                 message,
-                "name another; without fleet.python make setup builds an environment",
+                "set another one; without fleet.python, make setup builds an environment",
             )
 
 
 def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The services of train.loggers are installed for the Python of the ranks, where that is there;
-    an image has its own.
+    """Requires the services of train.loggers for the ranks' Python, if that exists; an image has
+    its own.
     """
     python, names = (
         wanted.interpreter,
@@ -280,13 +287,16 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         ):
             message = f"{', '.join(missing)} (train.loggers) is not installed for {python}"
             yield Finding(
-                host, "logger", message, f"on it: {python} -m pip install {' '.join(missing)}"
+                host,
+                "logger",
+                message,
+                f"on that host, run: {python} -m pip install {' '.join(missing)}",
             )
 
 
 def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """One version of everything on all nodes. What the stack pins exactly, `set_up` has compared
-    with the lock already.
+    """Requires one version of everything on all nodes. `set_up` already compares the exact pins
+    with the lock.
     """
     kinds: dict[str, Callable[[Facts], str]] = {
         "operating system": lambda fact: fact.os,
@@ -309,8 +319,8 @@ def versions(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many GPUs as such a node has, or as Slurm gives: one that fell off the bus is the usual
-    broken node.
+    """Requires all GPUs of such a node, or as many as Slurm gives: a GPU that fell off the bus is
+    the most common defect.
     """
     row = wanted.type
     if row is None or row.kind != "cuda":
@@ -320,30 +330,30 @@ def gpus(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     for host, fact in facts.items():
         if len(fact.gpus) < expected or (len(fact.gpus) != expected and not given):
             message = (
-                f"{len(fact.gpus)} of {expected} GPUs answer, {fact.bus.count('nvidia')} "
+                f"{len(fact.gpus)} of {expected} GPUs respond, {fact.bus.count('nvidia')} "
                 "are on the bus"
             )
             more = len(fact.gpus) > expected  # it is sound, and the config is wrong
             remedy = (
                 "fleet.accelerator.per_node"
                 if more
-                else "on it: nvidia-smi; dmesg. Then replace it"
+                else "on that host, run: nvidia-smi; dmesg; then replace it"
             )
             yield Finding(host, "gpus", message, remedy, blames_host=not more)
 
 
 def alike(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The kind of accelerator and the network that the config names."""
+    """Requires the accelerator and the network that the config names."""
     for host, fact in facts.items():
         for message in probe.differing(fact, wanted.fleet):
             yield Finding(
-                host, "accelerator", message, "make doctor prints what to write; or mend that node"
+                host, "accelerator", message, "copy the lines of make doctor, or fix that node"
             )
 
 
 def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many ports of the fabric as most nodes have: all ranks wait for a node with one of eight
-    down, and nothing says so.
+    """Requires as many active ports of the fabric as most nodes have. All ranks wait for a node
+    with one of eight down, without an error.
     """
     if wanted.type is None or not wanted.type.owned or wanted.fabric not in RDMA:
         return
@@ -361,35 +371,35 @@ def rails(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "rails",
                 message,
-                "on it: ibstat; ip -s link; then the cable",
+                "on that host, run: ibstat; ip -s link; then check the cable",
                 blames_host=True,
             )
 
 
 def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many Neuron devices as on the other nodes, and some at all on an instance type that has
-    them.
-    """
+    """Requires as many Neuron devices as on the other nodes, and at least one."""
     row = wanted.type
     if row is None or row.kind != "neuron":
         return
     usual = max((len(fact.neuron) for fact in facts.values()), default=0) or 1
     for host, fact in facts.items():
         if len(fact.neuron) != usual:
-            message = f"{len(fact.neuron)} Neuron devices, where {usual} are expected"
-            yield Finding(host, "neuron", message, "on it: neuron-ls; dmesg", blames_host=True)
+            message = f"has {len(fact.neuron)} Neuron devices, expected {usual}"
+            yield Finding(
+                host, "neuron", message, "on that host, run: neuron-ls; dmesg", blames_host=True
+            )
         if fact.neuron_trouble:
             yield Finding(
                 host,
                 "neuron",
-                f"neuron-ls says: {fact.neuron_trouble}",
-                "on it: neuron-ls; dmesg",
+                f"neuron-ls reports: {fact.neuron_trouble}",
+                "on that host, run: neuron-ls; dmesg",
                 blames_host=True,
             )
         cores = sum(device.cores for device in fact.neuron_devices)
         if cores and cores != row.accelerators:
-            message = f"{cores} logical NeuronCores, where a {row.name} has {row.accelerators}"
-            yield Finding(host, "neuron", message, "on it: neuron-ls", blames_host=True)
+            message = f"has {cores} logical NeuronCores, but a {row.name} has {row.accelerators}"
+            yield Finding(host, "neuron", message, "on that host, run: neuron-ls", blames_host=True)
         users = sorted(
             {
                 user
@@ -400,23 +410,21 @@ def neuron_devices(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
         )
         if users:
             message = f"its NeuronCores are used by another program: {', '.join(users[:3])}"
-            yield Finding(host, "neuron", message, "on it: neuron-ls; end that program")
+            yield Finding(host, "neuron", message, "on that host, run: neuron-ls; end that program")
 
 
 def memory(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The memory of the instance type."""
+    """Requires the memory of the instance type."""
     row = wanted.type
     for host, fact in facts.items():
         gib = fact.memory_kib / 2**20
         if row and gib < MEMORY_SHARE * row.memory_gib:
-            message = f"{gib:.0f} GiB of memory, a {row.name} has {row.memory_gib}"
-            yield Finding(
-                host, "memory", message, "is it of this type? fleet.instance_type", blames_host=True
-            )
+            message = f"has {gib:.0f} GiB of memory, but a {row.name} has {row.memory_gib}"
+            yield Finding(host, "memory", message, "check fleet.instance_type", blames_host=True)
 
 
 def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """What a node's ranks need has room: in each GPU as its driver tells it, or, on CPUs, in the
+    """Requires room for a node's ranks: in each GPU by its driver's count or, on CPUs, in the
     node's memory.
     """
     for host, fact in facts.items():
@@ -432,8 +440,8 @@ def room(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """As many EFA interfaces as the type takes: with one of four, training runs at a quarter of the
-    speed and says nothing.
+    """Requires as many EFA interfaces as the type has: with one of four, training silently runs at
+    a quarter of the speed.
     """
     for host, fact in facts.items():
         attached, driven = fact.bus.count("efa"), len(fact.infiniband)
@@ -448,41 +456,44 @@ def cards(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
             )
         elif wanted.efa and driven < attached:
             message = f"{driven} of {attached} EFA interfaces have a driver"
-            yield Finding(host, "efa", message, "on it: dmesg | grep efa", blames_host=True)
+            yield Finding(
+                host, "efa", message, "on that host, run: dmesg | grep efa", blames_host=True
+            )
 
 
 def mtu(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """One packet size: a node with another one works for small messages and hangs on large ones."""
+    """Requires one packet size: a node with another one works for small messages and hangs on large
+    ones.
+    """
     sizes = {host: fact.mtu.get(fact.card(host), 0) for host, fact in facts.items()}
     usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
     for host, size in sizes.items():
         if size != usual:
-            message = f"its link takes packets of {size} bytes, the others' {usual}"
+            message = f"its link has an MTU of {size} bytes, the others {usual}"
             yield Finding(
                 host,
                 "mtu",
                 message,
-                f"on it: sudo ip link set {facts[host].card(host)} mtu {usual}",
+                f"on that host, run: sudo ip link set {facts[host].card(host)} mtu {usual}",
             )
 
 
 def names(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Every node finds every other by the address of fleet.hosts, and itself by its own name (gloo
-    and NCCL look it up).
+    """Requires that every node resolves the addresses of fleet.hosts, and its own name, which gloo
+    and NCCL look up.
     """
     by_name = [host.address for host in facts if any(letter.isalpha() for letter in host.address)]
     for host, fact in facts.items():
         lost = [name for name in (*by_name, fact.hostname) if name not in fact.resolves]
         if lost:
             message = f"does not resolve {', '.join(lost[:4])}{' ...' if len(lost) > 4 else ''}"
-            yield Finding(host, "names", message, "on it: add them to /etc/hosts")
+            yield Finding(host, "names", message, "add them to /etc/hosts there")
 
 
 def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Clocks agree with most others, as far as the time of the answer allows to say.
+    """Requires that clocks agree with most others, within the duration of the answer.
 
-    The clock of the machine that asks has a vote, so that of two hosts only the wrong one is
-    blamed.
+    The clock of this machine has a vote, so that of two hosts only the wrong one is blamed.
     """
     if len(facts) < 2:
         return
@@ -494,21 +505,21 @@ def clock(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     usual = usual_clock([*offsets, 0.0], CLOCK_TOLERANCE + slowest)
     if usual is None:
         message = (
-            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it can't be "
-            "told which of them is right"
+            f"its clocks are {max(offsets) - min(offsets):.0f} s apart, and it is not clear "
+            "which of them is right"
         )
-        yield Finding(None, "clock", message, f"on each of its hosts: {remedy}")
+        yield Finding(None, "clock", message, f"on each host, run: {remedy}")
         return
     for host, fact in facts.items():
         apart = fact.clock_offset - usual
         if abs(apart) > CLOCK_TOLERANCE + fact.seconds:
             message = f"its clock is {abs(apart):.0f} s {'ahead' if apart > 0 else 'behind'}"
-            yield Finding(host, "clock", message, f"on it: {remedy}")
+            yield Finding(host, "clock", message, f"on that host, run: {remedy}")
 
 
 def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
-    """The median of the largest group of clocks that agree to `tolerance` seconds; None where two
-    groups are as large.
+    """Returns the median of the largest group of clocks that agree to `tolerance` seconds; None if
+    two groups are that large.
     """
     groups = [[other for other in offsets if abs(other - one) <= tolerance] for one in offsets]
     largest = max(groups, key=len)
@@ -522,7 +533,7 @@ def usual_clock(offsets: Sequence[float], tolerance: float) -> float | None:
 
 
 def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
-    """The finding where the shared folder is another user's, which no host and no spare is to blame
+    """Returns the finding if the shared folder belongs to another user, which no host is to blame
     for.
     """
     folder = wanted.fleet.shared_folder
@@ -530,12 +541,12 @@ def others_folder(facts: FleetFacts, wanted: Wanted) -> Finding | None:
     theirs = next((fact for fact in shut if fact.owner not in ("", "root", fact.user)), None)
     if theirs is None:
         return None
-    message = f"{folder} is {theirs.owner}'s, and each user has one of his own"
-    return Finding(None, "shared", message, f"fleet.shared_folder: {folder}-{theirs.user}")
+    message = f"{folder} belongs to {theirs.owner}, and each user needs a separate folder"
+    return Finding(None, "shared", message, f"set fleet.shared_folder: {folder}-{theirs.user}")
 
 
 def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The shared folder is there and may be written."""
+    """Requires a shared folder that can be written."""
     folder = wanted.fleet.shared_folder
     if another := others_folder(facts, wanted):
         yield another
@@ -552,13 +563,13 @@ def shared(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                 host,
                 "shared",
                 message,
-                f"on it: findmnt -T {folder}; touch {folder}/x says why not",
+                f"on that host, run: findmnt -T {folder}; touch {folder}/x",
             )
 
 
 def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """The shared folder has room for one checkpoint at least; how many it has already, facts do not
-    tell.
+    """Requires room for at least one checkpoint in the shared folder; the facts do not say how many
+    it already has.
     """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
     if checkpoint.is_off or checkpoint.destination or not wanted.fleet.shared_folder:
@@ -566,7 +577,7 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
     for host, fact in facts.items():
         if fact.shared and (free := fact.shared.free_kib * 1024) < one:
             message = (
-                f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, and a "
+                f"{wanted.fleet.shared_folder} has {free / 1e9:,.1f} GB free, but a "
                 f"checkpoint takes {one / 1e9:,.1f} GB"
             )
             yield Finding(
@@ -578,15 +589,15 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
 
 
 def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """What GPUs, Neuron devices and the kernel say about themselves."""
+    """Finds errors that GPUs, Neuron devices and the kernel report."""
     for host, fact in facts.items():
         if fact.gpu_trouble and "nvidia" in fact.bus:
-            message = f"nvidia-smi says: {'; '.join(fact.gpu_trouble)}"
+            message = f"nvidia-smi reports: {'; '.join(fact.gpu_trouble)}"
             yield Finding(
                 host,
                 "gpu",
                 message,
-                "on it: nvidia-smi; dmesg. Then reboot or replace it",
+                "on that host, run: nvidia-smi; dmesg; then reboot or replace it",
                 blames_host=True,
             )
         for index, gpu in enumerate(fact.gpus):
@@ -598,18 +609,22 @@ def broken(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
                     host,
                     "ecc",
                     message,
-                    "on it: sudo nvidia-smi -r; or replace it",
+                    "on that host, run: sudo nvidia-smi -r; or replace it",
                     blames_host=True,
                 )
         for counter, errors in fact.neuron_ecc.items():
             if errors:
                 message = f"{counter.partition('/')[0]} counts {errors} uncorrected memory errors"
                 yield Finding(
-                    host, "ecc", message, "on it: neuron-monitor; then replace it", blames_host=True
+                    host,
+                    "ecc",
+                    message,
+                    "on that host, run: neuron-monitor; then replace it",
+                    blames_host=True,
                 )
         for line in fact.kernel_says:
             if "Xid" in line or "neuron" in line:
-                message = f"its kernel says: {line.strip()[:160]}"
+                message = f"its kernel log has: {line.strip()[:160]}"
                 yield Finding(
                     host,
                     "kernel",

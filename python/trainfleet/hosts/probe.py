@@ -1,8 +1,8 @@
-"""What a node says of its accelerators and of what joins it to others, as fleet.accelerator has it;
-and where the config differs.
+"""A node's accelerators and network, in the form of fleet.accelerator, and their differences from
+the config.
 
-Pure: from facts.sh's words alone (facts.py). `make doctor` prints it, for whoever does not know
-what machines these are.
+Pure: from the output of facts.sh (facts.py). `make doctor` prints it for users who do not know the
+hardware of their machines.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..process.rdma_adapters import Port, fastest
 from .facts import Facts
 
 WORDS = {"efa": "EFA", "infiniband": "InfiniBand", "roce": "Ethernet (RoCE)"}
-LESS = 0.95  # of the Gbit/s that are expected, below which something is missing
+LESS = 0.95  # share of the expected Gbit/s below which a port is missing
 
 
 def row_of(facts: Facts) -> Accelerator | None:
-    """The row of a node's GPUs; None where it has none, several kinds, or one that the table
-    lacks.
+    """Returns the table's row for a node's GPUs; None if the node has no GPU, several kinds, or one
+    that the table lacks.
     """
     kinds = {(gpu.name, gpu.memory_mib) for gpu in facts.gpus}
     name, mib = next(iter(kinds)) if len({name for name, _ in kinds}) == 1 else ("", 0)
@@ -30,7 +30,9 @@ def row_of(facts: Facts) -> Accelerator | None:
 
 
 def devices_of(facts: Facts) -> Devices | None:
-    """What fleet.accelerator is to say of such nodes; None where no GPU of the table is there."""
+    """Returns the value of fleet.accelerator for such a node; None if the table has none of its
+    GPUs.
+    """
     row = row_of(facts)
     if row is None:
         return None
@@ -41,8 +43,8 @@ def devices_of(facts: Facts) -> Devices | None:
 
 
 def network_of(facts: Facts) -> tuple[str, float]:
-    """The fabric by which a node reaches others, and the Gbit/s of all the cards that carry it; 0
-    where these are not told.
+    """Returns the fabric between nodes, and the Gbit/s of all its cards; 0 if their speed is
+    unknown.
     """
     for fabric in RDMA:
         if ports := used(facts, fabric):
@@ -52,15 +54,15 @@ def network_of(facts: Facts) -> tuple[str, float]:
 
 
 def used(facts: Facts, fabric: str) -> tuple[Port, ...]:
-    """The ports that training would use: the fastest, and of these, where that is known, those next
-    to a GPU.
+    """Returns the ports that training would use: the fastest and, if the topology is known, of
+    these those next to a GPU.
     """
     ports, near = fastest(facts.ports, fabric), facts.topology.near if facts.topology else ()
     return tuple(port for port in ports if port.adapter in near) or ports
 
 
 def block(devices: Devices) -> str:
-    """The lines to write into the config."""
+    """Returns the lines for the config."""
     values = {name: value for name, value in asdict(devices).items() if value is not None}
     words = [
         f"{name}: {f'{value:g}' if isinstance(value, float) else value}"
@@ -70,7 +72,7 @@ def block(devices: Devices) -> str:
 
 
 def describe(facts: Facts) -> Iterator[str]:
-    """What a node has, a line each."""
+    """Yields one line for each part of a node."""
     names = sorted({gpu.name for gpu in facts.gpus})
     for name in names:
         alike = [gpu for gpu in facts.gpus if gpu.name == name]
@@ -79,8 +81,8 @@ def describe(facts: Facts) -> Iterator[str]:
         if find_accelerator(name) is None:
             why = (
                 unsupported(name)
-                or "not in the table of accelerators (hardware/accelerators.json), so nothing "
-                "can be foretold of it"
+                or "not in the table of accelerators (hardware/accelerators.json), so its "
+                "speed can't be predicted"
             )
             yield f"{name}: {why}"
     if len(names) > 1:
@@ -105,7 +107,7 @@ def describe(facts: Facts) -> Iterator[str]:
 
 
 def _joined(facts: Facts) -> str:
-    """How its GPUs are joined, where that was asked."""
+    """Describes how the node's GPUs are joined, if facts were read with links."""
     found = facts.topology
     if found is None or len(facts.gpus) < 2:
         return ""
@@ -121,7 +123,7 @@ def _joined(facts: Facts) -> str:
 
 
 def _ports(facts: Facts) -> Iterator[str]:
-    """Its RDMA ports, those that training would use first."""
+    """Yields the node's RDMA ports, starting with those that training would use."""
     for fabric, words in WORDS.items():
         ports = [port for port in facts.ports if port.fabric == fabric]
         chosen = used(facts, fabric)
@@ -145,7 +147,7 @@ def _ports(facts: Facts) -> Iterator[str]:
 
 
 def differing(facts: Facts, fleet: Fleet) -> Iterator[str]:
-    """Where a node is not what the config says: one line each."""
+    """Yields one line for each difference between a node and the config."""
     kind = fleet.node_type
     if kind is None or kind.kind != "cuda" or not facts.gpus or kind.accelerator is None:
         return

@@ -19,8 +19,8 @@ from .state_dir import STATE
 
 @dataclass(frozen=True)
 class QuarantineEntry:
-    """One host in quarantine: where it is, what was found, when (seconds since 1970), and by whom
-    (doctor, watchdog).
+    """One host in quarantine: its address, the evidence, the time (seconds since 1970), and who
+    added it (doctor, watchdog).
     """
 
     host: str
@@ -37,15 +37,15 @@ class QuarantineEntry:
 
 
 class Quarantine:
-    """The list of a checkout, in one file that is replaced whole. A host is known by its identity,
-    whatever it is called.
+    """The list of a checkout, in one file that is replaced as a whole. A host is known by its
+    identity, regardless of its name.
     """
 
     def __init__(self, path: Path = STATE / "quarantine.json") -> None:
         self.path = path
 
     def entries(self) -> dict[str, QuarantineEntry]:
-        """Identity (config/host_list.py) → entry."""
+        """Returns identity (config/host_list.py) → entry."""
         record = run_folder.read_json(self.path) or {}
         try:
             return fit(dict[str, QuarantineEntry], record)
@@ -56,12 +56,12 @@ class Quarantine:
             ) from error
 
     def held(self, hosts: Iterable[Host]) -> dict[Host, QuarantineEntry]:
-        """Those of the hosts that are in quarantine."""
+        """Returns those of the hosts that are in quarantine."""
         entries = self.entries()
         return {host: entries[host.identity] for host in hosts if host.identity in entries}
 
     def add(self, host: Host, evidence: str, by: str = "doctor") -> None:
-        """Puts a host in, or adds to what is known against it."""
+        """Adds a host, or adds evidence to its entry."""
         entries = self.entries()
         before = entries.get(host.identity)
         known = before.evidence if before else ""
@@ -72,20 +72,20 @@ class Quarantine:
         )
 
     def learn(self, events: Sequence[Record], known: Callable[[str], Host | None]) -> None:
-        """Keeps what the newest launch of a run found against hosts. `known`: the host of a name,
-        if it is one of the fleet.
+        """Adds the hosts that the newest launch of a run found broken. `known` returns the host of
+        a name, if the fleet has it.
         """
         launch = max(
             (index for index, event in enumerate(events) if event["event"] == "launched"), default=0
         )
-        # what earlier launches found was learnt then, and may have been lifted since
+        # earlier launches' findings were added then, and may have been lifted since
         for event in events[launch:]:
             if event["event"] == "quarantined" and (host := known(event.get("host", ""))):
                 self.add(host, event.get("evidence", ""), "watchdog")
 
     def lift(self, name: str) -> QuarantineEntry:
-        """Lets a host out, named as in fleet.hosts or by its address; BackendError where it is not
-        in.
+        """Releases a host, named as in fleet.hosts or by its address; BackendError if it is not in
+        quarantine.
         """
         entries = self.entries()
         found = next(
@@ -99,7 +99,7 @@ class Quarantine:
         if found is None:
             inside = ", ".join(entry.host for entry in entries.values()) or "no host"
             raise BackendError(
-                f"{name} is not in quarantine; in it: {inside}",
+                f"{name} is not in quarantine, which has {inside}",
                 where=str(self.path),
                 next="make doctor",
             )
@@ -107,7 +107,7 @@ class Quarantine:
         return found[1]
 
     def forget(self, identities: Iterable[str]) -> None:
-        """Strikes out machines that are no more."""
+        """Removes machines that have been terminated."""
         gone, entries = set(identities), self.entries()
         if gone & entries.keys():
             self._write({key: entry for key, entry in entries.items() if key not in gone})

@@ -1,8 +1,8 @@
 """A verb that is sent as one JSON line to a machine with the run's disk, and executed there by
 `python -m trainfleet -`.
 
-What no command line may show (a prompt, a config) goes through stdin. stdin stays open as long as a
-user waits for the answer: when it closes, this process exits, and so do its children.
+Values that no command line may show (a prompt, a config) go through stdin. stdin stays open as long
+as a user waits for the answer. When it closes, this process exits, and so do its children.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..process import temporary_folders
 from ..trust import untrusted_input
 from ..trust.errors import InputError
 
-ALONE = 130  # the exit code of a verb that nobody waits for any more
-WORD = "-"  # in place of a verb: it comes by stdin
+ALONE = 130  # exit code of a verb after its user has left
+WORD = "-"  # in place of a verb, which is read from stdin
 PREFIX = "trainfleet-errand-"
-OURS = ("CONFIG", "RUN", "SET", "NODES")  # the config that is sent has them in it
+OURS = ("CONFIG", "RUN", "SET", "NODES")  # variables that the sent config already includes
 
 
 def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
-    """The line that `received` parses."""
+    """Returns the line that `received` parses."""
     kept = {name: value for name, value in variables.items() if name not in OURS}
     return (
         json.dumps({"verb": verb, "config": dump_resolved(config), "variables": kept}).encode()
@@ -37,7 +37,7 @@ def encode(verb: str, config: Config, variables: dict[str, str]) -> bytes:
 
 
 def command(python: str, code: str, folder: str) -> str:
-    """The command that executes the line on a host, in the shared folder."""
+    """Returns the command that executes the line on a host, in the shared folder."""
     words = [
         "env",
         "TRAINFLEET_HEAD=1",
@@ -53,11 +53,11 @@ def command(python: str, code: str, folder: str) -> str:
 
 
 def received(descriptor: int) -> list[str]:
-    """The command line of the verb in the first line. From now on this process exits when stdin
-    closes.
+    """Returns the command line of the verb in the first line. From then on this process exits when
+    stdin closes.
 
     Raises:
-        InputError: the line is no such order.
+        InputError: the line is not such an order.
     """
     line = b""
     while not line.endswith(b"\n") and (more := os.read(descriptor, 1 << 16)):
@@ -69,7 +69,7 @@ def received(descriptor: int) -> list[str]:
         ):
             temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
         case _:
-            raise InputError("is no order of a verb", where="stdin", next="make VERB sends one")
+            raise InputError("is not a verb's order", where="stdin", next="make VERB sends one")
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     temporary_folders.hold(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -85,7 +85,7 @@ def received(descriptor: int) -> list[str]:
 
 
 def _leave_with(descriptor: int, folder: Path) -> None:
-    """Exits this process, and so its children, once stdin is closed."""
+    """Exits this process, and so its children, when stdin closes."""
     while os.read(descriptor, 1 << 10):
         pass
     shutil.rmtree(folder, ignore_errors=True)

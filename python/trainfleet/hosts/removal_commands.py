@@ -1,9 +1,9 @@
 """Shell commands that measure and remove a run's folders in a fleet's shared folder, for one host.
 Pure.
 
-Only `runs/<name>` and `data/<name>` are ever named, and a host removes one only where its real path
-is what its name says: a link in the way is named and left, with what it leads to. Of a dataset's
-folder only what the program wrote goes (run/contents.py).
+They name only `runs/<name>` and `data/<name>`, and remove a folder only if its real path matches
+its name: a link in its place is reported and left, with its target. In a dataset's folder they
+remove only files that the program wrote (run/contents.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .host_results import Implausible
 
 FOLDER = r"(runs|data)/[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 ENTER = "cd -P -- {shared} || exit 0; top=$(pwd -P)"
-MOST = 200  # files of others that a purge names
-# Files that match, links that match, and the folders that are empty then; what is left is named.
+MOST = 200  # other files that a purge names
+# Removes matching files, matching links, and the folders that are then empty; prints the rest.
 OURS = """find {folder} -xdev -regextype posix-extended -type f -regex {files} -delete
 find {folder} -xdev -regextype posix-extended -type l -regex {links} -delete
 find {folder} -xdev -depth -type d -empty -delete
@@ -27,8 +27,8 @@ find {folder} -xdev -depth -type d -empty -delete
 
 
 def measure(shared: str, folders: Iterable[str]) -> str:
-    """Prints `bytes<tab>folder` for each of the folders that are there; nothing where the shared
-    folder is not.
+    """Returns the command that prints `bytes<tab>folder` for each existing folder; nothing if the
+    shared folder is missing.
     """
     names = _checked(shared, folders)
     return f"{ENTER.format(shared=shlex.quote(shared))}\n" + (
@@ -38,9 +38,10 @@ def measure(shared: str, folders: Iterable[str]) -> str:
 
 
 def remove(shared: str, folders: Iterable[str]) -> str:
-    """Removes the folders, and names what it leaves in a dataset's: files of others.
+    """Returns the command that removes the folders, and prints other files that it leaves in a
+    dataset's folder.
 
-    Ends badly, before anything is removed, when one of the folders is a link or lies behind one.
+    It fails before it removes anything if one of the folders is a link or is behind one.
     """
     folders = list(folders)
     names = _checked(shared, folders)
@@ -59,7 +60,9 @@ done
 
 
 def _only_ours(folder: str) -> str:
-    """Removes a dataset's files from its folder, and the folder where nothing else is in it."""
+    """Returns the command that removes a dataset's files from its folder, and the folder if it is
+    then empty.
+    """
     files, links = contents.pattern_of(contents.DATASET), contents.RANK_LOGS_LINK.pattern
     within = folder.replace(".", "[.]")
     words = {
@@ -73,8 +76,8 @@ def _only_ours(folder: str) -> str:
 
 
 def read_left(text: str, folders: Iterable[str]) -> list[str]:
-    """The files that `remove` has left in these folders; Implausible for one elsewhere, or more
-    than it names.
+    """Returns the files that `remove` has left in these folders; Implausible for a file elsewhere,
+    or more than MOST.
     """
     found, inside = list(filter(None, text.split("\n"))), tuple(f"{folder}/" for folder in folders)
     strange = [
@@ -88,8 +91,8 @@ def read_left(text: str, folders: Iterable[str]) -> list[str]:
 
 
 def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
-    """Folder → bytes, of what `measure` printed for these folders; Implausible for another folder,
-    or what is no number.
+    """Parses the output of `measure` for these folders into folder → bytes; Implausible for another
+    folder, or if a size is not a number.
     """
     asked, found = set(folders), {}
     for line in filter(None, text.split("\n")):
@@ -101,17 +104,17 @@ def read_measures(text: str, folders: Iterable[str]) -> dict[str, int]:
 
 
 def _checked(shared: str, folders: Iterable[str]) -> str:
-    """The folders' names as a shell takes them.
+    """Returns the folders' names, quoted for a shell.
 
     Raises:
-        BackendError: one is no run's and no dataset's, or the shared folder is none.
+        BackendError: a name is not that of a run or a dataset, or the shared folder is not valid.
     """
     names = list(folders)
     if strange := [name for name in names if not re.fullmatch(FOLDER, name)]:
         what = f"{strange[0]!a} is not the folder of a run or a dataset"
-        raise BackendError(what, next="look at name and data.name in its config")
+        raise BackendError(what, next="check name and data.name in its config")
     if not shared.startswith("/") or shared.strip("/") == "" or not shared.isprintable():
         raise BackendError(
-            f"{shared!a} is no folder that a fleet can share", next="look at fleet.shared_folder"
+            f"{shared!a} is not a folder that a fleet can share", next="check fleet.shared_folder"
         )
     return shlex.join(names)

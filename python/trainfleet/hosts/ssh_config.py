@@ -1,12 +1,12 @@
-"""fleet.ssh.config: an ssh_config file, as far as it may decide how hosts are reached. What it
-means `ssh -G` says.
+"""fleet.ssh.config: an ssh_config file, limited to the settings that may decide how hosts are
+reached. `ssh -G` reports its meaning.
 
-Two of its words run programs on this machine. `Match exec` is refused, always, also in a file that
-it includes: it would run at a mere look, so the files are searched for it before ssh reads them.
-`ProxyCommand` runs when hosts are connected to, if the file lies in your ~/.ssh, where only you
-write; `make plan` then asks no host. A file elsewhere may have come with somebody's config, and is
-refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any other
-host.
+Two of its keywords run programs on this machine. `Match exec` is always refused, also in an
+included file: reading the file would run it, so the files are searched for it before ssh reads
+them. `ProxyCommand` runs when hosts are connected to, if the file is in your ~/.ssh, which only you
+can write; `make plan` then asks no host. A file elsewhere may have arrived with somebody's config,
+and is refused with it. A jump host that the file names (`ProxyJump`) must show a known key like any
+other host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paramiko.config import SSHConfig
 
 LARGEST = 1 << 20  # bytes
-PATIENCE = 10.0  # seconds for ssh to read the file: it may look up names (CanonicalizeHostname)
+PATIENCE = 10.0  # seconds for ssh to read the file: it may resolve names (CanonicalizeHostname)
 HONOURED = (
     "hostname",
     "user",
@@ -40,7 +40,7 @@ HONOURED = (
     "identityfile",
     "identitiesonly",
 )
-# What else changes how a host is reached: ssh goes by it, and paramiko does not.
+# Other keywords that change how a host is reached: ssh obeys them, and paramiko does not.
 UNHEARD = re.compile(
     "addressfamily|bind.*|casignature.*|certificatefile|ciphers|gssapi.*|host(based|key).*|identityagent|kbdinteractive.*|"
     "kexalgorithms|.*knownhosts.*|macs|password.*|pkcs11.*|preferred.*|proxyusefdpass|pubkey.*|required.*|revoked.*|securitykey.*|"
@@ -58,7 +58,7 @@ class ConfigLine(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """The word that it sets, in lower case, and the rest."""
+        """Returns the keyword of the line, in lower case, and the rest."""
         found = re.fullmatch(r"\s*(\w*)[\s=]*(.*)", self.text, re.DOTALL)
         return (found[1].lower(), found[2]) if found else ("", "")
 
@@ -70,7 +70,9 @@ class ConfigLine(NamedTuple):
 
 @functools.cache
 def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
-    """What `ssh -G` prints, by word. `text` is the file's: another one is another question."""
+    """Returns the output of `ssh -G`, by keyword. `text` is the file's text, and part of the
+    cache's key.
+    """
     then = f"ssh -G -F {path} {words[-1]}"
     try:
         command = ["ssh", "-G", "-F", path, *words]
@@ -85,7 +87,7 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
         )
     except FileNotFoundError as error:
         raise _unreadable(
-            path, "ssh is not installed, and says what it means", "install OpenSSH's client"
+            path, "reading it needs ssh, which is not installed", "install OpenSSH's client"
         ) from error
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         raise _unreadable(
@@ -99,8 +101,8 @@ def _asked(path: str, text: str, *words: str) -> dict[str, list[str]]:
 
 
 def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
-    """What paramiko can do of what the file says of a host; ConfigError where it can't be read, or
-    would run what it may not.
+    """Returns the file's settings for a host that paramiko can follow; ConfigError if the file
+    can't be read, or would run a forbidden program.
     """
     from paramiko.config import SSHConfig
 
@@ -129,7 +131,9 @@ def read(ssh: SshConfig, host: Host | None = None) -> SSHConfig:
 
 
 def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
-    """The words of the file that change how ssh reaches these hosts, and are not honoured here."""
+    """Returns the keywords of the file that change how ssh reaches these hosts, and are not
+    supported here.
+    """
     return sorted(
         {
             word
@@ -142,8 +146,8 @@ def unheard(ssh: SshConfig, hosts: Iterable[Host]) -> list[str]:
 
 
 def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
-    """What the file changes for a host that is connected to with a user and a port of the config,
-    by word.
+    """Returns the file's changes, by keyword, for a host that is reached with the config's user and
+    port.
     """
     lines, words = _lines_of(ssh), [f"-p{host.port}"] if host.port != 22 else []
     if user := host.user or ssh.user:
@@ -154,7 +158,9 @@ def _said(ssh: SshConfig, host: Host) -> dict[str, list[str]]:
 
 
 def expanded(path: str, key: str) -> Path:
-    """The path that a key names, with ~ for a home. ConfigError where that is nobody's here."""
+    """Returns the path of a key, with ~ for a home. ConfigError if this machine does not know that
+    user.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -165,15 +171,13 @@ def expanded(path: str, key: str) -> Path:
 
 
 def runs_programs(ssh: SshConfig) -> bool:
-    """Whether connecting would run a program of the file's on this machine. Nothing is run to find
-    out.
-    """
+    """Tells whether connecting would run a program that the file names. Does not run any."""
     return ssh.config is not None and any(line.is_command for line in _lines_of(ssh))
 
 
 def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
-    """All lines that ssh would read; ConfigError where one would run a program at that, or can't be
-    read.
+    """Returns all lines that ssh would read; ConfigError if reading one would run a program, or
+    fails.
     """
     path = expanded(ssh.config or "", "fleet.ssh.config")
     try:
@@ -196,8 +200,8 @@ def _lines_of(ssh: SshConfig) -> list[ConfigLine]:
 
 
 def _lines(path: Path, seen: set[Path]) -> Iterator[ConfigLine]:
-    """The lines of a file, and of those that it includes: relative to ~/.ssh, as ssh_config(5) has
-    it.
+    """Yields the lines of a file, and of those that it includes, relative to ~/.ssh as in
+    ssh_config(5).
     """
     seen.add(path)
     home = f"~{host_marker.user()}"  # ssh does not ask HOME

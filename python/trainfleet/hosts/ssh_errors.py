@@ -13,7 +13,7 @@ from ..config.types import SshConfig
 from .host_results import Host, HostFailure
 from .known_hosts import KnownHosts, RevokedKey, UnknownKey
 
-MOST_SAID = 24 << 20  # bytes of one answer: what says more never ends
+MOST_SAID = 24 << 20  # bytes of one answer: a longer one never ends
 
 
 class LinkLost(Exception):
@@ -25,7 +25,7 @@ class TooMuch(Exception):
 
 
 class JumpFailed(Exception):
-    """The host through which all others are reached can't be, and why."""
+    """The jump host can't be reached, with the cause."""
 
     __match_args__ = ("host", "cause")
 
@@ -37,7 +37,7 @@ class JumpFailed(Exception):
 def explain(
     host: Host, ssh: SshConfig, known: KnownHosts, error: Exception, seconds: float, proxy: str = ""
 ) -> HostFailure:
-    """The failure that an error means to a user; an unforeseen one is raised again, with its
+    """Returns the failure that an error means to a user. Raises an unexpected error again, with its
     traceback.
     """
     import paramiko
@@ -55,7 +55,7 @@ def explain(
                 "host-key", f"{_key(host, error)} is marked @revoked", forget(host, known)
             )
         case UnknownKey():
-            then = "make setup asks once, or put it in fleet.ssh.fingerprints"
+            then = "run make setup, which asks once, or add it to fleet.ssh.fingerprints"
             signed = (
                 ", and certificates (@cert-authority) are not checked"
                 if known.has_authority(error.name)
@@ -63,9 +63,7 @@ def explain(
             )
             return HostFailure("unknown-key", f"{_key(host, error)} is not known yet{signed}", then)
         case paramiko.BadHostKeyException():
-            why = (
-                "it shows another host key than the known one: reinstalled, or not the host it was"
-            )
+            why = "its host key differs from the known one: it was reinstalled, or is another host"
             return HostFailure("host-key", why, forget(host, known))
         case paramiko.PasswordRequiredException():
             return locked(ssh)
@@ -92,8 +90,8 @@ def explain(
 
 
 def _key(host: Host, error: UnknownKey) -> str:
-    """The key that is shown: by the host, or, as the ssh config has it, by another on the way or
-    under another name.
+    """Describes the shown key: as the host's, or as that of another name if the ssh config leads
+    there.
     """
     is_own = error.name in (host.address, f"[{host.address}]:{host.port}")
     return (
@@ -104,7 +102,7 @@ def _key(host: Host, error: UnknownKey) -> str:
 
 
 def is_late(error: Exception) -> bool:
-    """Whether a connection failed as the other side took too long: it may be busy."""
+    """Tells whether a connection failed because the other side took too long: it may be busy."""
     import paramiko
 
     timed = isinstance(error, paramiko.SSHException) and (
@@ -114,7 +112,7 @@ def is_late(error: Exception) -> bool:
 
 
 def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
-    """What a user types to try the same way to a host."""
+    """Returns the command that tries the same way to a host."""
     if proxy:
         return proxy.replace("%h", host.address).replace("%p", str(host.port))
     key = f" -i {ssh.key}" if ssh.key else ""
@@ -122,7 +120,7 @@ def _attempt(host: Host, ssh: SshConfig, login: str, proxy: str) -> str:
 
 
 def forget(host: Host, known: KnownHosts) -> str:
-    """What takes the known key of a host away, out of every list that has it."""
+    """Returns the commands that remove the known key of a host from every list that has it."""
     name = host.address if host.port == 22 else f"[{host.address}]:{host.port}"
     commands = [
         f"ssh-keygen -R {shlex.quote(name)} -f {shlex.quote(str(path))}"
@@ -135,21 +133,21 @@ def forget(host: Host, known: KnownHosts) -> str:
 
 
 def locked(ssh: SshConfig) -> HostFailure:
-    """The failure for a key with a passphrase: an agent must have it."""
+    """Returns the failure for a key with a passphrase: an agent must have it."""
     if ssh.key is not None:
         return HostFailure(
             "auth",
             f"the key {ssh.key} has a passphrase",
-            f"ssh-add {ssh.key}, and leave out fleet.ssh.key",
+            f"ssh-add {ssh.key}, and remove fleet.ssh.key",
         )
     mine = sorted(path.with_suffix("") for path in Path("~/.ssh").expanduser().glob("id_*.pub"))
     names = ", ".join(f"~/.ssh/{path.name}" for path in mine) or "of ~/.ssh"
     message = f"no agent has a key for it, and yours ({names}) has a passphrase"
-    return HostFailure("auth", message, "ssh-add; then the same again")
+    return HostFailure("auth", message, "ssh-add, then run the command again")
 
 
 def _words(error: Exception) -> str:
-    """The heart of an error's text, in one line."""
+    """Returns the core of an error's text, in one line."""
     inner = next(iter(getattr(error, "errors", {}).values()), error)
     text = getattr(inner, "strerror", None) or str(inner) or type(inner).__name__
     return str(text).strip().splitlines()[0].lower()

@@ -16,8 +16,8 @@ Sums = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class System:
-    """What nodes or an image run: the Python that setup leaves there, and apt's name for the
-    release ("" where it has RPMs).
+    """The operating system of nodes or an image: the Python that setup installs, and apt's name for
+    the release ("" for one with RPMs).
     """
 
     python: str
@@ -33,48 +33,46 @@ class PinnedStack:
     name: str
     torch: str
     torch_index: str
-    ami: str = ""  # the SSM parameter of a machine image, or its name
-    ecs: str = ""  # the name of the one that AWS Batch starts instances from
-    base: str = ""  # the image that its images begin from, by digest
-    read: str = ""  # when the lock was read last
-    libfabric: str = ""  # that the EFA installer brings
+    ami: str = ""  # SSM parameter of a machine image, or its name
+    ecs: str = ""  # name of the machine image for AWS Batch
+    base: str = ""  # base image of its container images, by digest
+    read: str = ""  # day of the lock's last update
+    libfabric: str = ""  # version that the EFA installer brings
     cuda: str = ""
     nccl: str = ""
-    nvidia: str = ""  # the branch of the driver that setup installs where there is none
-    nvidia_least: str = ""  # the oldest driver that a machine image may bring
-    nvidia_below: str = "-"  # the first that is too new; - where none is
+    nvidia: str = ""  # branch of the driver that setup installs on a node without a driver
+    nvidia_least: str = ""  # oldest driver that a machine image may bring
+    nvidia_below: str = "-"  # first driver that is too new; - if every newer one works
     kernel_modules: str = ""  # open or proprietary
     efa: str = ""  # the EFA installer
-    efa_least: str = ""  # the oldest that a machine image may bring
-    ofi_nccl: str = ""  # at least
+    efa_least: str = ""  # oldest installer that a machine image may bring
+    ofi_nccl: str = ""  # oldest version
     neuron_sdk: str = ""
     neuron_index: str = ""
-    python: str = ""  # the first that its packages are for, where that is not the program's own
+    python: str = ""  # oldest Python of its packages, if not the program's
     neuron_packages: tuple[tuple[str, str], ...] = ()  # system packages, name and version
-    python_packages: tuple[
-        tuple[str, str], ...
-    ] = ()  # what torch needs beside itself, of neuron_index
-    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # of the usual index
-    torch_wheels: Sums = ()  # those of torch_index, where requirements.lock has others
-    torch_cpu_wheels: Sums = ()  # torch's builds for CPUs only, of PyTorch's own index
+    python_packages: tuple[tuple[str, str], ...] = ()  # packages of neuron_index that torch needs
+    checked_packages: tuple[tuple[str, str, Sums], ...] = ()  # packages of the usual index
+    torch_wheels: Sums = ()  # wheels of torch_index, if requirements.lock has others
+    torch_cpu_wheels: Sums = ()  # torch's builds for CPUs only, from PyTorch's own index
     keys: tuple[
         tuple[str, str], ...
     ] = ()  # fingerprints of the keys that sign repositories and installers
 
     def key(self, name: str) -> str:
-        """The fingerprint of one key."""
+        """Returns the fingerprint of one key."""
         return dict(self.keys)[name]
 
 
 def load_stack(name: str) -> PinnedStack:
-    """The stack called `name`; TrainfleetError where the lock file is not there, or has no such
+    """Returns the stack called `name`; TrainfleetError if the lock file is missing, or lacks this
     stack.
     """
     lock = _read()
     stacks = lock["stacks"]
     if name not in stacks:
         what, then = (
-            f"no stack {name}; there are: {', '.join(stacks)}",
+            f"there is no stack {name}; the lock has {', '.join(stacks)}",
             f"see fleet.stack in {page('schema/README.md')}",
         )
         raise TrainfleetError(what, where=str(LOCK), next=then)
@@ -83,7 +81,7 @@ def load_stack(name: str) -> PinnedStack:
 
 
 def load_system(name: str) -> System:
-    """The system called `name`, as ParallelCluster calls it."""
+    """Returns the system with ParallelCluster's name `name`."""
     row = _read()["systems"][name]
     return System(row["python"], row["apt"])
 
@@ -96,7 +94,7 @@ def _read() -> dict[str, Any]:
         lock: dict[str, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
         return {key: lock[key] for key in ("read", "keys", "systems", "stacks")}
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        what, then = "the lock of versions can't be read", f"git checkout {LOCK}"
+        what, then = "the version lock can't be read", f"git checkout {LOCK}"
         raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
 
 
@@ -107,7 +105,7 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
     }
     known = {field.name for field in fields(PinnedStack)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
-    # such as nvidia_least
+    # nvidia_least, for example
     parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
     sums = {key: tuple(value.items()) for key, value in parts.items() if isinstance(value, dict)}
     given: dict[str, Any] = versions | {key: str(value) for key, value in parts.items()} | sums

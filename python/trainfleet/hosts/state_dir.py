@@ -1,4 +1,4 @@
-"""Where a fleet's state is kept between commands: trusted host keys, and hosts in quarantine."""
+"""The folder of a fleet's state between commands: trusted host keys, and hosts in quarantine."""
 
 from __future__ import annotations
 

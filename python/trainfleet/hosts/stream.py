@@ -1,4 +1,4 @@
-"""Runs a command on a host and streams its output: what a verb prints, or a file's bytes."""
+"""Runs a command on a host and streams its output: a verb's text, or a file's bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 Sink = Callable[[bytes], object]
-# what comes before it is not the command's: a login shell may greet whoever enters
+# mark before the command's output: a login shell may print a greeting first
 OUTPUT_BEGINS = b"== trainfleet\n"
-GREETING = 1 << 20  # bytes in which it must come
+GREETING = 1 << 20  # most bytes before the mark
 
 
 def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> int:
-    """The command's exit code, once it has ended; -1 when the link was lost. Its stdin stays open
-    until then.
+    """Returns the command's exit code when it has ended; -1 if the link was lost. Its stdin stays
+    open until then.
     """
     channel.exec_command(command)
     channel.sendall(stdin)
@@ -34,7 +34,7 @@ def stream(channel: Any, command: str, stdin: bytes, out: Sink, err: Sink) -> in
 
 
 def _after_mark(sink: Sink) -> Sink:
-    """Passes on what comes behind the mark; everything, where none comes."""
+    """Passes on the output after the mark; all of it if there is no mark."""
     held: list[bytes] | None = []
 
     def take(data: bytes) -> None:
@@ -53,13 +53,13 @@ def _after_mark(sink: Sink) -> Sink:
 
 
 def said(output: bytes) -> bytes:
-    """Of a whole output, what the command itself has printed."""
+    """Returns the command's output without a login shell's greeting."""
     before, found, rest = output.partition(OUTPUT_BEGINS)
     return rest if found else before
 
 
 def printer(stream: TextIO) -> Sink:
-    """Prints bytes as the text that they are, also where a letter comes in two parts."""
+    """Prints bytes as UTF-8 text, also if a letter arrives in two parts."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def show(data: bytes) -> None:

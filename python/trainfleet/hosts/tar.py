@@ -12,11 +12,17 @@ from ..process import plugins
 from ..process.install_paths import PACKAGES, ROOT
 
 LOCKS = ("requirements.lock", "requirements-cuda.lock")
-PARTS = ("schema", "scripts", "docker", "pyproject.toml", *LOCKS)  # what a node needs to run a job
+PARTS = (
+    "schema",
+    "scripts",
+    "docker",
+    "pyproject.toml",
+    *LOCKS,
+)  # files that a job needs on a node
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """The same bytes for the same files: no times and no owners in it."""
+    """Returns the files as a tar. Equal files give equal bytes: it has no times and no owners."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for name, content in sorted(files.items()):
@@ -27,9 +33,9 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def code_files(backend: str) -> dict[str, bytes]:
-    """Reads the program as it stands here, and the package that adds a backend of that name.
+    """Reads this checkout's program, and the package that adds a backend of that name.
 
-    Relative path → content, without what Python and editors leave behind.
+    Relative path → content, without the files that Python and editors leave behind.
     """
     packages, metadata = plugins.sources(plugins.OF_BACKENDS, backend)
     beside = {
@@ -52,7 +58,7 @@ def code_files(backend: str) -> dict[str, bytes]:
 
 
 def content_hash(files: Mapping[str, bytes]) -> str:
-    """16 hex digits that change with any name or byte."""
+    """Returns 16 hex digits that change with any name or byte."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

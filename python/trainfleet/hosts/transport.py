@@ -1,15 +1,17 @@
-"""Runs commands on many hosts at once over SSH: one kept connection a host, an answer from each,
-and dead links noticed.
+"""Runs commands on many hosts at once over SSH: it keeps one connection per host, returns an answer
+from each, and notices dead links.
 
-What is guaranteed
+Guarantees
     Host keys are strict: a key that is neither known nor named by its fingerprint in the config is
-        refused, always.
+        always refused.
     A dead link is noticed within DEAD_AFTER + KEEPALIVE seconds: a lost packet of the keepalive
-    makes the kernel end the connection (TCP_USER_TIMEOUT); paramiko alone would wait for minutes.
-    Behind a jump host, where TCP ends at the jump, a request that must be answered does the same. A
-    command does not outlive its time on the node either: `timeout` there ends it, also when the
-    link is gone. Secrets go by stdin. A command's own words can be read by anyone in the node's
-    process list.
+        makes the kernel end the connection (TCP_USER_TIMEOUT); paramiko alone would wait for
+            minutes.
+        Behind a jump host, where TCP ends at the jump, a request that must be answered does the
+            same.
+    A command does not outlive its time on the node either: `timeout` ends it there, even after the
+        link is lost.
+    Secrets go through stdin. Anyone on the node can read a command's words in the process list.
 """
 
 from __future__ import annotations
@@ -41,33 +43,33 @@ if TYPE_CHECKING:
     from fabric import Connection
     from paramiko import PKey
 
-# it raises what matters; its threads log tracebacks beside that
+# paramiko raises the errors that matter; its threads also log tracebacks
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 THREADS = 64
 CONNECT_TIMEOUT = 5.0  # seconds for TCP, then as much for the key exchange, then for the login
-PATIENCE = 10.0  # seconds for each of these at a second time, at least
+PATIENCE = 10.0  # least seconds for each of these in a second attempt
 JUMP_AGAIN = 2.0  # seconds until a jump host that could not be reached is tried again
 KEEPALIVE = 2  # seconds between two keepalive packets
 DEAD_AFTER = 6.0  # seconds without an acknowledgement until a link counts as dead
-GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that is over its time
+GRACE = 5  # seconds from SIGTERM to SIGKILL for a command that exceeds its time
 MOST = (
     3 / 4
-    # of the hosts: when these are done, the others get SLOWER times as long in all, and at least
-    # SLOW_AFTER seconds
+    # share of the hosts: when these are done, the others get SLOWER times as long in all, and at
+    # least SLOW_AFTER seconds
 )
 SLOWER = 3
 SLOW_AFTER = 6.0
 PUT_TIMEOUT = 120.0  # seconds for a checkout's code
-LONGEST = 86400.0  # seconds of a command that somebody waits for
+LONGEST = 86400.0  # seconds of a command that a user waits for
 Command = str | Callable[[Host], str]
 T = TypeVar("T")
 
 
 class Transport:
-    """The hosts of a fleet, reached. Use it in a `with`, which closes what was opened."""
+    """The connections to a fleet's hosts. Use it in a `with`, which closes them."""
 
     def __init__(self, hosts: Sequence[Host], ssh: SshConfig, proxy: str = "") -> None:
-        """`proxy`: the command whose input and output are the way to a host, %h and %p
+        """`proxy` is the command that connects its input and output to a host, with %h and %p
         (ssh_config's ProxyCommand).
         """
         self.hosts, self.proxy = tuple(hosts), proxy
@@ -94,7 +96,7 @@ class Transport:
             connection.close()
         if self._jump:
             for link in links:
-                # until its thread has said through the jump host that it ends
+                # waits until its thread has sent its end through the jump host
                 link.join(DEAD_AFTER)
             self._jump.close()
         self._kept.clear()
@@ -108,8 +110,8 @@ class Transport:
         stdin: str | bytes | None = None,
         hosts: Iterable[Host] | None = None,
     ) -> Answers:
-        """What `command` came to on every host (or on `hosts`), run by sh, at most `timeout`
-        seconds each.
+        """Runs `command` by sh on every host (or on `hosts`), at most `timeout` seconds each, and
+        returns their answers.
         """
 
         def ask(host: Host) -> Result | HostFailure:
@@ -121,7 +123,7 @@ class Transport:
     def ask(
         self, host: Host, command: str, *, timeout: float, stdin: str | bytes | None = None
     ) -> Result | HostFailure:
-        """What `command` came to on one host; see `run`."""
+        """Runs `command` on one host and returns its answer; see `run`."""
         began = time.monotonic()
         try:
             connection = self._connection(host)
@@ -135,10 +137,10 @@ class Transport:
     def stream(
         self, host: Host, command: str, *, stdin: bytes = b"", out: Sink, err: Sink
     ) -> int | HostFailure:
-        """The exit code of a command that may take as long as LONGEST; what it prints is passed on
-        as it comes.
+        """Runs a command for up to LONGEST seconds, passes its output on as it arrives, and returns
+        its exit code.
 
-        Its stdin stays open, and ends when nobody here waits for it any more.
+        Its stdin stays open, and closes when this process no longer waits for it.
         """
         began = time.monotonic()
         try:
@@ -157,8 +159,8 @@ class Transport:
     def put(
         self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Leaves `files` (relative path → content) in `folder` of every host; a mode of 0700 for
-        those that start with `#!`.
+        """Writes `files` (relative path → content) to `folder` on every host; those that start with
+        `#!` become executable.
         """
         return self.run(
             f"mkdir -p {shlex.quote(folder)} && tar -xzf - -C {shlex.quote(folder)} "
@@ -171,10 +173,10 @@ class Transport:
     def put_once(
         self, files: Mapping[str, bytes], folder: str, *, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """Leaves `files` in the new folder `folder` of every host, whole or not at all; nothing is
-        sent where it is there.
+        """Writes `files` to the new folder `folder` of every host, completely or not at all. Sends
+        nothing to hosts that have it.
 
-        On a folder that all hosts share one of them receives it for all.
+        If all hosts share the folder, one of them receives it for all.
         """
         target = shlex.quote(folder)
         answers = self.run(
@@ -188,7 +190,7 @@ class Transport:
         part = f"{target}.$$"
         receive = (
             f"mkdir -p {part} && tar -xzf - -C {part} --no-same-owner && "
-            # another may have been faster
+            # another process may have been faster
             f"{{ mv -T {part} {target} 2> /dev/null || rm -rf {part}; }}; test -d {target}"
         )
         data = pack(files)
@@ -204,21 +206,21 @@ class Transport:
     def read(
         self, path: str, *, timeout: float = 20, hosts: Iterable[Host] | None = None
     ) -> Answers:
-        """The content of a file on every host, as the stdout of its answer."""
+        """Returns the content of a file on every host, as the stdout of its answer."""
         return self.run(f"cat {shlex.quote(path)}", timeout=timeout, hosts=hosts)
 
     def server_key(self, host: Host) -> PKey:
-        """The host key that a connected host has shown, and that was found right."""
+        """Returns the accepted host key of a connected host."""
         key: PKey = self._connection(host).transport.get_remote_server_key()
         return key
 
     def each(
         self, ask: Callable[[Host], T], hosts: Iterable[Host] | None, *, leave_behind: bool = False
     ) -> dict[Host, T]:
-        """What `ask` returns for every host (or for `hosts`), many at once.
+        """Returns the result of `ask` for every host (or for `hosts`), many at once.
 
-        With `leave_behind`, hosts that are much slower than most are not waited for: what they were
-        asked fails as `slow`.
+        With `leave_behind` it does not wait for hosts that are much slower than most: their
+        requests fail as `slow`.
         """
         chosen = self.hosts if hosts is None else tuple(hosts)
         if not chosen:
@@ -232,9 +234,7 @@ class Transport:
         return found
 
     def _wait_for_most(self, answers: Mapping[Host, Future[T]]) -> None:
-        """Ends the connections of the hosts that are still not done when the others have been for
-        long.
-        """
+        """Ends the connections of hosts that are much slower than most."""
         began, done = time.monotonic(), as_completed(answers.values())
         most = round(MOST * len(answers))
         for _ in range(most):
@@ -251,19 +251,19 @@ class Transport:
                 connection.client.close()
 
     def _connection(self, host: Host) -> Connection:
-        """The kept connection, or a new one where there is none or it died."""
+        """Returns the kept connection, or a new one if it is missing or died."""
         kept = self._kept.get(host)
         if kept is not None and kept.is_connected:
             return kept
         gateway = self._gateway() or self.proxy or None
         connection = self._kept[host] = self._opened(host, gateway)
-        if connection.gateway is not None:  # ours, or one that the ssh config names
+        if connection.gateway is not None:  # fleet.ssh.jump, or the ssh config's
             threading.Thread(target=_pulse, args=(connection.transport,), daemon=True).start()
         return connection
 
     def _opened(self, host: Host, gateway: Connection | str | None) -> Connection:
-        """An open connection. A host that is late is asked again with more patience, where others
-        are slow as well.
+        """Returns an open connection. A late host gets a second attempt with more patience if other
+        hosts are slow too.
         """
         connection, began = self._made(host, gateway), time.monotonic()
         try:
@@ -279,8 +279,8 @@ class Transport:
         return connection
 
     def _patience(self) -> float:
-        """Seconds that a late host gets at its second time; 0 for none, as others are quick: then
-        that host is dead or frozen.
+        """Returns the seconds for a late host's second attempt; 0 for no attempt if others are
+        quick, as that host is dead or frozen.
         """
         if not self._took:
             return PATIENCE
@@ -288,7 +288,7 @@ class Transport:
         return max(PATIENCE, SLOWER * usual) if usual > CONNECT_TIMEOUT / SLOWER else 0.0
 
     def _gateway(self) -> Connection | None:
-        """The jump host's connection, shared by all; None without one."""
+        """Returns the jump host's connection, shared by all; None without a jump host."""
         if self.ssh.jump is None:
             return None
         with self._jump_lock:
@@ -296,7 +296,7 @@ class Transport:
                 host = parse_host(self.ssh.jump)
                 self._jump = self._made(host, None)
                 if self._jump_failed and time.monotonic() - self._jump_tried < JUMP_AGAIN:
-                    raise self._jump_failed  # many hosts wait for it: each need not try for itself
+                    raise self._jump_failed  # many hosts wait for it: one attempt serves all
                 try:
                     self._enter(self._jump)
                 except Exception as error:
@@ -307,8 +307,10 @@ class Transport:
     def _made(
         self, host: Host, gateway: Connection | str | None, patience: float = CONNECT_TIMEOUT
     ) -> Connection:
-        """A connection that is not open yet; each step of its opening has `patience` seconds."""
-        # a fifth of a second; only verbs that reach hosts pay for it
+        """Returns a connection that is not open yet; each step of opening it has `patience`
+        seconds.
+        """
+        # importing takes a fifth of a second, so only verbs that reach hosts do it
         from fabric import Config, Connection
 
         config = Config(ssh_config=ssh_config.read(self.ssh, host), lazy=True)
@@ -350,14 +352,14 @@ class Transport:
 
 
 def bounded(command: str, timeout: float) -> str:
-    """Returns the command as it is sent: run by sh whatever the login shell is, and ended on the
-    node when its time is over.
+    """Returns the command as it is sent: run by sh regardless of the login shell, and ended on the
+    node after `timeout` seconds.
 
     A login shell may be csh, which reads `!` and line ends also inside quotes, or fish, which reads
-    backslashes there. So it is given one quoted line of plain words, and sh decodes what they are.
+    backslashes there. So it gets one quoted line of plain words, and sh decodes them.
     """
     mark = f"echo '{OUTPUT_BEGINS.decode().strip()}'"
-    marked = f"{mark}\n{mark} >&2\n{command}"  # behind what a login shell says to whoever enters
+    marked = f"{mark}\n{mark} >&2\n{command}"  # follows a login shell's greeting
     encoded = base64.b64encode(marked.encode()).decode()
     # a node without base64 must not seem to have run it
     decoded = f"echo {encoded} | base64 -d || echo exit 127"
@@ -365,8 +367,8 @@ def bounded(command: str, timeout: float) -> str:
 
 
 def end_when_dead(link: socket.socket) -> None:
-    """From now on the kernel ends this connection when DEAD_AFTER seconds went by without an
-    acknowledgement (RFC 5482).
+    """Lets the kernel end this connection after DEAD_AFTER seconds without an acknowledgement (RFC
+    5482).
     """
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER * 1000))
@@ -376,7 +378,7 @@ def end_when_dead(link: socket.socket) -> None:
 
 
 def _pulse(transport: Any) -> None:
-    """Closes a connection whose other end leaves a request unanswered for DEAD_AFTER seconds."""
+    """Closes a connection if the other end leaves a request unanswered for DEAD_AFTER seconds."""
     while transport.is_active():
         alarm = threading.Timer(DEAD_AFTER, _end, [transport])
         alarm.daemon = True
@@ -390,8 +392,8 @@ def _pulse(transport: Any) -> None:
 
 
 def _end(transport: Any) -> None:
-    """Closes a connection. Where the way to it, through the jump host, ends in the same moment,
-    there is nobody left to tell.
+    """Closes a connection. Ignores errors: the way through the jump host may end at the same
+    moment.
     """
     with suppress(Exception):
         transport.close()
@@ -400,12 +402,11 @@ def _end(transport: Any) -> None:
 def _converse(
     connection: Connection, command: str, stdin: str | bytes | None, timeout: float
 ) -> Result:
-    """Runs one command in a session of its own.
+    """Runs one command in a separate session.
 
     Raises:
         TimeoutError: it had not ended GRACE seconds past its time.
-        LinkLost: the connection died; whether the command ran on is not known, but `timeout` ends
-            it.
+        LinkLost: the connection died. The command may still run, until `timeout` ends it.
         TooMuch: its answer does not end.
     """
     began = time.monotonic()
@@ -433,7 +434,7 @@ def _converse(
 
 
 def _drain(channel: Any, deadline: float) -> tuple[bytes, bytes]:
-    """All that a command prints until it ends."""
+    """Returns all output of a command, when it has ended."""
     out, err = bytearray(), bytearray()
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)

@@ -1,13 +1,13 @@
 """Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait
 ten minutes and name none.
 
-An engine starts nodes minutes apart, and sometimes never. Node 0 listens where the ranks will meet;
-every other node connects, says which it is and waits for node 0's answer. So this also tests the
-very address and port that the ranks need. Standard library only.
+An engine starts nodes minutes apart, and sometimes never. Node 0 listens at the address where the
+ranks will meet. Every other node connects, sends its number and waits for node 0's answer. So this
+also tests the exact address and port that the ranks need. Standard library only.
 
-The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (how many are there) every PACE
-seconds, and at last `go`, or `missing 3 5`. A node that hears nothing for SILENCE seconds
-reconnects.
+The protocol is lines: the node's `JOB NODE`; then node 0's `wait N` (the number of nodes there)
+every PACE seconds, and at last `go`, or `missing 3 5`. A node that receives nothing for SILENCE
+seconds reconnects.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..trust.errors import BackendError
 from .placement import Seat
 
 PACE = 5.0  # seconds
-SILENCE = 4 * PACE  # without a line from node 0 the connection counts as dead
+SILENCE = 4 * PACE  # seconds without a line from node 0 until the connection counts as dead
 AGAIN = 1.0  # seconds between two attempts to reach node 0
-LINE = 512  # bytes of a line at most
+LINE = 512  # most bytes of a line
 NAMED = 16  # missing nodes that a message lists
 Say = Callable[[str], None]
 
 
 class Missing(BackendError):
-    """Not all nodes of a job came in time."""
+    """Some nodes of a job did not arrive in time."""
 
-    # sysexits.h: a service is unavailable. The program is not at fault, so that another attempt may
-    # do
+    # sysexits.h: a service is unavailable. The program is not at fault, so another attempt may
+    # succeed
     exit_code = 69
 
 
@@ -42,8 +42,7 @@ def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
     """Returns when all nodes of `job` are there; reports progress through `say`.
 
     Raises:
-        Missing: after `seconds` node 0 or others have not come; every node that came gets their
-            numbers.
+        Missing: nodes are missing after `seconds`; every node that arrived gets their numbers.
     """
     if seat.nodes > 1:
         asyncio.run(
@@ -71,8 +70,8 @@ async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
 
 
 class RollCall:
-    """Node 0's connections. `here`: nodes of this job that are there; `visits`: all connections,
-    also of strangers.
+    """Node 0's connections. `here` has the nodes of this job that have arrived; `visits` has all
+    connections, also of strangers.
     """
 
     def __init__(self, job: str, nodes: int) -> None:
@@ -98,7 +97,7 @@ class RollCall:
             writer.close()
 
     def _node(self, line: bytes) -> int:
-        """The node that sent this line. ValueError: not a node that this job expects."""
+        """Returns the node that sent this line. ValueError: not a node that this job expects."""
         job, _, node = line.decode().strip().rpartition(" ")
         if job != self.job or not 0 < int(node) < self.nodes:
             raise ValueError(line)
@@ -114,7 +113,7 @@ class RollCall:
                 await asyncio.wait_for(writer.drain(), 1.0)
 
     async def close(self) -> None:
-        """Returns when all is sent and every connection is closed."""
+        """Returns when everything is sent and every connection is closed."""
         for writer in self.visits.values():
             writer.close()
         if self.visits:
@@ -131,7 +130,7 @@ async def _listen(
     except OSError as error:
         why, then = (
             f"{error.strerror or error}: the nodes must meet there",
-            f"on it: ss -ltnp 'sport = :{seat.port}'",
+            f"on that host, run: ss -ltnp 'sport = :{seat.port}'",
         )
         raise BackendError(
             f"port {seat.port} can't be used", where=f"node {seat.node}", why=why, next=then
@@ -161,21 +160,21 @@ async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
                 heard, why = time.monotonic(), ""
         writer.close()
         await asyncio.sleep(AGAIN)
-    remedy = "look at the log of node 0: has it started? make doctor looks at the links"
+    remedy = "check in the log of node 0 that it has started; make doctor checks the links"
     raise Missing(
-        f"node 0 of {seat.nodes} has not come in {seconds:.0f} s",
+        f"node 0 of {seat.nodes} did not arrive in {seconds:.0f} s",
         where=f"node {seat.node}",
-        why=f"no answer at {seat.meet}:{seat.port}: {why or 'it says nothing'}",
+        why=f"no answer at {seat.meet}:{seat.port}: {why or 'it sends nothing'}",
         next=remedy,
     )
 
 
 def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
-    """Whether node 0 says that all are there.
+    """Tells whether node 0 reports that all nodes are there.
 
     Raises:
-        Missing: it lists those that are not.
-        ValueError: node 0 sends no such line, so another program listens there.
+        Missing: it lists missing nodes.
+        ValueError: the line is not node 0's, so another program listens there.
     """
     match line:
         case ["go"]:
@@ -195,12 +194,9 @@ def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoR
         else f"nodes {', '.join(map(str, missing[:NAMED]))}"
     )
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    within = f" in {seconds:.0f} s" if seconds is not None else ", says node 0"
-    what = f"{who}{more} of {seat.nodes} {'has' if len(missing) == 1 else 'have'} not come{within}"
-    remedy = (
-        "look at the log of the node that is missing, or at what its engine says of it; "
-        "then make train"
-    )
+    within = f" in {seconds:.0f} s" if seconds is not None else ", as node 0 reports"
+    what = f"{who}{more} of {seat.nodes} did not arrive{within}"
+    remedy = "check the log of the missing node, or its engine's message about it; then make train"
     raise Missing(
         what,
         where=f"node {seat.node}",

@@ -4,28 +4,32 @@ image start it.
     python -m trainfleet.node.entrypoint [--on ENGINE] --folder FOLDER [--ranks N [--ahead]]
     [--in HOME] [--wait SECONDS] -- MODULE...
 
---on ENGINE      who started this node: fleet (this program, on a host), slurm, batch, sagemaker, or
-                 an engine of another package;
-                 by default it is detected. The node's seat is read from that engine's environment
-                 (node/placements/)
+--on ENGINE      the engine that started this node: fleet (this program, on a host), slurm, batch,
+                 sagemaker, or an engine of another package; by default it is detected. The node's
+                 seat is read from that engine's environment (node/placements/)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
---ranks N        torchrun's line for N ranks of MODULE is built from the seat; 0, the default: one
-                 plain process of MODULE
---ahead          its ranks only record what they would compute; that is compiled when they have left
+--ranks N        runs MODULE on N ranks, through torchrun with the seat; 0, the default: one plain
+                 process of MODULE
+--ahead          its ranks only record their computation, which is compiled after they have exited
                  (node/precompile.py)
 --in HOME        the folder of FOLDER, runs/ and data/; it is created if missing
 --wait SECONDS   how long to wait for nodes that have not started yet (node/barrier.py); 0: not at
                  all
 
-The environment has the rest: TRAINFLEET_BUCKET, TRAINFLEET_RUN (storage/s3_sync_agent.py),
-TRAINFLEET_SECRETS (trust/safe_output.py), TRAINFLEET_ATTEMPT (health/fence.py), TRAINFLEET_WATCH
-(the number of ranks to watch from here, where no launcher can), TRAINFLEET_GRACE (seconds from
-SIGTERM to SIGKILL, where machines were set up to give more than the engine's default),
-TRAINFLEET_LOCK (the versions that the job was planned for: an image with others refuses it).
+These are set in the environment:
 
-The exit code is the command's own: 128 + n for a signal, 69 when a node never came. SIGTERM asks
-the ranks to save and leave, and kills what is left before the engine would. Batch and SageMaker
-also get the node's output, and SageMaker the reason of a failure, which DescribeTrainingJob shows.
+TRAINFLEET_BUCKET, TRAINFLEET_RUN  see storage/s3_sync_agent.py
+TRAINFLEET_SECRETS                 see trust/safe_output.py
+TRAINFLEET_ATTEMPT                 see health/fence.py
+TRAINFLEET_WATCH                   the number of ranks to watch from here, if no launcher can
+TRAINFLEET_GRACE                   seconds from SIGTERM to SIGKILL, for machines that were set up
+                                   to give more than the engine's default
+TRAINFLEET_LOCK                    the versions of the job's plan: an image with others refuses it
+
+The exit code is the command's own: 128 + n for a signal, 69 when a node never arrived. SIGTERM asks
+the ranks to save and exit, and kills the remaining ones before the engine would. Batch and
+SageMaker also get the node's output, and SageMaker the reason of a failure, which
+DescribeTrainingJob shows.
 """
 
 from __future__ import annotations
@@ -59,19 +63,17 @@ from .placement import Seat, Seating, Terms, card, require_numbers, torchrun
 from .placements import fleet
 from .precompile import ahead
 
-# settings that name what a node finds, as `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
+# settings with a node's own values, like `GLOO_SOCKET_IFNAME=*` and `NCCL_IB_HCA==%infiniband`
 CARDS = "TRAINFLEET_CARDS"
-CARD, PORTS = "*", "%"  # in these: its network card, and its ports of the fabric that stands behind
+CARD, PORTS = "*", "%"  # marks in these: its network card, and its ports of the fabric after it
 GRACE = "TRAINFLEET_GRACE"
-LOCK = "TRAINFLEET_LOCK"  # the versions that the job was planned for, where it runs in an image
-IMAGE_LOCK = (
-    "TRAINFLEET_IMAGE_LOCK"  # the versions of the image that this runs in (docker/Dockerfile)
-)
+LOCK = "TRAINFLEET_LOCK"  # the versions of the job's plan, if it runs in an image
+IMAGE_LOCK = "TRAINFLEET_IMAGE_LOCK"  # the versions of this process's image (docker/Dockerfile)
 VERDICT = 90.0  # seconds for a node to reach its own verdict
-# sysexits.h: a temporary failure. The exit code of a node whose verdict is that another attempt may
+# sysexits.h: a temporary failure. The exit code of a node with the verdict that another attempt may
 # succeed
 AGAIN = 75
-LAST = 1 << 16  # bytes of a log in which its last lines are looked for
+LAST = 1 << 16  # last bytes of a log that are searched for its last lines
 REASON = 1024  # characters of a failure's reason: DescribeTrainingJob shows no more
 
 
@@ -102,7 +104,9 @@ class Options:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options of a command line; argparse's own message and exit code 2 where it is invalid."""
+    """Returns the options of a command line; exits with argparse's message and code 2 if it is
+    invalid.
+    """
     arguments = list(arguments)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser("trainfleet.node.entrypoint", usage=USAGE, allow_abbrev=False)
@@ -114,7 +118,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--wait", type=float)
     given, command = parser.parse_args(arguments[:cut]), tuple(arguments[cut + 1 :])
     if not command or given.ranks < 0:
-        parser.error("no module behind --" if not command else "--ranks is less than 0")
+        parser.error("no module after --" if not command else "--ranks is less than 0")
     engine = given.on or placements.here()
     wait = engine.terms.wait if given.wait is None else given.wait
     return Options(engine, given.folder, given.ranks, given.home, wait, command, given.ahead)
@@ -128,9 +132,9 @@ def _engine(name: str) -> Seating:
 
 
 def run_node(options: Options) -> int:
-    """Reads the seat, waits for the other nodes and runs the command; its exit code."""
+    """Reads the seat, waits for the other nodes and runs the command; returns its exit code."""
     secrets.take()
-    # as a container's first process it has no default
+    # the first process of a container has no default handler
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seat = options.engine.read()
     make_folder(options.home)
@@ -166,12 +170,12 @@ def run_node(options: Options) -> int:
 
 
 def leave_together(options: Options, seat: Seat, log: Log, code: int) -> int:
-    """The node's exit code, returned when it may exit: at once, but node 0 only after the others,
-    unless it failed itself.
+    """Returns the node's exit code when it may exit: at once, but node 0 only after the others,
+    unless it failed.
     """
     exit_codes = ExitCodes(*in_s3(options, seat))
     if seat.node:
-        # the exit of node 0 makes the engine stop this node, which is done by now
+        # the exit of node 0 makes the engine stop this node, which has already finished
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         exit_codes.publish(seat.node, code, lambda words: log.note("node", words))
         return code
@@ -181,16 +185,18 @@ def leave_together(options: Options, seat: Seat, log: Log, code: int) -> int:
 
 
 def in_s3(options: Options, seat: Seat) -> tuple[str, str]:
-    """The address of the run's or dataset's folder, and a name for this attempt of the job."""
+    """Returns the address of the run's or dataset's folder, and a name for this attempt of the
+    job.
+    """
     attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
     return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
 
 
 def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float) -> int:
-    """The exit code for an engine that retries by exit code: AGAIN where the verdict is that
+    """Returns the exit code for an engine that retries by exit code: AGAIN if the verdict is that
     another attempt may succeed.
 
-    A program of its own makes the verdict (watch/node_verdict.py), from the logs and events of all
+    A separate program makes the verdict (watch/node_verdict.py), from the logs and events of all
     nodes.
     """
     words = [
@@ -205,7 +211,7 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=VERDICT, check=False)
     except subprocess.TimeoutExpired:
-        log.note("node", f"no verdict came in {VERDICT:.0f} s")
+        log.note("node", f"no verdict in {VERDICT:.0f} s")
         return code
     for line in filter(None, (answer.stdout + answer.stderr).splitlines()):
         log.note("node", line)
@@ -213,9 +219,11 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
 
 
 def command_of(options: Options, seat: Seat) -> list[str]:
-    """The node's command line; a module without torchrun gets its seat in the environment."""
+    """Returns the node's command line. A module without torchrun gets its seat in the
+    environment.
+    """
     module, *words = options.command
-    # the engine's own count of retries; ours begins anew with each request
+    # the engine's own count of retries; ours starts again with each request
     if options.engine.name != fleet.SEATING.name:
         os.environ[fence.AGAIN] = str(seat.attempt - 1)
     if options.ranks:
@@ -230,9 +238,7 @@ def command_of(options: Options, seat: Seat) -> list[str]:
 
 
 def found_here() -> dict[str, str]:
-    """The settings that name this node's network card and ports; those are left out of which it has
-    none.
-    """
+    """Returns the settings with this node's network card and ports, without those that it lacks."""
     found, known = {}, card()
     for setting in os.environ.get(CARDS, "").split():
         name, _, value = setting.partition("=")
@@ -244,7 +250,7 @@ def found_here() -> dict[str, str]:
 
 
 def copy_dataset(options: Options, log: Log) -> None:
-    """Copies the dataset to this node's own disk if the job says so. If that fails, ranks read S3,
+    """Copies the dataset to this node's disk if the job asks for it. If that fails, ranks read S3,
     and the log says why.
     """
     if not options.ranks or COPY not in os.environ:
@@ -264,10 +270,10 @@ def copy_dataset(options: Options, log: Log) -> None:
 
 
 def require_lock() -> None:
-    """BackendError when this image has other versions than the job was planned for."""
+    """Raises BackendError if this image has other versions than the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
-        why = f"it is of the lock {own}, the config's stack of {planned}"
+        why = f"it has the lock {own}, the config's stack has {planned}"
         raise BackendError(
             "the image has other versions than the config's stack",
             why=why,
@@ -276,11 +282,11 @@ def require_lock() -> None:
 
 
 def await_nodes(options: Options, seat: Seat, log: Log) -> None:
-    """Waits until all nodes are there, if their ranks meet by torchrun; missing nodes are logged
-    and recorded as an event.
+    """Waits until all nodes are there, if their ranks meet by torchrun. Logs missing nodes and
+    records them as an event.
 
     Raises:
-        BackendError: they did not come, can't connect, or this node's image does not fit.
+        BackendError: nodes are missing or can't connect, or this node's image does not fit.
     """
     attempt = int(os.environ.get(fence.VARIABLE, "0"))
     try:
@@ -308,8 +314,8 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
 
 @contextlib.contextmanager
 def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[PartOutcome]:
-    """Writes the reason of a failure within `with`, whatever it is, to the file that the engine
-    reads, if it reads one.
+    """Writes the reason of any failure within `with` to the file that the engine reads, if it reads
+    one.
     """
     outcome = PartOutcome()
     try:
@@ -325,15 +331,15 @@ def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[PartOu
 
 @dataclass
 class PartOutcome:
-    """How a node's part ended, for `reporting_failure`; the code is 1 until it has."""
+    """The end of a node's part, for `reporting_failure`; the code is 1 until it has ended."""
 
     code: int = 1
     words: str = ""
 
 
 def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
-    """Why this node failed: the fault that its first failed rank recorded, or else the last lines
-    of its log.
+    """Returns why this node failed: the fault of its first failed rank, or else the last lines of
+    its log.
     """
     with contextlib.suppress(RunError, ValueError, OSError):
         faults = [
@@ -356,14 +362,14 @@ def reason_of(folder: Path, node: int, log: Path, code: int) -> str:
 
 
 def write_reason(file: Path, words: str) -> None:
-    """Writes the reason to the engine's file; where that can't be written, the log alone has it."""
+    """Writes the reason to the engine's file; if that fails, only the log has it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(visible(hide(words))[:REASON], encoding="utf-8")
     except OSError as error:
         tell(
             RunError(
-                "the reason of the failure can't be left",
+                "the reason of the failure can't be written",
                 where=str(file),
                 why=error.strerror or str(error),
             )

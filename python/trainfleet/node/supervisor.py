@@ -1,17 +1,17 @@
 """A node's supervisor: `python -m trainfleet.node.supervisor LOG -- COMMAND...` runs a command as
 this node's part of a job.
 
-It writes everything that the command prints to LOG, each line with its time and rank, passes on
-requests to stop, and when it ends, however it ends, no process of the command is left. It uses only
-the standard library, so it starts in milliseconds.
+It writes all output of the command to LOG, each line with its time and rank, and passes on requests
+to stop. When it ends, for any reason, no process of the command is left. It uses only the standard
+library, so it starts in milliseconds.
 
 node/entrypoint.py does the same for a node that derives its command and log from its seat.
 
-With `--detach FILE < TASK` it returns at once, and the task goes on in a session of its own,
-whatever happens to its starter. TASK is {script, environment, token} as JSON (through stdin: a
-process list shows none of it). FILE.sh is the script, FILE has `pid start boot token` (when that
-pid started, the kernel's boot id), FILE.said what the script prints before it becomes a supervisor,
-and FILE.exit the exit code. The same token again starts nothing.
+With `--detach FILE < TASK` it returns at once, and the task continues in a separate session,
+whatever happens to its starter. TASK is {script, environment, token} as JSON, through stdin, so no
+process list shows it. FILE.sh is the script, FILE has `pid start boot token` (the pid's start time,
+the kernel's boot id). FILE.said has the script's output before it becomes a supervisor, and
+FILE.exit the exit code. The same token again starts nothing.
 """
 
 from __future__ import annotations
@@ -51,23 +51,18 @@ from .placement import TERM_GRACE
 
 ASKED, LATE = "asked to leave", "killed, as it has not left"  # a node's log on a stop from outside
 EXIT = "TRAINFLEET_EXIT"  # names the file for the exit code
-OCCUPIED = (
-    75  # the exit code where another run has taken the host (sysexits.h: a temporary failure)
-)
-# the exit code of a command that failed and whose log can't be written (sysexits.h: input/output
-# error)
+OCCUPIED = 75  # exit code if another run has taken the host (sysexits.h: a temporary failure)
+# exit code of a command that failed, if its log can't be written (sysexits.h: input/output error)
 UNLOGGED = 74
-# the same where the node has lost the file server on which the log lies (sysexits.h: a system file)
+# likewise, if the node has lost the file server that has the log (sysexits.h: a system file)
 SEVERED = 72
-WATCH = "TRAINFLEET_WATCH"  # how many ranks this node watches over
+WATCH = "TRAINFLEET_WATCH"  # number of ranks that this node watches
 POLL = 0.5  # seconds
-TOLD = 600  # characters of what a node's part says beside its log
+TOLD = 600  # characters kept of a node's output outside its log
 SCRATCH = "trainfleet-scratch-"
 TORCHRUN = "torch.distributed.run"
-RANK_PREFIX = (
-    "rank ${rank} | "  # a torchrun template: the prefix that --tee puts before a worker's lines
-)
-SMALL = 64 * untrusted_input.KIBIBYTE  # bytes that are read of a small file
+RANK_PREFIX = "rank ${rank} | "  # torchrun's template for the prefix of a worker's lines with --tee
+SMALL = 64 * untrusted_input.KIBIBYTE  # most bytes read of a small file
 _NODE = re.compile(r"(([0-9]{1,9})(?: \S+ \S+)?) (\S+)")
 
 
@@ -79,17 +74,17 @@ def main(arguments: list[str]) -> int:
 
 
 def run_part(part: Callable[[], int]) -> int:
-    """Runs a node's part in this process, which dies with its parent; the exit code, also written
-    to the file that EXIT names.
+    """Runs a node's part in this process, which dies with its parent. Returns the exit code, also
+    written to the file that EXIT names.
     """
     if (
         os.getpid() != 1
-        # the first process of a container: its parent is a thread of the runtime, which may come
-        # and go
+        # except as a container's first process: its parent is a thread of the runtime, which may
+        # end at any time
     ):
         die_with_parent()
     if other := announce():
-        then = "wait for it, or other hosts, or fleet.exclusive: false"
+        then = "wait for it, use other hosts, or set fleet.exclusive: false"
         print(
             f"error: {other} has begun on this host, and fleet.exclusive is set; next: {then}",
             flush=True,
@@ -101,19 +96,19 @@ def run_part(part: Callable[[], int]) -> int:
     except TrainfleetError as error:
         code = error.exit_code
         raise
-    except SystemExit as left:  # asked to leave before its command had begun
+    except SystemExit as left:  # asked to exit before its command had begun
         code = left.code if isinstance(left.code, int) else 1
         raise
     finally:
         if exit_file:
-            # where that is full too, the missing file says that it failed (hosts/job_commands.py)
+            # if that disk is full too, the missing file shows the failure (hosts/job_commands.py)
             with contextlib.suppress(OSError):
                 write(Path(exit_file), str(code))
     return code
 
 
 def supervise(arguments: list[str]) -> int:
-    """Runs `LOG -- COMMAND...` to its end; its exit code."""
+    """Runs `LOG -- COMMAND...` to its end; returns its exit code."""
     log, separator, *command = arguments
     assert separator == "--" and command, arguments
     with on_own_disk(scratch_of(Path(log))), uplink_for(Path(log)), forwarding(Path(log)):
@@ -122,13 +117,13 @@ def supervise(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def on_own_disk(scratch: Path) -> Iterator[None]:
-    """Links `scratch` to a folder on this node's own disk: ranks print into it, and a full shared
-    disk must not end them.
+    """Links `scratch` to a folder on this node's disk: ranks print into it, and a full shared disk
+    must not end them.
     """
     temporary_folders.sweep(Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"))
     remove(scratch)  # left by a supervisor that was killed
     with contextlib.ExitStack() as stack:
-        folder = scratch  # if none can be made on the node's own disk
+        folder = scratch  # if the node's disk has no room
         with contextlib.suppress(OSError):
             made = Path(tempfile.mkdtemp(prefix=SCRATCH))
             stack.callback(os.close, temporary_folders.hold(made))
@@ -152,7 +147,7 @@ def remove(scratch: Path, folder: Path | None = None) -> None:
 
 
 def detach(file: Path, task: dict[str, Any]) -> int:
-    """Runs `task` in a process of its own; 0 as soon as `file` names that."""
+    """Runs `task` in a separate process; returns 0 as soon as `file` names that."""
     script, exit_file = file.with_name(f"{file.name}.sh"), file.with_name(f"{file.name}.exit")
     pid, said, token = process_in(file)
     if token == task["token"] and (exit_file.exists() or said == identity(pid)):
@@ -163,7 +158,7 @@ def detach(file: Path, task: dict[str, Any]) -> int:
     starter = os.getpid()
     if os.fork():
         os.close(started)
-        return 0 if os.read(ready, 1) else 1  # nothing comes when it died before it was ready
+        return 0 if os.read(ready, 1) else 1  # the pipe is empty if it died before it was ready
     os.setsid()
     untrusted_input.seal(file.parent.parent)
     said_by_script = untrusted_input.opener(
@@ -192,7 +187,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> str:
-    """The text that `write` wrote; "" without a file."""
+    """Returns the text that `write` wrote; "" without a file."""
     try:
         return untrusted_input.read_text(path, SMALL).strip()
     except FileNotFoundError:
@@ -200,28 +195,28 @@ def read(path: Path) -> str:
 
 
 def process_in(file: Path) -> tuple[int, str, str]:
-    """Pid, identity and token from a node's file (`pid start boot token`); 0 and empty texts if it
-    has none.
+    """Returns pid, identity and token from a node's file (`pid start boot token`); 0 and empty
+    texts if it has none.
     """
     match = _NODE.fullmatch(read(file))
     return (int(match[2]), match[1], match[3]) if match else (0, "", "")
 
 
 def said_file(file: Path) -> Path:
-    """Where a node's part prints what does not go into its log."""
+    """Returns the file for a node's output outside its log."""
     return file.with_name(f"{file.name}.said")
 
 
 def told(said: str) -> str:
-    """Why a node's part refused, of what it has printed beside its log: its last error with reason
-    and remedy, in one line.
+    """Returns why a node's part refused, from its output outside its log: its last error with
+    reason and remedy, in one line.
     """
     return " ".join(said.rpartition("error: ")[2].split())[:TOLD]
 
 
 def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
-    """The command's exit code (128 + n for signal n), once no process of it is left. `grace`:
-    seconds from SIGTERM to SIGKILL.
+    """Runs the command until none of its processes is left; returns its exit code (128 + n for
+    signal n). `grace` is the seconds from SIGTERM to SIGKILL.
     """
     kernel, folder = Kernel(), file.path.parent.parent
     environment = os.environ | {
@@ -250,7 +245,7 @@ def run(file: Log, command: list[str], grace: float = TERM_GRACE) -> int:
         file.note("watch", guard.alarm.words)
     elif code < 0:
         file.note(
-            "node", f"{Path(command[0]).name} was killed by signal {-code}; nothing of it is left"
+            "node", f"{Path(command[0]).name} was killed by signal {-code}; no process is left"
         )
     for words in kernel.words() if code else ():
         file.note("kernel", words.text, words.time)
@@ -263,7 +258,7 @@ class RankGuard(threading.Thread):
     """Watches the ranks of all nodes from this one, if WATCH says that no launcher does, and kills
     its part at an alarm.
 
-    The engine then retries the job or gives it up; the node's log says why (watch/verdict.py).
+    The engine then retries the job or gives up; the node's log says why (watch/verdict.py).
     """
 
     def __init__(self, folder: Path, group: int) -> None:
@@ -286,12 +281,12 @@ class RankGuard(threading.Thread):
 
 
 def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: Path) -> None:
-    """Installs handlers: SIGTERM ends the child, after `grace` by SIGKILL; SIGUSR1, Slurm's early
+    """Installs handlers. SIGTERM ends the child, after `grace` with SIGKILL; SIGUSR1, Slurm's early
     notice, only asks.
 
-    The log says when, so that a verdict can tell that a node was killed before its time
+    The log has the times, so that a verdict can tell that a node was killed early
     (watch/verdict.py). The ranks of a `run` are asked by its stop file: a torchrun that gets a
-    signal kills its own ranks and skips the barrier at which the other nodes' torchruns then wait
+    signal kills its own ranks and skips the barrier, at which the other nodes' torchruns then wait
     for five minutes.
     """
 
@@ -299,7 +294,7 @@ def pass_on(child: subprocess.Popen[bytes], run: Run | None, grace: float, log: 
         try:
             if run:
                 return run.ask_to_stop(f"signal {number}")
-        except OSError:  # there is no room for the file: torchrun asks its own ranks then
+        except OSError:  # no room for the file: torchrun asks its own ranks then
             pass
         signal_group(child.pid, signal.SIGTERM)
 

@@ -1,5 +1,5 @@
-"""The network of a cluster whose config names no subnets: a stack that is made before the cluster
-and removed after it.
+"""The network of a cluster with a config that names no subnets: a stack that is made before the
+cluster and removed after it.
 
 It belongs to the config that made the cluster; a second config on that cluster uses the same
 subnets.
@@ -23,13 +23,15 @@ FILE = "network.yaml"
 
 
 def stack_of(config: Config, maker: str = "") -> EngineFleet:
-    """The stack of the network; `maker`: the config that made the cluster, where it is there."""
+    """Returns the stack of the network; `maker` is the config that made the cluster, if it
+    exists.
+    """
     return EngineFleet(replace(config, name=maker or config.fleet_name), NETWORK)
 
 
 def placed(config: Config, maker: str = "") -> Config:
-    """The config with subnets for nodes and head: its own, or those of the stack once it is
-    made.
+    """Returns the config with subnets for nodes and head: its own, or those of the existing
+    stack.
     """
     fleet = config.fleet
     if fleet.aws.subnets:
@@ -49,8 +51,8 @@ def placed(config: Config, maker: str = "") -> Config:
 
 
 def changes(config: Config, maker: str = "") -> tuple[Artifact, ...]:
-    """The request that would make or change the network; none where the subnets are the user's, or
-    another config's network.
+    """Returns the request that would make or change the network; empty for the user's own subnets,
+    or another config's network.
     """
     if config.fleet.aws.subnets or maker not in ("", config.fleet_name):
         return ()

@@ -1,10 +1,10 @@
-"""The batch script that is given to sbatch: the resources that a job asks for, and how its nodes'
-parts run. Pure.
+"""The batch script for sbatch: the resources that a job asks for, and the commands of its nodes.
+Pure.
 
 Slurm runs it on the first node of each allocation, and again if the job is requeued. It ensures
 that a token is one job. Its srun starts trainfleet.node.entrypoint on every node. Before the time
-limit the ranks save and leave, and it queues the job again. When there is no launcher,
-launch/aftermath.py decides whether a failure is worth another start.
+limit the ranks save and exit, and it queues the job again. Without a launcher, launch/aftermath.py
+decides whether a failure is worth another start.
 
 Sources: slurm.schedmd.com, sbatch.html and srun.html (--signal, --requeue, --export, OUTPUT
 ENVIRONMENT VARIABLES).
@@ -32,9 +32,9 @@ from ..node_script import entrypoint_words
 NAME = "job.sbatch"
 TOKEN = "TRAINFLEET_TOKEN"
 LONGEST_NAME = 128  # characters of a job's name; accounting cuts longer ones off
-# A token's file says which job carries it out: a second one that was submitted for it finds that,
-# and leaves. Orders to the ranks of an earlier start (node/supervisor.py, and here) are over.
-# A signal ends `wait` too: the code is the child's once the child is gone.
+# A token's file names its job: a second job with this token finds it, and exits. Stop requests to
+# the ranks of an earlier start (node/supervisor.py, and here) are removed. A signal also ends
+# `wait`: the code is the child's when the child has ended.
 BODY = """mine={start} stop={folder}/stop near=
 mkdir -p "$mine" {folder}/logs || exit
 claim={claim}
@@ -55,13 +55,13 @@ done
 AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 [ "$code$near" = 0 ] || {{ scontrol requeue "$SLURM_JOB_ID" && sleep 60; }} # Slurm ends this script
 """
-# the ranks look for it at each step
+# stop request that ranks check at each step
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
-# Of the gate, what each node runs: where its words go.
+# Command of each node in the gate: sets the file of its output.
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
-# What each node is started by: where its exit code goes, and that the first one watches over all
+# Command that starts each node: sets the file of its exit code, and lets the first node watch all
 # ranks while no launcher does.
 NODE = (
     '{exit}="$0/node-$SLURM_NODEID.exit"; export {exit}; [ "$SLURM_NODEID" != 0 ] || export '
@@ -71,8 +71,8 @@ NODE = (
 
 @dataclass(frozen=True)
 class Ground:
-    """Where a job runs: its folder and the Python of the nodes, as all of them see it; who is not
-    to be used.
+    """The place of a job: its folder and the nodes' Python, as all of them see it, and the excluded
+    nodes.
     """
 
     folder: str
@@ -87,7 +87,7 @@ def script(
     environment: Mapping[str, str],
     notes: Iterable[str] = (),
 ) -> Artifact:
-    """job.sbatch; `notes` stand in its head."""
+    """Returns job.sbatch; its head has the `notes`."""
     words = ["-m", *entrypoint_words(job, SEATING)]
     settings = [
         f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
@@ -105,7 +105,7 @@ def script(
 
 
 def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
-    """What the job asks of Slurm, as sbatch's options."""
+    """Yields the job's requests to Slurm, as sbatch's options."""
     fleet, slurm = config.fleet, config.fleet.slurm
     yield from (
         f"--job-name={job.name[:LONGEST_NAME]}",
@@ -125,7 +125,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
     ):
         if value:
             yield f"--{name}={value}"
-    if job.after:  # where that one fails, this one goes
+    if job.after:  # if that job fails, Slurm removes this one
         yield from (
             f"--dependency=afterok:{job.after.rpartition(':')[2]}",
             "--kill-on-invalid-dep=yes",
@@ -152,7 +152,7 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
 
 
 def _threads(job: Job) -> Iterator[str]:
-    """The cores of a node, as Slurm says them."""
+    """Yields the variable for the cores of a node, from Slurm's count."""
     if job.torchrun:
         share = f"SLURM_CPUS_ON_NODE / {job.ranks_per_node}"
         yield f"export OMP_NUM_THREADS=$(({share} > 0 ? {share} : 1))"
@@ -184,8 +184,8 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
 
 
 def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> Iterator[str]:
-    """`start` in the background; where that is asked for, once the nodes of a job of several have
-    passed the gate.
+    """Yields `start` in the background; with fleet.slurm.gate, after the nodes of a job of several
+    have passed the gate.
     """
     if not (config.fleet.slurm.gate and job.torchrun and job.nodes > 1):
         *lines, last = start
@@ -224,11 +224,11 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
 
 
 def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
-    """srun's words, up to those of the command: one task a node, with all cores and devices that
+    """Returns srun's words, up to the command: one task per node, with all cores and devices that
     the job has there.
 
-    --export: what sbatch was given reaches the tasks too. --cpu-bind: one task would otherwise be
-    bound to one core.
+    --export: the tasks get sbatch's variables too. --cpu-bind: otherwise one task would be bound to
+    one core.
     """
     own = [
         "srun",
@@ -244,8 +244,8 @@ def _srun(config: Config, job: Job, ground: Ground, nodes: int) -> list[str]:
 
 
 def _container(config: Config, job: Job, ground: Ground) -> list[str]:
-    """The words by which srun starts a command in the job's image, which sees the folder of the
-    runs where the nodes do.
+    """Returns the words by which srun starts a command in the job's image, which sees the runs'
+    folder at the nodes' path.
 
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """

@@ -1,11 +1,12 @@
-"""How each engine tells a node of its seat: a module an engine, which launcher and node both
-import. Standard library only.
+"""The seats that engines give their nodes: one module per engine, imported by launcher and node.
+Standard library only.
 
-A package of yours adds an engine by an entry point in the group `trainfleet.seats`
+Your package can add an engine by an entry point in the group `trainfleet.seats`
 (process/plugins.py), which names a `Seating`; its backend has the same one as `seat`.
 
-Covered are environments as the engines document them (sources: tests/unit/test_placement.py).
-Not covered are nodes of Slurm, AWS Batch and SageMaker themselves.
+The modules follow the environments that the engines document (sources:
+tests/unit/test_placement.py). They have not run on nodes of Slurm, AWS Batch and SageMaker
+themselves.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ...process import plugins
 from ...trust.errors import BackendError
 from ..placement import NEXT, Seating
 
-# our own launcher counts before the engine around it
+# fleet, our own launcher, takes precedence over the engine around it
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
 def seating(name: str) -> Seating:
-    """The engine of that name.
+    """Returns the engine of that name.
 
     Raises:
-        BackendError: there is none, or what a package offers under that name is something else.
+        BackendError: there is no such engine, or a package's object of that name is something else.
     """
     found = (
         import_module(f".{name}", __name__).SEATING
@@ -47,14 +48,14 @@ def names() -> Iterator[str]:
 
 
 def here() -> Seating:
-    """The engine that started this node.
+    """Returns the engine that started this node.
 
     Raises:
-        BackendError: none of them did.
+        BackendError: no known engine did.
     """
     if found := next(
         (engine for name in names() if (engine := seating(name)).has_started_this()), None
     ):
         return found
-    why = f"none of the engines that are known here has told it its place: {', '.join(names())}"
+    why = f"no known engine has set its variables: {', '.join(names())}"
     raise BackendError("this process was not started as a node of a job", why=why, next=NEXT)

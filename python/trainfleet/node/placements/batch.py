@@ -22,16 +22,16 @@ from ..placement import (
 
 
 def read(environment: Environment = os.environ) -> Seat:
-    """The seat of a node.
+    """Returns the seat of a node.
 
-    The main node has seat 0, whatever its index. Batch does not give it its own address, which is
-    looked up.
+    The main node has seat 0, regardless of its index. Batch does not give it its own address, so it
+    is found here.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
         "ID"
-        # the others have defaults, as a job of one node lacks them: without this any process would
-        # be such a job
+        # required: the others have defaults, as a job of one node lacks them, so any process
+        # would be such a job
     )
     nodes, index, main = (
         told.number("NUM_NODES", 1),
@@ -47,7 +47,7 @@ def read(environment: Environment = os.environ) -> Seat:
     )
     if not meet:
         raise BackendError(
-            "a node of an AWS Batch job is not told where to meet",
+            "a node of an AWS Batch job does not know where to meet",
             where=f"node {index}",
             why="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set",
             next=NEXT,

@@ -17,14 +17,16 @@ RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 
 def read(file: Path = RESOURCES) -> Seat:
-    """The seat of a host, from its resourceconfig.json. SageMaker does not report a retry."""
+    """Returns the seat of a host, from its resourceconfig.json. SageMaker does not report a
+    retry.
+    """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         hosts, own = sorted(map(str, record["hosts"]), key=_by_number), str(record["current_host"])
         return checked(Seat(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(
-            "can't tell which host of the job this is",
+            "can't identify this host of the job",
             where=str(file),
             why=f"{type(error).__name__}: {error}",
             next=NEXT,
@@ -32,7 +34,7 @@ def read(file: Path = RESOURCES) -> Seat:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sorts algo-2 before algo-10, as consoles and logs count."""
+    """Sorts algo-2 before algo-10, like consoles and logs."""
     return [
         (-1, part) if (number := whole(part)) is None else (number, "")
         for part in re.split(r"([0-9]+)", name)
