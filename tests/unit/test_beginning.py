@@ -244,8 +244,13 @@ def test_every_key_of_a_config_json_is_gone_by_or_named(desk: Path) -> None:
         == "architectures attention_dropout dtype initializer_range rope_interleaved torch_dtype"
     )
     config_from("model")
-    said = " ".join(verbs.enter(desk, "plan", "CONFIG=new.yaml").split())
-    assert "config.json: trainfleet ignores architectures, attention_dropout, dtype," in said
+    content = json.loads(Path("new.yaml").read_text())
+    by_preset = content | {"model": {"preset": "./model"}, "train": {"sequence_length": 64}}
+    for config in (content, by_preset):
+        Path("new.yaml").write_text(json.dumps(config))
+        said = " ".join(verbs.enter(desk, "plan", "CONFIG=new.yaml").split())
+        told = "config.json: trainfleet ignores architectures, attention_dropout, dtype,"
+        assert said.count(told) == 1, config
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -116,10 +116,15 @@ def require(address: str, config: Config) -> None:
 
 def notes(folder: Path, model: Model) -> Iterator[str]:
     """Describes the unused parts of a Hugging Face folder: keys of its config.json, and weights."""
-    if keys := shapes.unused(folder):
-        yield f"{folder / shapes.CONFIG}: trainfleet ignores {', '.join(keys)}"
+    yield from unused_keys(folder)
     if not model.module and (weights := weight_files.unused(folder, model)):
         yield f"{folder}: the model does not use {weights}"
+
+
+def unused_keys(folder: Path) -> Iterator[str]:
+    """Names the keys of a folder's config.json that this program does not use, in one line."""
+    if keys := shapes.unused(folder):
+        yield f"{folder / shapes.CONFIG}: trainfleet ignores {', '.join(keys)}"
 
 
 def require_checkpoint(address: str, config: Config) -> None:

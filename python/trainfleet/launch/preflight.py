@@ -19,8 +19,10 @@ from ..checkpoints import changes, init_from, listing
 from ..checkpoints.marker import Broken
 from ..checkpoints.store import store_of
 from ..config import Config
+from ..config.hub_addresses import folder_of
 from ..config.huggingface_config import CONFIG
 from ..config.memory_fit import Room, checkpoint_bytes, device_room, gib, lack
+from ..config.presets import PRESETS
 from ..config.vocabulary import TRAINED
 from ..data.manifest import MANIFEST
 from ..hardware import node_types
@@ -111,6 +113,12 @@ def warnings(config: Config) -> list[str]:
         f"warning: the ranks need {gib(wanted)} of memory, and this machine has {gib(spare)} to "
         "spare now",
     ]
+
+
+def preset_notes(config: Config) -> list[str]:
+    """Names the keys that this program does not use of the folder that model.preset names."""
+    preset = config.model.preset
+    return [] if preset in (None, *PRESETS) else [*init_from.unused_keys(folder_of(preset))]
 
 
 def resumption(config: Config, run: Run) -> list[str]:
