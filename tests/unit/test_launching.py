@@ -22,6 +22,7 @@ from trainfleet.backends.host_fleet import Hosts
 from trainfleet.backends.run_storage import Here, Place
 from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.health.lease import Holder, Launching, Lease, newest_holder
+from trainfleet.hosts.gate import Bandwidth, GateReport
 from trainfleet.hosts.host_results import Host, Result
 from trainfleet.launch import launching, remote_launch
 from trainfleet.launch.launching import mine
@@ -302,3 +303,16 @@ def test_a_launch_that_is_cancelled_as_it_is_handed_over_says_that_it_is_stopped
     place, backend = cast(Any, here), cast(Any, None)
     assert remote_launch.attend(place, backend, remote_launch.LauncherLogs(here.run), False) == 130
     assert capsys.readouterr().out == "demo is stopped\n"
+
+
+def test_a_preflight_that_passes_is_one_line_for_all_hosts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = GateReport({}, (), Bandwidth(11.5, 1 << 24, 2, ()), 3.21)
+    monkeypatch.setattr(remote_launch, "examine", lambda *words, **more: report)
+    head: Any = SimpleNamespace(located=SimpleNamespace(fleet=SimpleNamespace(nodes=2, is_told=True)), transport=None)  # fmt: skip
+    assert remote_launch.pass_gate(head, [Host("a", "a"), Host("b", "b")]) == {}
+    said = capsys.readouterr().out
+    assert said == (
+        "preflight passed: all-reduce over 2 nodes: 11.50 GB/s on the bus; examined 0 hosts in 3.2 s\n"
+    )

@@ -77,9 +77,9 @@ def test_of_few_texts_the_last_part_of_each_validates(
     made = tokenize(data, Share(0, 1, 1), tmp_path / "data")
     assert made and made.validation_documents == made.documents // 2 == len(names)
     assert 0.08 < made.validation_tokens / made.tokens < 0.15
-    assert f"the last part of each text validates, as there are few ({len(names)})" in told(
-        tmp_path / "source"
-    )
+    note = f"the last part of each text validates, as there are few ({len(names)})"
+    assert look(data).notes == (note,) and not look(data).warnings, "it is right, and no warning"
+    assert note in made.notes
 
 
 def test_texts_that_are_many_or_records_validate_whole(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_plan_looks_at_sources_and_names_one_that_is_missing(tmp_path: Path) -> 
     (tmp_path / "a.txt").write_text("some text")
     data = Data("set", (str(tmp_path / "a.txt"),), "text", "bpe", 300, 0.1)
     assert look(data) == SourceSurvey(
-        1, 9, 1, 9, ("the last part of each text validates, as there are few (1)",)
+        1, 9, 1, 9, (), ("the last part of each text validates, as there are few (1)",)
     )
     with pytest.raises(NoSource, match="no such file") as missing:
         look(replace(data, sources=(str(tmp_path / "a.txt"), str(tmp_path / "c.txt"))))

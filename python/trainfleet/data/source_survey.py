@@ -27,6 +27,7 @@ class SourceSurvey:
     units: int
     largest: int
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def seconds(self, processes: int) -> float:
         """Estimates how long tokenizing takes with that many processes."""
@@ -41,7 +42,12 @@ def look(data: Data) -> SourceSurvey:
         _read_first_records(plan, data)
     warnings = (*plan.warnings, *look_into(plan.units, data))
     return SourceSurvey(
-        plan.files, plan.bytes, len(plan.units), max(unit.bytes for unit in plan.units), warnings
+        plan.files,
+        plan.bytes,
+        len(plan.units),
+        max(unit.bytes for unit in plan.units),
+        warnings,
+        tuple(plan.notes),
     )
 
 

@@ -93,6 +93,12 @@ class UnitPlan:
     warnings: tuple[str, ...]
     few: bool  # plain texts, of which each is divided between training and validation
 
+    @property
+    def notes(self) -> list[str]:
+        """Says what is as it should be, and not as one may expect."""
+        few = f"the last part of each text validates, as there are few ({self.files})"
+        return [few] if self.few else []
+
     def seconds(self, processes: int) -> float:
         """About how long tokenizing takes with so many processes."""
         return seconds_for(self.bytes, max(unit.bytes for unit in self.units), processes)
@@ -142,9 +148,6 @@ def plan_units(data: Data) -> UnitPlan:
     ]
     found = [file for files in listed.values() for file in files]
     total, few = sum(file.size for file in found), _are_few(found, data.validation_fraction)
-    warnings += (
-        [f"the last part of each text validates, as there are few ({len(found)})"] if few else []
-    )
     aim, units = _aim(total), list[Unit]()
     for source, files in listed.items():
         units += _cut(files, aim, source, len(units))

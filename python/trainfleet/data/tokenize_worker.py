@@ -77,8 +77,8 @@ def prepare(data: Data, plan: UnitPlan, store: DatasetStore) -> Preparation:
     """Commits plan.json and tokenizer.json, or keeps those of an interrupted job with the same
     settings and files.
     """
-    for warning in plan.warnings:
-        print(f"warning: {warning}", flush=True)
+    for line in (*plan.notes, *(f"warning: {warning}" for warning in plan.warnings)):
+        print(line, flush=True)
     existing = manifest.read_preparation(store)
     if existing and _fits(existing, data, plan) and _tokenizer_of(store, existing) is not None:
         print(f"continuing with the dataset in {store.describe('')}", flush=True)
@@ -144,7 +144,9 @@ def finish(
     if len(records) < len(plan.units):
         return None
     finished = manifest.assemble(
-        preparation, [records[unit.index] for unit in plan.units], plan.warnings
+        preparation,
+        [records[unit.index] for unit in plan.units],
+        (*plan.notes, *plan.warnings),
     )
     manifest.require_few(finished, data, store)
     manifest.write(store, manifest.MANIFEST, finished)

@@ -201,7 +201,7 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
     ]
     if share := skippable(config.data):
         notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
-    return [*notes, *(f"warning: {warning}" for warning in found.warnings)], False
+    return [*notes, *found.notes, *(f"warning: {warning}" for warning in found.warnings)], False
 
 
 def seen(config: Config, tokens: int) -> str:

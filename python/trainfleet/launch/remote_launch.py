@@ -226,6 +226,7 @@ def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
             if finding.blames_host and finding.host:
                 head.quarantine.add(finding.host, finding.message)
         if report.is_open:
+            print(f"preflight passed: {'; '.join(report.describe(None))}", flush=True)
             break
         unfit = {finding.host.name: str(finding) for finding in report.findings if finding.host}
         if unfit and len(fit) - len(unfit) >= nodes:
