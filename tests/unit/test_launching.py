@@ -26,9 +26,10 @@ from trainfleet.hosts.gate import Bandwidth, GateReport
 from trainfleet.hosts.host_results import Host, Result
 from trainfleet.launch import launching, remote_launch
 from trainfleet.launch.launching import mine
-from trainfleet.run.claims import ROOM
+from trainfleet.run.claims import ROOM, rewrite
 from trainfleet.run.run_folder import run_of
 from trainfleet.storage import s3
+from trainfleet.trust.errors import BackendError
 from verbs import begin, enter, finish, write_text
 
 SLOWLY = """
@@ -316,3 +317,48 @@ def test_a_preflight_that_passes_is_one_line_for_all_hosts(
     assert said == (
         "preflight passed: all-reduce over 2 nodes: 11.50 GB/s on the bus; examined 0 hosts in 3.2 s\n"
     )
+
+
+def test_a_launcher_is_waited_for_through_a_look_that_fails(here: Here) -> None:
+    looks = list[int]()
+
+    def refresh() -> None:
+        looks.append(1)
+        if len(looks) == 1:
+            raise BackendError("no host of the fleet answers")
+        rewrite(here.run.folder / "head.json", json.dumps(asdict(Holder("a", 7, 4, 5.0))))
+
+    here.run.folder.mkdir(parents=True)
+    place: Any = SimpleNamespace(run=here.run, refresh=refresh, head=SimpleNamespace(has_ended=lambda host: False))  # fmt: skip
+    remote_launch.await_lease(place, Host("a", "a"), 3, remote_launch.LauncherLogs(here.run))
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BackendError("it takes too long")])
+def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
+    here: Here, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    done, hosts = list[str](), [Host("a", "a"), Host("b", "b")]
+    head: Any = SimpleNamespace(interpreter="python", facts=dict.fromkeys(hosts), ends=None)
+    place: Any = SimpleNamespace(run=here.run, refresh=lambda: None, head=SimpleNamespace(
+        run="runs/demo", prepare=lambda *words: None, start=lambda *words: done.append("start"),
+        dismiss=lambda host: done.append(f"dismiss {host.name}")))  # fmt: skip
+    backend: Any = SimpleNamespace(
+        bill=lambda: None, find=lambda run: None, stop=lambda *words, at_once: done.append("stop")
+    )
+    plan: Any = SimpleNamespace(
+        config=SimpleNamespace(fleet=SimpleNamespace(secrets=())), requests=(), asked=""
+    )
+
+    def wait(*words: object) -> None:
+        raise error
+
+    monkeypatch.setattr(remote_launch, "backend_of", lambda config: backend)
+    monkeypatch.setattr(remote_launch, "Budget", lambda *words: SimpleNamespace(require=list))
+    monkeypatch.setattr(remote_launch, "fit_hosts", lambda *words: (plan, hosts))
+    monkeypatch.setattr(remote_launch, "dump_resolved", lambda config: "")
+    monkeypatch.setattr(remote_launch, "appoint", lambda *words: None)
+    monkeypatch.setattr(remote_launch, "await_lease", wait)
+    with pytest.raises(error if isinstance(error, type) else type(error)):
+        remote_launch.launch("train", plan, head, place, 0.0)
+    assert done == ["start", "stop", "dismiss b"]

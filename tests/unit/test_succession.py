@@ -131,6 +131,32 @@ def test_nobody_is_appointed_while_the_terminal_s_choice_may_still_begin(
     assert keeper.lease.standby == "b" and keeper.until == 0.0, "from now on its silence counts"
 
 
+def test_on_a_fleet_of_one_host_nobody_is_looked_for(keeper: Succession) -> None:
+    fleet: Any = keeper.fleet
+    fleet.leads = True
+    backend: Any = SimpleNamespace(head=lambda: fleet)
+    assert isinstance(failover.kept(backend, keeper.lease), Succession)
+    fleet.transport.hosts = HOSTS[:1]
+    assert not isinstance(failover.kept(backend, keeper.lease), Succession)
+
+
+def test_that_no_host_can_stand_by_is_said_once_and_ends_no_thread(
+    keeper: Succession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries = list[int]()
+
+    def appoint(self: Succession) -> None:
+        tries.append(1)
+        raise (OSError if len(tries) % 2 else BackendError)("no route to host")
+
+    monkeypatch.setattr(Succession, "_appoint", appoint)
+    with keeper:
+        until(lambda: len(tries) > 3)
+        assert keeper.thread.is_alive()
+    assert not keeper.thread.is_alive()
+    assert capsys.readouterr().out.count("no route to host") == 1
+
+
 def test_a_standby_that_leads_now_itself_does_not_stand_by(keeper: Succession) -> None:
     keeper.look(Standby(platform.node(), 7, 1, 1.0))
     keeper.look(Standby(platform.node(), 7, 1, 2.0))
