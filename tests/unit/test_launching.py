@@ -24,12 +24,13 @@ from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.health.lease import Holder, Launching, Lease, newest_holder
 from trainfleet.hosts.gate import Bandwidth, GateReport
 from trainfleet.hosts.host_results import Host, Result
-from trainfleet.launch import launching, remote_launch
+from trainfleet.launch import execution, launching, remote_launch
 from trainfleet.launch.launching import mine
 from trainfleet.run.claims import ROOM, rewrite
 from trainfleet.run.run_folder import run_of
 from trainfleet.storage import s3
 from trainfleet.trust.errors import BackendError
+from trainfleet.watch import monitor
 from verbs import begin, enter, finish, write_text
 
 SLOWLY = """
@@ -362,3 +363,23 @@ def test_a_launcher_that_is_waited_for_no_more_is_ended_first(
     with pytest.raises(error if isinstance(error, type) else type(error)):
         remote_launch.launch("train", plan, head, place, 0.0)
     assert done == ["start", "stop", "dismiss b"]
+
+
+def test_a_tokenizer_may_be_silent_for_long_only_until_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = dict[str, Any]()
+
+    def execute(self: object, request: object, live: object, running: object, **more: Any) -> bool:
+        told.update(more, live=live)
+        return True
+
+    monkeypatch.setattr(execution.Launch, "_execute", execute)
+    config = SimpleNamespace(name="x", data=SimpleNamespace(store=None))
+    unused = cast(Any, None)
+    launch = execution.Launch(cast(Any, SimpleNamespace(config=config)), unused, unused, unused, 0)
+    job = SimpleNamespace(kind="tokenize", folder=tmp_path, name="text", after="")
+    assert launch.do(cast(Any, SimpleNamespace(job=job)), None)
+    assert told["still"]() == monitor.STILL
+    told["live"].progress = SimpleNamespace(bytes_total=9)
+    assert told["still"]() == monitor.STUCK < monitor.STILL
