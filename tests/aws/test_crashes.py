@@ -66,7 +66,7 @@ def test_a_folder_here_that_is_in_use_keeps_no_machine_alive(
     monkeypatch.setattr(cleaning, "is_locked", lambda folder: True)
     monkeypatch.setattr(cleaning, "_runs", lambda: [Path("runs/another")])
     code, told = world.type("clean", "YES=1")
-    assert code == 1 and "still at work: runs/another" in told and not world.ours, told
+    assert code == 1 and "still running: runs/another" in told and not world.ours, told
 
 
 @pytest.mark.parametrize("action", ["cloudformation:DeleteStack", "ec2:DeleteLaunchTemplate"])

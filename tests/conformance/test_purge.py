@@ -184,7 +184,7 @@ def test_a_purge_beside_another_config_s_run_leaves_that_run_alone(
             time.sleep(0.1)
         with suppress(
             AssertionError
-        ):  # it is refused where both run folders are on this machine: "still at work"
+        ):  # it is refused where both run folders are on this machine: "still running"
             desk.type("clean", "PURGE=1", "YES=1")
         running.result()
         assert "finished" in desk.type("status", theirs)

@@ -183,10 +183,10 @@ def test_a_closed_laptop_changes_nothing(
     assert "running" in cockpit.type("status")
     assert "rank 0" in cockpit.type("logs")
     output = cockpit.type("train")
-    assert "is at work on node0" in output and cockpit.results()["status"] == "finished", output
+    assert "is running on node0" in output and cockpit.results()["status"] == "finished", output
     assert cockpit.losses() == whole and not cockpit.events("restarted")
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    told("the laptop closed", None, 0, 0, "equal", "`make train` looks on again")
+    told("the laptop closed", None, 0, 0, "equal", "`make train` follows it again")
 
 
 @pytest.mark.timeout(300)

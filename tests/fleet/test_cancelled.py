@@ -77,7 +77,9 @@ def test_a_launch_at_its_gate_is_seen_and_cancelled_from_another_machine(
     first = begin(here, "train", python=slowly(here, 10))
     until(lambda: (run / "head.json").exists())
     second = enter(elsewhere, "train")
-    assert "soon is being launched: make train, typed by root" in second and "looking on" in second
+    assert (
+        "soon is being launched: make train, typed by root" in second and "following it" in second
+    )
     finish(first)
 
     shutil.rmtree(run)

@@ -164,7 +164,7 @@ def test_a_launch_is_gone_with_its_process_at_once_here_and_elsewhere_once_it_is
     for shown in (number_used_again, elsewhere):
         here.show(shown)
         os.utime(here.run.folder / "head.json", (time.time() + 3600, time.time() + 3600))
-        assert "nothing was heard of it" in launching.gone(here, shown)
+        assert "it has been silent for" in launching.gone(here, shown)
         renewing = threading.Timer(0.2, here.show, [replace(shown, beat=1)])
         renewing.start()
         assert launching.gone(here, shown) == ""

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateReport:
-    """The gate's report on the nodes of a start, from what they have left in its folder."""
+    """The gate's report on the nodes of a start, from the files that they left in its folder."""
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
@@ -110,7 +110,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
 
 
 def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
-    """Why the bandwidth test has no result: by host, its last error."""
+    """Returns why the bandwidth test has no result: by host, its last error."""
     errors = {
         host: words
         for host, text in zip(hosts, said, strict=True)
@@ -129,12 +129,12 @@ def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
 
 
 def _plain(log: Path) -> str:
-    """What ranks and node have written, without the stamps."""
+    """Returns the lines of ranks and node, without the stamps."""
     return "\n".join(line.partition(" | ")[2] for line in _text(log).splitlines())
 
 
 def _text(path: Path) -> str:
-    """What stands in a file of this start; "" where there is none."""
+    """Returns the text of a file of this start; "" if it is missing."""
     try:
         return read_end(path, LARGEST)
     except FileNotFoundError:

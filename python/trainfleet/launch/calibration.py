@@ -45,8 +45,8 @@ class Lesson:
 
 
 def experience_of(config: Config) -> Experience | None:
-    """That of runs like this one: of the same layout, else of the same model, else of the same
-    hardware; None without any.
+    """Returns that of runs like this one: of the same layout, else of the same model, else of the
+    same hardware; None without any.
 
     The same layout corrects the whole step; another one corrects each group of parts separately, as
     their shares differ.
@@ -66,7 +66,7 @@ def experience_of(config: Config) -> Experience | None:
 
 
 def _lessons(config: Config) -> Iterator[Lesson]:
-    """What the newest runs on the hardware of `config` teach."""
+    """Returns the corrections from the newest runs on the hardware of `config`."""
     written = {path.parent: path.stat().st_mtime_ns for path in RUNS.glob("*/results.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True)[:NEWEST]:
         lesson = _read(folder, written[folder])

@@ -1,9 +1,9 @@
-"""Compiles ahead of training: a run of its own, of a few steps, fills the cache of compiled
+"""Compiles ahead of training: a separate run of a few steps fills the cache of compiled
 programs that all nodes share.
 
 It is named after all that its programs depend on: `compile-<12 digits>`. So any machine that sees
 the runs knows whether the cache is warm, two runs that compute the same compile once, and what
-changes a program, such as another micro-batch, compiles anew. The compiler's own cache knows each
+changes a program, such as another micro-batch, compiles again. The compiler's own cache knows each
 program by its version, flags and graph, and compiles none twice.
 """
 
@@ -37,7 +37,7 @@ from .training import train
 
 # what decides which programs there are, beside the config
 WRITTEN_IN = ("engine", "models", "devices")
-# Of `train`: what is no part of any program, or a number that is given to one.
+# Of `train`: keys that no program contains, or a number that is given to one.
 GIVEN = (
     "steps",
     "learning_rate",
@@ -60,20 +60,20 @@ GIVEN = (
 
 
 def require(config: Config) -> None:
-    """ConfigError where nothing of a run is compiled, or nothing would keep it."""
+    """Raises ConfigError if a run compiles no program, or if no folder would keep it."""
     if compiles_ahead(config) or config.train.compile:
         return
     why = "false: nothing is compiled then; true works"
     if node_types.device_of(config.fleet.stack) == "neuron":
         why = (
             "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make "
-            "train compiles as it goes on"
+            "train compiles while it trains"
         )
     raise ConfigError.of("train.compile", why, next="make train")
 
 
 def is_due(config: Config) -> bool:
-    """Whether training this would begin with compiling that a job of its own can do before."""
+    """Tells whether training this would begin with compiling that a separate job can do before."""
     if was_handed_over():  # on a head: the command that was typed has seen to it
         return False
     return (
@@ -85,7 +85,7 @@ def is_due(config: Config) -> bool:
 
 
 def is_warm(config: Config) -> bool:
-    """Whether the run that compiles for this one has finished, as the machines that keep runs
+    """Tells whether the run that compiles for this one has finished, as the machines that keep runs
     know.
     """
     run, backend = run_of(name_of(config)), backend_of(config)
@@ -124,7 +124,7 @@ def compile_ahead(
 
 
 def outlook(config: Config) -> list[str]:
-    """What `make plan` says of it."""
+    """Returns the words of `make plan` on it."""
     behind = "; training is queued behind it" if can_wait(config) else ""
     return [
         "",
@@ -153,7 +153,7 @@ def name_of(config: Config) -> str:
 
 
 def expected_duration(config: Config) -> str:
-    """How long it will take, by what others took, in words."""
+    """Says how long it will take, by the times of others."""
     taken = [
         seconds
         for path in RUNS.glob("compile-*/results.json")

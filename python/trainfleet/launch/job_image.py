@@ -29,7 +29,7 @@ NONE = "none"  # of fleet.image
 
 
 def recipe_for(config: Config) -> ImageRecipe:
-    """What the image of this config's stack is made of."""
+    """Returns the parts of the image of this config's stack."""
     fleet = config.fleet
     recipe = recipe_of(load_stack(fleet.stack), fleet.base_image or "", code_files(fleet.backend))
     return replace(recipe, arguments=(*recipe.arguments, *BACKENDS[fleet.backend].image_arguments))
@@ -114,7 +114,7 @@ def _begin(config: Config) -> tuple[ImageRecipe, Builder]:
 
 
 def require_image(config: Config) -> None:
-    """Refuses what no node could run, before any is started: for what is in ECR, by its own
+    """Refuses an image that no node could run, before any is started: one in ECR by its own
     configuration.
 
     Raises:

@@ -110,13 +110,13 @@ def launching(config: Config, verb: str) -> Iterator[None]:
 
 
 def leads(run: Run) -> None:
-    """The launcher of a run has taken its lease: from now on that shows that the run is at work."""
+    """The launcher of a run has taken its lease: from now on that shows that the run is led."""
     if phase := _open.get(run.name):
         phase.end(begun=True)
 
 
 def is_cancelled() -> bool:
-    """Whether a launch of this process was cancelled."""
+    """Tells whether a launch of this process was cancelled."""
     return any(phase.cancelled for phase in _open.values())
 
 
@@ -129,7 +129,7 @@ def mine(command: str) -> Launching:
 
 
 def _begin(place: Place, config: Config, shown: Launching) -> bool:
-    """Shows this launch; False for a run that is at work: the command joins that, or refuses."""
+    """Shows this launch; False for a run that is led: the command joins that, or refuses."""
     with suppress(BackendError):  # which the launch itself explains better, by host
         place.refresh()
     if place.is_running():
@@ -142,7 +142,7 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
     if not backend_of(config).hands_over:
         what = f"the run {config.name} is being launched already"
         raise BackendError(what, where=str(before), next="make stop cancels it")
-    print(f"{config.name} is being launched: {before}; looking on", flush=True)
+    print(f"{config.name} is being launched: {before}; following it", flush=True)
     while under_way(place):
         time.sleep(PACE / 2)
     place.refresh()
@@ -154,13 +154,13 @@ def _begin(place: Place, config: Config, shown: Launching) -> bool:
 
 
 def under_way(place: Place) -> Launching | None:
-    """The launch of a run that has no launcher yet; None where there is none."""
+    """Returns the launch of a run that has no launcher yet; None if it has no launch."""
     found = place.launching()
     return found if found and not gone(place, found) else None
 
 
 def gone(place: Place, found: Launching) -> str:
-    """Why the command of a launch is no more; "" while it goes on. No clocks are compared: a
+    """Returns why the command of a launch is gone; "" while it lives. No clocks are compared: a
     renewal is waited for.
     """
     if f" on {platform.node()} (process" in found.words:
@@ -173,7 +173,7 @@ def gone(place: Place, found: Launching) -> str:
         now = place.launching()
         if now is None or now.beat != found.beat:
             return "" if now else "it has ended"
-    return f"nothing was heard of it for {QUIET:.0f} s"
+    return f"it has been silent for {QUIET:.0f} s"
 
 
 def cancel(place: Place, run: Run, found: Launching) -> bool:

@@ -55,7 +55,7 @@ def evaluate(variables: Mapping[str, str], tasks: str) -> int:
 
 def require_known(tasks: str, known: list[str]) -> None:
     """Raises ConfigError for tasks that are not among the known ones, each with the nearest; passes
-    where none is known.
+    if no list is known.
     """
     named = [task.strip() for task in tasks.split(",")]
     unknown = [

@@ -77,8 +77,8 @@ def room_of(config: Config) -> Room | None:
 
 
 def warnings(config: Config) -> list[str]:
-    """What works and should be known: what a resume changes, and more memory than this machine can
-    spare now.
+    """Returns warnings about what works: what a resume changes, and more memory than this machine
+    can spare now.
 
     Raises:
         RunError: the run can't go on with this config.
@@ -122,8 +122,8 @@ def preset_notes(config: Config) -> list[str]:
 
 
 def resumption(config: Config, run: Run) -> list[str]:
-    """What changes as the run goes on from its newest checkpoint, or has no use in what it begins
-    from; a line each.
+    """Names the changes as the run continues from its newest checkpoint, or the unused parts of the
+    model from which it begins; a line each.
 
     Raises:
         RunError: naming what may not change.
@@ -159,8 +159,8 @@ def try_addresses(config: Config) -> None:
 
 
 def _is_on_shared_disk(config: Config) -> bool:
-    """Whether this machine sees what train.init_from names as the nodes do: an absolute path may be
-    on a disk of theirs.
+    """Tells whether this machine sees what train.init_from names as the nodes do: an absolute path
+    may be on a disk of theirs.
     """
     backend, address = backend_of(config), Path(config.train.init_from or "/")
     return (

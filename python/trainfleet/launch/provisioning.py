@@ -51,7 +51,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
 
 
 def pinned(config: Config) -> tuple[pins.Pin, ...]:
-    """What machines that setup makes and an image that is built take from indexes."""
+    """Returns what new machines and a built image take from indexes."""
     return pins.of(config, backend_of(config).machines().system, config.fleet.image == BUILD)
 
 
@@ -82,13 +82,13 @@ def _require_own(config: Config, does: str) -> None:
 
 
 def planned(config: Config) -> tuple[Artifact, ...]:
-    """What `make_ready` would do now."""
+    """Returns the actions of `make_ready` now."""
     return () if is_guest(config) else backend_of(config).machines().changes()
 
 
 def prospect(config: Config, needs: Estimate) -> Prospect:
-    """What `make setup` would do to the machines, as far as a plan can know it; it says what the
-    indexes have of the pins.
+    """Returns the actions of `make setup` on the machines, as far as a plan can know it; it says
+    what the indexes have of the pins.
     """
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
@@ -105,7 +105,7 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
 
 
 def inherited(config: Config) -> str:
-    """What a job gets of the environment of whoever submits it, as a line of a plan."""
+    """Says which variables a job gets from whoever submits it, as a line of a plan."""
     return (
         "of your environment a job gets: "
         f"{', '.join((*backend_of(config).inherits, *config.fleet.secrets)) or 'nothing'}"
@@ -120,7 +120,7 @@ def exact(config: Config) -> list[Request]:
 
 
 def shares_one_machine(config: Config) -> bool:
-    """Whether all nodes are played by this machine, and share its cores."""
+    """Tells whether all nodes are played by this machine, and share its cores."""
     return backend_of(config).is_here
 
 
@@ -145,7 +145,7 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
-    """A line a host with what is wrong, then the fabric, and what to type."""
+    """Prints a line per host with its faults, then the fabric, and what to type."""
     from ..hosts.gate import examine as examine_fleet
     from ..hosts.host_table import Board
 
@@ -171,7 +171,7 @@ def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
         return 0
     inside = ",".join(host.name for host in quarantine.held(transport.hosts))
     print(
-        "next: mend what is named "
+        "next: correct the faults "
         f"above{f'; then make doctor LIFT={inside}' if inside else ', then make doctor'}"
     )
     return 1
@@ -191,8 +191,8 @@ def look(config: Config, facts: Mapping[Host, Facts]) -> tuple[list[str], bool]:
 def collectives(
     transport: Transport, config: Config, facts: Mapping[Host, Facts]
 ) -> tuple[list[str], list[Finding]]:
-    """What Neuron's own trial of its links says, where the nodes have NeuronCores; what is wrong is
-    among the words too.
+    """Returns the words of Neuron's own trial of its links, if the nodes have NeuronCores; faults
+    are among the words too.
     """
     from ..hosts.collectives import is_for, try_collectives
     from ..hosts.fleet import wanted_of
@@ -252,9 +252,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
 
 
 def described(facts: Mapping[str, Facts]) -> list[str]:
-    """What the nodes have, those that are alike together; nothing of nodes without anything but
-    cores.
-    """
+    """Describes the nodes, those that are alike together; nodes with cores alone are left out."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, fact in facts.items():
         if fact.gpus or set(fact.bus) & {"nvidia", "amd", "gaudi"}:

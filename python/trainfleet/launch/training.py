@@ -73,7 +73,7 @@ def train(plan: Plan, started: float, summarize: bool = True, sequel: Sequel | N
 
 
 def require_same(config: Config, run: Run) -> None:
-    """Refuses what the ranks would: to go on with a run as another one. Its folder stays as it is.
+    """Refuses what the ranks would: to continue a run as another one. Its folder stays as it is.
 
     Raises:
         RunError: naming what differs.
@@ -84,7 +84,7 @@ def require_same(config: Config, run: Run) -> None:
 
 
 def mend_finished(plan: Plan, run: Run) -> None:
-    """Writes a finished run's config.yaml anew where it was lost or damaged: the verbs that use its
+    """Writes a finished run's config.yaml again if it was lost or damaged: the verbs that use its
     model need it.
 
     Raises:
@@ -92,7 +92,7 @@ def mend_finished(plan: Plan, run: Run) -> None:
     """
     saved = str(run.read_results().get("last_checkpoint") or "")
     if saved and not store_at(saved.rpartition("/")[0]).steps():
-        then = "bring them back; or train it anew: make clean PURGE=1, then make train"
+        then = "bring them back; or train it again: make clean PURGE=1, then make train"
         raise RunError(
             "is finished, and its checkpoints are gone",
             where=str(run.folder),
@@ -114,7 +114,7 @@ def require_able(config: Config, run: Run) -> None:
 
 
 def lead(launch: Launch) -> int:
-    """The command's exit code, once nothing of the run is running any more."""
+    """Returns the command's exit code, once no process of the run is left."""
     run, config, predecessor = launch.run, launch.config, launch.lease.predecessor
     found = launch.following()
     if found is None:
@@ -161,7 +161,7 @@ def prepare(plan: Plan, run: Run) -> None:
 
 
 def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
-    """Leaves in results.json what is known of a run before its ranks say more, and `state`."""
+    """Leaves in results.json the known facts of a run before its ranks say more, and `state`."""
     fleet, training = plan.config.fleet, plan.config.train
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
@@ -202,7 +202,7 @@ def require_compiled(run: Run, ahead: bool) -> None:
 
 
 def restarts_of(run: Run, predecessor: Holder | None) -> int:
-    """How often the run has been restarted, now that the launcher before this one, if one did, died
+    """Counts the restarts of the run, now that the launcher before this one, if one did, died
     at its work.
     """
     if predecessor is None:
@@ -234,16 +234,16 @@ def export(run: Run, config: Config) -> int:
 
 
 def spending(run: Run) -> dict[str, object]:
-    """The ledger of the run's seconds for results.json; {} if there is none."""
+    """Returns the ledger of the run's seconds for results.json; {} if it has none."""
     spent = ledger(run.read_events(), run.read_metrics())
     return {"ledger": spent, "goodput": goodput(spent)} if spent else {}
 
 
 def report(run: Run, config: Config, status: str) -> None:
-    """Leaves status and cost in results.json, and plots and report.html of what has been logged,
+    """Leaves status and cost in results.json, and plots and report.html of the log so far,
     also of a run that failed.
 
-    A disk that is full fails none of it: the run is what matters, and `make report` draws again.
+    A full disk does not end it: the run is what matters, and `make report` draws again.
     """
     try:
         bill = backend_of(config).bill()

@@ -8,9 +8,10 @@ made it: the number of links of the file that was to be linked tells (open(2), u
 would not do: flock(2) of a host that has died lives on at the server for 90 s and more, and Lustre
 may be mounted without it.
 
-A file that is rewritten in place has the same length each time, and is read by opening it anew: a
-client of NFS or Lustre asks the server then. One that were replaced (rename) could be seen for
-seconds as it was, by a client that remembers where its name led; and a listing, for up to a minute.
+A file that is rewritten in place has the same length each time, and readers open it again each
+time: a client of NFS or Lustre then asks the server. One that were replaced (rename) could be
+seen for seconds as it was, by a client that remembers where its name led; and a listing, for up to
+a minute.
 """
 
 from __future__ import annotations

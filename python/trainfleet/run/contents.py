@@ -1,7 +1,7 @@
-"""What the program writes into the folders of runs and datasets, and into the folder that hosts
-share: a row a kind of file.
+"""Lists the files that the program writes into the folders of runs and datasets, and into the
+folder that hosts share: a row per kind of file.
 
-Backends take the paths of what they write from these rows. `make clean` reads them, here, on hosts
+Backends take the paths of their files from these rows. `make clean` reads them, here, on hosts
 and in S3: what no row declares is somebody else's, and stays. A name is a path in the folder:
 {words} stand for what differs, and a name that ends with a slash for a folder with all that is in
 it. Standard library only.
