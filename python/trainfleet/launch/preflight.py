@@ -118,7 +118,7 @@ def warnings(config: Config) -> list[str]:
 def preset_notes(config: Config) -> list[str]:
     """Names the keys that this program does not use of the folder that model.preset names."""
     preset = config.model.preset
-    return [] if preset in (None, *PRESETS) else [*init_from.unused_keys(folder_of(preset))]
+    return [*init_from.unused_keys(folder_of(preset))] if preset and preset not in PRESETS else []
 
 
 def resumption(config: Config, run: Run) -> list[str]:

@@ -42,9 +42,7 @@ SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """Reports that this machine reaches no other host of the fleet, and that a standby host will
-    take over.
-    """
+    """Reports that this machine reaches no other host, and that a standby host will take over."""
 
 
 @dataclass(frozen=True)
