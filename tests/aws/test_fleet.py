@@ -53,6 +53,8 @@ def test_a_fleet_is_made_found_and_taken_down_and_what_others_have_stays(
     fleet, said = make(config)
     assert [node.slot for node in fleet.nodes()] == [0, 1] and fleet.head() and fleet.mount()
     assert any(line.startswith("Node1 made EC2 Instance i-") for line in said)
+    order = [line.split()[0] for line in said if " made " in line]
+    assert order.index("FileSystem") < order.index("Node0"), "what costs most is paid for last"
     assert not any("CloudFormation Stack" in line for line in said), (
         "the stack's own events are no resource's"
     )

@@ -16,6 +16,7 @@ from ..config import Config
 from ..process.install_paths import ROOT
 from .instance_networking import PLAIN, interfaces
 from .template_inputs import Inputs, pairs
+from .template_storage import makes_file_system
 from .vpc import Resource, Resources, after, attribute, ref, resource, subnet
 
 SCRIPTS = ROOT / "scripts"
@@ -40,6 +41,8 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
             "AWS::EC2::KeyPair", KeyName=name, PublicKeyMaterial=ref("PublicKey")
         )
     found["Template"] = _template(_node_data(config, inputs, tags), tags)
+    if makes_file_system(config):  # takes ten minutes, in which no node is to be paid for
+        found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
     return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
 

@@ -76,7 +76,8 @@ def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spen
     """Of a stack of instances: every node is paid for from its making on."""
     fleet, kind = config.fleet, config.fleet.node_type
     before = {
-        "file system" if has_file_system(config) else "stack": True,
+        "file system": has_file_system(config),
+        "stack": True,
         "host keys": True,
         fleet.device: fleet.device in STAGES,
         "efa": kind and kind.efa and fleet.nodes > 1,
