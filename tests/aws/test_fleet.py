@@ -336,7 +336,7 @@ def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(
     account.throttled, account.expires_at = lambda _: False, None
     fleet, said = make(config)
     assert (
-        any("as another command began it; looking on" in line for line in said)
+        any("as another command began it; following it" in line for line in said)
         and len(ids(fleet)) == 2
         and len(account.stacks) == 1
     )
