@@ -156,10 +156,7 @@ def test_its_price_is_in_the_plan_before_and_after_it_is_bought(
     assert "96.00  the cheapest capacity block of 24 h on offer; make setup buys it with YES=1" in (
         words := plan()
     )
-    assert (
-        "no capacity block is held for the nodes\n    next: make setup shows what is offered"
-        in words
-    )
+    assert "no capacity block is held for the nodes\n    next: make setup shows the offers" in words
     account.no_credentials = True
     assert (
         "2,641.92  a capacity block of 24 h at the on-demand list price; make setup shows the offers"

@@ -427,7 +427,7 @@ def test_a_key_of_another_account_is_told_in_the_plan(
     )
     account(DescribeKey={"KeyMetadata": {"KeyState": "Enabled"}})
     assert (
-        "it is another account's, whose policy must let"
+        "it is another account's; have its policy let"
         in told(config, replace(INPUTS, engine="sagemaker"))
     ) == is_told
 

@@ -41,7 +41,7 @@ def test_what_has_a_template_is_not_refused(name: str, config: Any) -> None:
         (
             {"ssh_from": ("300.1.1.1/32",), "head": "c7i.xlarge"},
             "fleet.aws.ssh_from",
-            "is no network",
+            "is not a network",
         ),
         (
             {"ssh_from": ("203.0.113.7/24",), "head": "c7i.xlarge"},

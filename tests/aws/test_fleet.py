@@ -53,6 +53,8 @@ def test_a_fleet_is_made_found_and_taken_down_and_what_others_have_stays(
     fleet, said = make(config)
     assert [node.slot for node in fleet.nodes()] == [0, 1] and fleet.head() and fleet.mount()
     assert any(line.startswith("Node1 made EC2 Instance i-") for line in said)
+    order = [line.split()[0] for line in said if " made " in line]
+    assert order.index("FileSystem") < order.index("Node0"), "what costs most is paid for last"
     assert not any("CloudFormation Stack" in line for line in said), (
         "the stack's own events are no resource's"
     )
@@ -334,7 +336,7 @@ def test_credentials_that_expire_on_the_way_are_said_and_the_same_again_goes_on(
     account.throttled, account.expires_at = lambda _: False, None
     fleet, said = make(config)
     assert (
-        any("as another command began it; looking on" in line for line in said)
+        any("as another command began it; following it" in line for line in said)
         and len(ids(fleet)) == 2
         and len(account.stacks) == 1
     )

@@ -1,5 +1,5 @@
-"""Why a Batch job waits, or would wait for ever: Batch's reason for the head of the queue, or else
-the state of its queue and environment.
+"""Explains why a Batch job waits, or would wait for ever: Batch's reason for the head of the queue,
+or else the state of its queue and environment.
 
 Codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
@@ -103,7 +103,7 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the queue takes jobs, and has an environment for that many such nodes."""
+    """Checks whether the queue takes jobs, and has an environment for that many such nodes."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
         then = "make setup makes one; or fleet.batch.queue names yours"
@@ -118,7 +118,7 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
 
 
 def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
-    """Whether one of these environments can run the job, on so many nodes."""
+    """Checks whether one of these environments can run the job, on that many nodes."""
     unfit = [(one, unfitness(config, one)) for one in found]
     nodes, vcpus = (
         config.fleet.nodes,
@@ -140,8 +140,8 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
-    """Why a compute environment can't run a multi-node job on the config's instance type; "" when
-    it can.
+    """Tells why a compute environment can't run a multi-node job on the config's instance type; ""
+    when it can.
 
     https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
     """

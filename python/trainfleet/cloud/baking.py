@@ -34,7 +34,7 @@ class Baked:
     why: str = ""
 
     def lack(self, config: Config) -> str:
-        """Why the config's next machines can't be made from it; "" where they can."""
+        """Tells why the config's next machines can't be made from it; "" if they can."""
         wanted, most = versions(config), config.fleet.aws.volume_gib
         if not self.lock:
             return "it is unfinished"
@@ -46,7 +46,7 @@ class Baked:
 
 
 def versions(config: Config) -> str:
-    """What names all that setup brings to a node, and what it begins from: the stack's versions and
+    """Identifies everything that setup brings to a node, and its base: the platform's versions and
     its image.
     """
     stack = load_stack(config.fleet.stack)
@@ -75,8 +75,8 @@ def _baked(id_: str, tags: Mapping[str, str], row: Mapping[str, Any]) -> Baked:
 
 
 def fitting(config: Config, calls: Calls) -> Baked | None:
-    """The image that the fleet's next machines are made from, where one was baked and
-    fleet.aws.image names none.
+    """Finds the baked image that the fleet's next machines are made from, unless fleet.aws.image
+    names one.
     """
     if config.fleet.aws.image:
         return None

@@ -1,7 +1,7 @@
 """Checks before anything is made or a job is submitted: this machine's key and programs;
 permissions, quotas, reservation, network, keys, buckets, roles.
 
-One way for all engines: each check yields obstacles, with the command that mends each. A check for
+One way for all engines: each check yields obstacles, with the command that helps. A check for
 which these credentials lack permission blocks nothing.
 """
 
@@ -81,7 +81,7 @@ def of_kind(kind: Engine) -> Iterator[Check]:
 
 
 def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether this machine has what reaching the nodes needs: a key, and the programs of SSH
+    """Checks whether this machine can reach the nodes: it needs a key, and the programs of SSH
     through SSM.
     """
     aws, own = config.fleet.aws, config.fleet.ssh.key
@@ -106,7 +106,7 @@ def here(config: Config, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def programs() -> Iterator[Obstacle]:
-    """Whether this machine has what SSH through SSM needs."""
+    """Checks whether this machine has the programs of SSH through SSM."""
     for program in PROGRAMS:
         if not shutil.which(program):
             then = (
@@ -121,17 +121,15 @@ def _tried(check: Check, config: Config, calls: Calls, inputs: Inputs) -> Iterat
         yield from check(config, calls, inputs)
     except CloudError as error:
         if error.code in DENIED:
-            yield Obstacle(
-                f"not looked at, as {error.what}: "
-                f"{str(getattr(check, 'func', check).__doc__).partition(':')[0].rstrip('.')}",
-                blocks=False,
-            )
+            words = str(getattr(check, "func", check).__doc__).removeprefix("Checks ").split()
+            subject = " ".join(words).partition(":")[0].rstrip(".")
+            yield Obstacle(f"not looked at, as {error.what}: {subject}", blocks=False)
         else:
             raise
 
 
 def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """What the caller may do."""
+    """Checks what the caller may do."""
     try:
         missing = permissions.denied(config, calls, inputs)
     except CloudError as error:
@@ -145,11 +143,11 @@ def allowed(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def reservation(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the reservation has room for the nodes now, of their type and in their zone."""
+    """Checks whether the reservation has room for the nodes now, in their type and zone."""
     if capacity_of(config) == "block" and not config.fleet.aws.reservation:
         yield Obstacle(
             "no capacity block is held for the nodes",
-            "make setup shows what is offered, and buys it with YES=1",
+            "make setup shows the offers, and buys one with YES=1",
         )
     elif row := reservation_of(config, calls):
         yield from _against(row, config, calls, inputs)
@@ -198,7 +196,7 @@ def _against(
 
 
 def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether disks that the account encrypts by itself can be made with its key."""
+    """Checks whether disks that the account encrypts automatically can be made with its key."""
     if not calls("ec2", "GetEbsEncryptionByDefault").get("EbsEncryptionByDefault"):
         return
     key = str(calls("ec2", "GetEbsDefaultKmsKeyId")["KmsKeyId"])
@@ -217,12 +215,12 @@ def disks(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether fleet.sagemaker.kms_key can be used."""
+    """Checks whether fleet.sagemaker.kms_key can be used."""
     if key := config.fleet.sagemaker.kms_key:
         yield from key_of(f"fleet.sagemaker.kms_key {key}", key, calls)
         if key.startswith("arn:") and key.split(":")[4] != inputs.account:
             what = (
-                f"fleet.sagemaker.kms_key {key}: it is another account's, whose policy must "
+                f"fleet.sagemaker.kms_key {key}: it is another account's; have its policy "
                 "let the job's role use it"
             )
             yield Obstacle(
@@ -233,7 +231,9 @@ def kms(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
-    """What is against a KMS key: it is not there, is not enabled, or is shut to this account."""
+    """Yields what is wrong with a KMS key: it does not exist, is not enabled, or is shut to this
+    account.
+    """
     theirs = key.split(":")[4] if key.startswith("arn:") else ""
     try:
         state = calls("kms", "DescribeKey", KeyId=key)["KeyMetadata"].get("KeyState", "Enabled")
@@ -256,7 +256,7 @@ def key_of(where: str, key: str, calls: Calls) -> Iterator[Obstacle]:
 
 
 def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the key pair that the config names is there."""
+    """Checks whether the config's key pair exists."""
     name = config.fleet.aws.key_pair
     try:
         if name:
@@ -272,8 +272,8 @@ def key_pair(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]
 
 
 def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether buckets of yours are there and in the region: FSx is linked to no other, and what
-    leaves a region costs money.
+    """Checks whether your buckets exist in the region: FSx takes no other, and traffic between
+    regions costs money.
     """
     addresses = {
         "checkpoint.destination": config.checkpoint.destination,
@@ -310,7 +310,7 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 def role(
     arn: str, service: str, allowed: Statements, config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Whether a role of yours is there, trusts the service, and may do what a run does by it."""
+    """Checks whether your role exists, trusts the service, and may do what a run does with it."""
     name = arn.rpartition("/")[2]
     try:
         trust = calls("iam", "GetRole", RoleName=name)["Role"].get("AssumeRolePolicyDocument", {})

@@ -1,9 +1,9 @@
-"""How nodes read their tokens: from FSx, streamed from S3, or copied to each node's own disks
-first; and what each takes.
+"""Estimates how nodes read their tokens: from FSx, streamed from S3, or copied to each node's disks
+first.
 
 Rates: S3 gives one request about 85 to 90 MB/s and a prefix 5,500 GET a second (S3's user guide,
 "Best practices design patterns"); a reader has eight of them under way (data/cache.py). FSx:
-template_storage.py. What is read is small beside that: a token is two bytes, or four. So the time
+template_storage.py. Tokens need little of that: one is two bytes, or four. So the time
 to the first batch decides, and how often the data crosses the network again.
 """
 
@@ -50,7 +50,7 @@ def _width(config: Config) -> int:
 
 
 def node_rate(config: Config) -> float:
-    """What a node gets from S3, in bytes/s."""
+    """Returns what a node gets from S3, in bytes/s."""
     row = config.fleet.node_type
     return min(REQUEST * AT_ONCE, (row.network_gbps if row else 10) / 8 * 1e9)
 
@@ -78,7 +78,7 @@ def ways(config: Config) -> Iterator[DataAccess]:
 
 
 def choose(config: Config) -> tuple[DataAccess, str]:
-    """The way that is taken, and why. What the config says of data.store is what is done."""
+    """Chooses the way to the data, and says why. data.store decides it, if the config sets it."""
     found = {way.name: way for way in ways(config)}
     stream, copy = found["S3 stream"], found.get(COPY)
     if not config.data.store and (own := found.get("FSx") or found.get("shared folder")):
@@ -95,7 +95,7 @@ def choose(config: Config) -> tuple[DataAccess, str]:
 
 
 def copies(config: Config) -> bool:
-    """Whether each node brings the dataset to its own disks before its ranks read it
+    """Tells whether each node copies the dataset to its disks before its ranks read it
     (data/local_copy.py).
     """
     return bool(config.data.store) and choose(config)[0].name == COPY
@@ -106,7 +106,7 @@ def _soon(seconds: float) -> str:
 
 
 def describe(config: Config, tokens_per_second: float | None) -> Iterator[str]:
-    """What `make plan` says of it: the way, why, the others, and what is asked of S3."""
+    """Describes it for `make plan`: the way, why, the others, and the requests to S3."""
     chosen, why = choose(config)
     yield f"  {chosen.name}: {why}; first batch after {_soon(chosen.seconds)}"
     for way in ways(config):

@@ -111,8 +111,8 @@ def discover(
     is_made: bool = False,
     engine: str = "",
 ) -> Inputs:
-    """What a template for this zone needs to know. `is_made`: there is a stack already, and a
-    bucket of ours is its own.
+    """Looks up what a template for this zone needs. `is_made`: there is a stack already, and a
+    bucket of ours belongs to it.
     """
     who = calls("sts", "GetCallerIdentity")
     created = datetime.datetime.fromtimestamp(clock.now(), datetime.UTC).isoformat(
@@ -142,8 +142,8 @@ def discover(
 
 
 def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
-    """The machine image for data.instance_type, which is that of the cpu stack whatever trains; ""
-    where there is no such key.
+    """Finds the machine image for data.instance_type, which is always that of the cpu platform; ""
+    without that key.
     """
     if config.data.instance_type is None:
         return ""
@@ -152,7 +152,7 @@ def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
 
 
 def placeholders(config: Config, region: str) -> Inputs:
-    """What a template needs to know where no account can be asked: what the config says, and zeros
+    """Fills in what a template needs when no account can be asked: what the config says, and zeros
     for the rest.
     """
     aws = config.fleet.aws
@@ -239,7 +239,7 @@ def _by_name(name: str, sdk: str, calls: Calls) -> str:
 
 
 def root_of(image: str, calls: Calls) -> str:
-    """The name of the image's root device, whose size the template sets."""
+    """Returns the name of the image's root device; the template sets its size."""
     found = calls("ec2", "DescribeImages", ImageIds=[image]).get("Images", []) if image else []
     return str(found[0].get("RootDeviceName") or ROOT) if found else ROOT
 
@@ -282,7 +282,7 @@ def public_key(config: Config) -> str:
 
 
 def bucket_is_there(config: Config, calls: Calls, inputs: Inputs) -> bool:
-    """Whether the bucket that would be made was kept by an earlier make clean."""
+    """Tells whether the bucket that would be made was kept by an earlier make clean."""
     found: dict[str, str] = {}
     with passing("NoSuchBucket", "NoSuchTagSet"):
         found = tags(calls("s3", "GetBucketTagging", Bucket=bucket_of(config, inputs))["TagSet"])

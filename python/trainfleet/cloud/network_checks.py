@@ -26,7 +26,9 @@ SERVER = 1200
 
 
 def subnets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether your subnets are in the VPC and the zone, with room for the nodes and a way out."""
+    """Checks whether your subnets are in the VPC and the zone, with room for the nodes and a way
+    out.
+    """
     own = (*config.fleet.sagemaker.subnets, *filter(None, [inputs.subnet]))
     rows = {str(row["SubnetId"]): row for row in _described(calls, own)}
     for name in own:
@@ -64,7 +66,7 @@ def _placed(row: Mapping[str, Any], config: Config, inputs: Inputs) -> Iterator[
 def _roomy(
     row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Whether a subnet has addresses enough: each EFA interface that has one counts."""
+    """Checks whether a subnet has enough addresses: each EFA interface that has one counts."""
     each = 1 if inputs.plain == "yes" else addresses(config.fleet.instance_type or "")
     new = len(inputs.slots) - mine(config, calls)
     makes = makes_file_system(config) and not _has_file_system(config, calls)
@@ -82,8 +84,8 @@ def _roomy(
 def _open(
     row: Mapping[str, Any], config: Config, calls: Calls, inputs: Inputs
 ) -> Iterator[Obstacle]:
-    """Whether a subnet has a route to the Internet, from which nodes load drivers and packages, and
-    that nodes can take.
+    """Checks whether nodes can reach the Internet from a subnet, as they load drivers and packages
+    from there.
     """
     what, routes = "", _routes(calls, row)
     leads = [route for route in routes if route.get("DestinationCidrBlock") == vpc.ANYWHERE]
@@ -104,7 +106,7 @@ def _open(
 
 
 def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The routes of a subnet: those of its own table, or else of its network's main one."""
+    """Returns the routes of a subnet: those of its table, or else of its network's main one."""
     of_vpc = [{"Name": "vpc-id", "Values": [str(subnet.get("VpcId"))]}]
     tables = list(calls.pages("ec2", "DescribeRouteTables", "RouteTables", Filters=of_vpc))
     for key, value in (("SubnetId", subnet.get("SubnetId")), ("Main", True)):
@@ -115,13 +117,15 @@ def _routes(calls: Calls, subnet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _public(config: Config, subnet: Mapping[str, Any], inputs: Inputs) -> bool:
-    """Whether a node gets a public address: EC2 gives none to one of several network interfaces."""
+    """Tells whether a node gets a public address: EC2 gives none to one of several network
+    interfaces.
+    """
     is_alone = inputs.plain == "yes" or len(interfaces(config.fleet.instance_type or "")) == 1
     return bool(subnet.get("MapPublicIpOnLaunch")) and is_alone and inputs.kind.by_ssh
 
 
 def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether security groups of yours let nodes reach each other, and your file system."""
+    """Checks whether your security groups let nodes reach each other, and your file system."""
     groups = set(config.fleet.sagemaker.security_groups)
     for row in _groups(calls, groups):
         for way, key in (("in from", "IpPermissions"), ("out to", "IpPermissionsEgress")):
@@ -145,8 +149,8 @@ def walls(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def _of_file_system(system: str, calls: Calls, subnet: str) -> Iterator[Obstacle]:
-    """Whether a file system lets the subnet in: the group of nodes is new, so that only a rule by
-    address can.
+    """Checks whether a file system lets the subnet in: the group of nodes is new, so that only a
+    rule by address can.
     """
     (row,) = calls("fsx", "DescribeFileSystems", FileSystemIds=[system])["FileSystems"]
     card = row["NetworkInterfaceIds"][:1]

@@ -130,7 +130,7 @@ class Oven:
             )
 
     def _is_seen(self, image: str) -> bool:
-        """Whether the image has a snapshot by now, or within SEEN_IN."""
+        """Tells whether the image has a snapshot by now, or within SEEN_IN."""
         deadline = clock.now() + SEEN_IN
         while not (found := self.snapshots(image)) and clock.now() < deadline:
             clock.sleep(AGAIN)
@@ -185,7 +185,7 @@ class Oven:
         )
 
     def cost(self, image: str) -> str:
-        """What its snapshots hold and cost."""
+        """Describes the contents of its snapshots, and their cost."""
         kept = [cost_of("snapshot", row) for row in self.snapshots(image)]
         usd = sum(each or 0.0 for _, each in kept) * MONTH
         return f"{', '.join(what for what, _ in kept)}: ${usd:,.2f} a month by the list price"

@@ -1,9 +1,9 @@
 """The actions that making, running and removing a fleet needs, and which of them IAM's simulator
 denies the caller.
 
-Each is simulated on what it will be done to where that has a name of ours, so that a policy that
-allows `trainfleet-*` alone is enough. What a service does in the caller's name through
-CloudFormation needs the same permissions: it has no role of its own.
+Each is simulated on its resource if that has a name of ours, so that a policy for `trainfleet-*`
+only is enough. What a service does in the caller's name through CloudFormation needs the same
+permissions: it has no other role.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _rows() -> list[tuple[str, tuple[str, ...], list[str]]]:
 
 
 def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
-    """What is needed on each resource: to look at what there is, or else to make, use and remove
-    what the config says.
+    """Lists the actions on each resource: to look at what there is, or to make, use and remove what
+    the config says.
     """
     found: dict[str, list[str]] = {}
     names, here = (
@@ -72,7 +72,7 @@ def needed(config: Config, inputs: Inputs, looks: bool = False) -> Needed:
 
 
 def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """The names of what a config makes and uses, by what it is."""
+    """Returns the names of what a config makes and uses, by their kind."""
     aws, kind, stack = config.fleet.aws, inputs.kind, [stack_name(config)]
     of_cluster, plain = kind.by_ssh and not kind.in_zone, not inputs.engine
     has_stack = not (of_cluster and aws.subnets)
@@ -95,7 +95,7 @@ def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _of_jobs(config: Config, inputs: Inputs) -> dict[str, list[str]]:
-    """What the jobs of AWS Batch or SageMaker use."""
+    """Returns what the jobs of AWS Batch or SageMaker use."""
     fleet, name = config.fleet, [config.fleet_name]
     if inputs.kind.by_ssh:
         return {}
@@ -166,8 +166,8 @@ def documents(whole: Policy) -> Iterator[Policy]:
 def denied(config: Config, calls: Calls, inputs: Inputs) -> list[str]:
     """The actions that the caller may not do; CloudError where the simulator can't be asked.
 
-    Those that only look are not simulated: what may not be looked at is told where it is looked at,
-    or is not needed.
+    Those that only look are not simulated: a look that is denied is reported when it is made, or is
+    not needed.
     """
     caller = _principal(str(calls("sts", "GetCallerIdentity").get("Arn", "")))
     if caller.endswith(":root"):
@@ -221,8 +221,8 @@ def refused(
 
 
 def _services(config: Config, inputs: Inputs) -> Iterator[str]:
-    """Those that act in the account by a role of their own, which is made for the first who uses
-    them.
+    """Yields the services that act in the account by a separate role, which is made for their first
+    user.
     """
     yield from inputs.kind.services
     if _makes_file_system(config, inputs):
@@ -244,7 +244,7 @@ def _principal(arn: str) -> str:
 
 
 def unsure(error: CloudError) -> bool:
-    """Whether the simulator is closed to the caller, or does not find its role (one with a
+    """Tells whether the simulator is closed to the caller, or does not find its role (one with a
     path).
     """
     return error.code in (

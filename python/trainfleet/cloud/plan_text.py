@@ -1,5 +1,5 @@
-"""What `make plan` says of a fleet on AWS: what would change, what it costs, what prevents it, how
-tokens are read.
+"""Writes what `make plan` says of a fleet on AWS: what would change, what it costs, what prevents
+it, how tokens are read.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def describe(
 
 
 def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> Iterator[str]:
-    """What in the account prevents it; where it can't be asked (`unasked`: why), what stands in for
-    its answers.
+    """Yields what in the account prevents it; if it can't be asked (`unasked`: why), the
+    placeholders for its answers.
     """
     if unasked:
         yield f"account: not asked, as {unasked}"
@@ -68,12 +68,12 @@ def account(config: Config, calls: Calls, inputs: Inputs, unasked: str = "") -> 
         )
     found = list(checks.here(config, inputs)) if unasked else checks.findings(config, calls, inputs)
     if not unasked:
-        yield "account" if found else "account: nothing stands against it"
+        yield "account" if found else "account: nothing prevents it"
     yield from (f"  {'' if finding.blocks else 'note: '}{finding}" for finding in found)
 
 
 def access(config: Config) -> str:
-    """How nodes are reached."""
+    """Says how nodes are reached."""
     aws = config.fleet.aws
     if aws.ssm_only:
         return "SSH through SSM Session Manager: no port is open to the outside"

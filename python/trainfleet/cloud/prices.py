@@ -33,7 +33,7 @@ API, SPOT, PAID = "Pricing API", "spot price now", "paid with the block"
 RESERVED = "paid with the training plan"
 OF_SAGEMAKER = "SageMaker's list price in us-east-1, 2026-09-27"
 WHERE_PRICES_ARE = "us-east-1"  # the Pricing API is in few regions; this one knows all
-MONTH = 730.0  # hours, as AWS reckons
+MONTH = 730.0  # hours, as AWS counts them
 _LISTED: dict[str, dict[str, float]] = read_table(Path(__file__).with_name("prices.yaml"))
 GIB_MONTH, HOUR, GB, FREE = (_LISTED[per] for per in ("gib_month", "hour", "gb", "free"))
 
@@ -46,7 +46,7 @@ class Price:
     source: str
 
     def times(self, count: int) -> float | None:
-        """US dollars an hour for so many."""
+        """US dollars an hour for that many."""
         return None if self.usd is None else self.usd * count
 
 
@@ -78,15 +78,15 @@ class Prices:
     known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def instance(self, name: str, capacity: str = "on-demand", zone: str = "") -> Price:
-        """What one machine costs. A capacity block was paid for when it was bought."""
+        """Returns the price of one machine. A capacity block was paid for when it was bought."""
         if capacity == "block":
             return Price(0.0, PAID)
         kind = "spot" if capacity == "spot" else "on-demand"
         return self._priced(name, kind, zone)
 
     def training(self, name: str, is_reserved: bool = False) -> Price:
-        """What one machine of SageMaker's costs. A training plan was paid for when it was bought;
-        managed spot costs less.
+        """Returns the price of one machine of SageMaker. A training plan was paid for when it was
+        bought; managed spot costs less.
         """
         return Price(0.0, RESERVED) if is_reserved else self._priced(name, "training", "")
 
@@ -159,11 +159,11 @@ def dollars(text: Any, usage: str) -> Iterator[float]:
                 if part["unit"] == "Hrs" and 0 < usd < 10_000:
                     yield usd
     except (ValueError, TypeError, KeyError, AttributeError):
-        return  # it is no product
+        return  # it is not a product
 
 
 def _spot(calls: Calls, name: str, zone: str) -> float | None:
-    """What a spot instance costs now: the highest of the zones that count."""
+    """Returns the price of a spot instance now: the highest of the zones that count."""
     request: dict[str, Any] = {
         "InstanceTypes": [name],
         "ProductDescriptions": ["Linux/UNIX"],
@@ -207,7 +207,7 @@ def cost_of(kind: str, row: Row) -> tuple[str, float | None]:
 
 
 def stored(kind: str, size: float) -> tuple[str, float | None]:
-    """The same of what is paid by the bytes that are in it: a bucket, an image or a log group."""
+    """Prices a bucket, an image or a log group by its bytes."""
     return f"{size / 2**30:,.1f} GiB", of(kind, "", size / 2**30)
 
 
@@ -235,7 +235,7 @@ def _instance(row: Row) -> tuple[str, float | None]:
 
 
 def _training_job(row: Row) -> tuple[str, float | None]:
-    """One that has ended costs nothing, but for the machines of its warm pool."""
+    """Prices a training job: an ended one costs nothing, except the machines of its warm pool."""
     machines, state = row.get("ResourceConfig"), str(row["TrainingJobStatus"])
     if not machines:
         return state, 0.0

@@ -30,8 +30,8 @@ RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What keeps a fleet from being made (`blocks`), or could not be looked at; and what to
-    type.
+    """An obstacle: it keeps a fleet from being made (`blocks`), or could not be looked at; and what
+    to type.
     """
 
     what: str
@@ -43,8 +43,8 @@ class Obstacle:
 
 
 def vcpus(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the nodes fit the quota of their family, beside what else runs in it. A reservation
-    has been counted already.
+    """Checks whether the nodes fit the quota of their family, next to what else runs in it. A
+    reservation has been counted already.
     """
     nodes = len(inputs.slots)
     # of a cluster: others have none
@@ -98,7 +98,7 @@ def _others(config: Config, calls: Calls, quota: Quota, capacity: str) -> Iterat
 
 
 def mine(config: Config, calls: Calls) -> int:
-    """How many nodes of this fleet run already."""
+    """Counts the nodes of this fleet that run already."""
     states = [
         row["State"]["Name"]
         for row in instances(calls, config.fleet_name)
@@ -108,7 +108,7 @@ def mine(config: Config, calls: Calls) -> int:
 
 
 def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether there is room for a VPC and its addresses, where they are not there yet."""
+    """Checks whether there is room for a VPC and its addresses, unless they exist."""
     if config.fleet.aws.vpc or config.fleet.aws.subnets:
         return
     vpcs = list(calls.pages("ec2", "DescribeVpcs", "Vpcs"))
@@ -127,8 +127,8 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the file system fits FSx's quotas on the storage of its kind. They are found by their
-    names: codes are not published.
+    """Checks whether the file system fits FSx's quotas on the storage of its kind. They are found
+    by their names: codes are not published.
     """
     if not makes_file_system(config):
         return
@@ -158,8 +158,8 @@ def storage(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
 
 
 def training(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the nodes fit the quotas of SageMaker, which are found by their names. Those of a
-    training plan are not counted.
+    """Checks whether the nodes fit the quotas of SageMaker, which are found by their names. Those
+    of a training plan are not counted.
     """
     own, spot = config.fleet.sagemaker, "spot " * config.fleet.spot
     if own.training_plan or own.plan_hours is not None:

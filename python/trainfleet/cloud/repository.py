@@ -48,7 +48,7 @@ def _arn(partition: str, region: str, account: str, name: str) -> str:
 
 
 def holders(calls: Calls) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(tag, image) for every tag in the repository; nothing where there is no repository."""
+    """Lists (tag, image) for every tag in the repository; nothing without a repository."""
     with passing(GONE):
         for row in calls.pages(
             "ecr",

@@ -1,5 +1,5 @@
-"""What a fleet costs, by resource and from set-up to teardown: nodes, volumes, file system, NAT,
-addresses, head.
+"""Computes the cost of a fleet, by resource and from set-up to teardown: nodes, volumes, file
+system, NAT, addresses, head.
 
 One computation for every backend on AWS: rows say what an hour costs, and stages how long set-up
 and teardown take, in which nobody trains. Spending.bill makes of both what plans show and budgets
@@ -47,8 +47,8 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Spending:
-    """What a backend's machines cost: by the hour, in the stages before training and after it, and
-    after a launch.
+    """The cost of a backend's machines: by the hour, in the stages before training and after it,
+    and after a launch.
 
     `lingers`: hours for which nodes are paid after a launch has ended.
     """
@@ -59,8 +59,8 @@ class Spending:
     lingers: float
 
     def bill(self, nodes: int) -> Bill | None:
-        """What a run on so many nodes costs from set-up to teardown; None where one price is not
-        known.
+        """Returns the cost of a run on that many nodes from set-up to teardown; None if one price
+        is not known.
         """
         own, rest = (
             hourly(row for row in self.rows if row.shared is shared) for shared in (False, True)
@@ -76,7 +76,8 @@ def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spen
     """Of a stack of instances: every node is paid for from its making on."""
     fleet, kind = config.fleet, config.fleet.node_type
     before = {
-        "file system" if has_file_system(config) else "stack": True,
+        "file system": has_file_system(config),
+        "stack": True,
         "host keys": True,
         fleet.device: fleet.device in STAGES,
         "efa": kind and kind.efa and fleet.nodes > 1,
@@ -89,8 +90,8 @@ def of_ec2(config: Config, prices: Prices | None = None, zone: str = "") -> Spen
 
 
 def of_batch(config: Config, prices: Prices) -> Spending:
-    """Of AWS Batch, which starts machines for a job and ends them some minutes after it; and what
-    the stack has beside them.
+    """Prices AWS Batch, which starts machines for a job and ends them some minutes after it, and
+    the rest of the stack.
     """
     rows = list(_batch_nodes(config, prices))
     before, idle = ["boot", "image", "start"], STAGES["idle"]
@@ -102,9 +103,7 @@ def of_batch(config: Config, prices: Prices) -> Spending:
 
 
 def of_tokenizing(config: Config, prices: Prices) -> list[str]:
-    """What data.instance_type's machine costs an hour, and what the fleet's own would, as lines of
-    a plan.
-    """
+    """Prices an hour of data.instance_type's machine, and of the fleet's, as lines of a plan."""
     if config.data.instance_type is None:
         return []
     cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
@@ -205,7 +204,7 @@ def _cluster_rows(
 
 
 def _idle(config: Config) -> tuple[tuple[BillStage, ...], float]:
-    """What follows training where nodes go by themselves when they are idle, and for how many hours
+    """Returns the stages after training if idle nodes end automatically, and for how many hours
     they are paid.
     """
     minutes = config.fleet.idle_minutes
@@ -222,7 +221,7 @@ def _nodes(count: int, what: str, each: Price) -> CostRow:
 
 
 def volumes(count: int, size: int) -> CostRow:
-    """The nodes' own disks, of so many GiB each."""
+    """Prices the nodes' disks, each with that many GiB."""
     return CostRow(
         "volumes",
         count,
@@ -241,7 +240,7 @@ def file_system(fsx: Fsx) -> CostRow:
 
 
 def head(name: str, size: int, prices: Prices) -> CostRow:
-    """The head machine with its disk of so many GiB."""
+    """Prices the head machine with its disk of that many GiB."""
     price, disk = prices.instance(name), of("volume", "gp3", size) or 0.0
     return CostRow("head", 1, name, None if price.usd is None else price.usd + disk, price.source)
 
@@ -278,7 +277,7 @@ def describe(found: Iterable[CostRow], hours: float | None) -> Iterator[str]:
         yield f"  {'all':{width}}  {whole:>10,.2f}  {span}"
     for source in dict.fromkeys(row.source for row in found):
         yield f"  {source}: {', '.join(row.name for row in found if row.source == source)}"
-    yield f"  S3: ${GIB_MONTH['bucket']} a GiB and month for what is stored; requests beside it"
+    yield f"  S3: ${GIB_MONTH['bucket']} for a GiB and month; requests cost extra"
 
 
 def _length(hours: float) -> str:

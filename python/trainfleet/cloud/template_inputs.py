@@ -1,5 +1,5 @@
-"""What a template needs beside the config: what was found in the account, and what an earlier stack
-of the same name has fixed.
+"""Gathers what a template needs in addition to the config: facts of the account, and what an
+earlier stack of the same name has fixed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ MOST_SLUG = 20  # letters of a config's name in the name of its bucket, which ha
 
 @dataclass(frozen=True)
 class Engine:
-    """What makes the nodes of a config.
+    """The maker of a config's nodes.
 
-    in_account  they are instances of the account, and in_zone of the zone that the stack is in
-    by_ssh      they or their head are reached by SSH, and mount the file system that is made
-    image       the key of a stack in docker/stack.lock.yaml that names their machine image
-    services    that act in the account by a role of their own
+    in_account  the nodes are instances of the account.
+    in_zone     They are in the zone of the stack.
+    by_ssh      SSH reaches them or their head, and they mount the file system that is made.
+    image       A platform in docker/stack.lock.yaml names their machine image by this key.
+    services    These act in the account by a separate role.
     """
 
     in_account: bool = True
@@ -128,8 +129,8 @@ def slug(name: str, most: int = 100) -> str:
 
 
 def bucket_of(config: Config, inputs: Inputs) -> str:
-    """The bucket for data and checkpoints: the user's, or the one that is made, whose name no other
-    account can have.
+    """Returns the bucket for data and checkpoints: the user's, or the one that is made, with a name
+    that no other account can have.
     """
     return (
         config.fleet.aws.bucket
@@ -138,7 +139,7 @@ def bucket_of(config: Config, inputs: Inputs) -> str:
 
 
 def own_tags(config: str) -> dict[str, str]:
-    """The tags of all that is made for the config of this name, and of its jobs."""
+    """Returns the tags of everything that is made for the config of this name, and of its jobs."""
     return {f"{TAG}project": PROJECT, f"{TAG}config": config}
 
 
@@ -148,7 +149,7 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
-    """The tags of all that is made: by them alone it is found again."""
+    """Returns the tags of everything that is made: only they find it again."""
     hours = config.fleet.expires_hours
     expires = (
         "never"

@@ -1,4 +1,4 @@
-"""What AWS can't do of what a config asks, known without a request: (key, message) each. Pure."""
+"""Refuses what AWS can't do for a config, known without a request: (key, message) each. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _ways_in(config: Config) -> Iterator[tuple[str, str]]:
         try:
             network = ipaddress.IPv4Network(given)
         except ValueError as error:
-            yield key, f"{given} is no network: {error}"
+            yield key, f"{given} is not a network: {error}"
             continue
         if network.prefixlen < 8:
             yield (

@@ -1,9 +1,9 @@
-"""Whether the pinned versions can be had, as the indexes say from which setup and builds take them.
-It needs no account.
+"""Tells whether the pinned versions can be had, by asking the indexes from which setup and builds
+take them. It needs no account.
 
-pip's usual index is not asked: requirements*.lock have the hash of each of its files. Of an index
-that gives no answer nothing is concluded, and that is said. Pins that were all there are not asked
-for again for a day. OFFLINE=1 asks for none.
+pip's usual index is not asked: nodes may use a mirror of theirs, PyPI keeps its files, and the
+locks have the hash of each. An index without an answer is reported, and its pins count as
+available. Pins that were all there are not asked for again for a day. OFFLINE=1 asks for none.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ MANIFEST = (
 # that is on a page of one
 INDEX = re.compile(r"\.whl|^Package: |\A(?!text/html)[\w.+-]+/[\w.+-]+\Z", re.MULTILINE)
 ABSENT = "is not there"
-STRANGE = "can't be asked for: what answers is no index; does a proxy want you to log in?"
-# a page's text; why there is none; None where the index says that it has no such page
+STRANGE = "can't be asked for: the answer is not an index's page; does a proxy want you to log in?"
+# a page's text; why it is missing; None if the index says that it has no such page
 Answer = str | Exception | None
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A pinned version or a file, the page of the index that has it, and a pattern of what is then
-    on that page.
+    """A pinned version or a file, the page of the index that has it, and a pattern that this page
+    then has.
     """
 
     what: str
@@ -58,7 +58,7 @@ class Pin:
     pattern: str = ""
 
     def lack(self, text: str | None) -> str:
-        """What a page lacks of it; "" where it is there."""
+        """Returns what a page lacks of it; "" if it has it."""
         if text is None:
             return ABSENT
         if not INDEX.search(text):
@@ -67,8 +67,8 @@ class Pin:
 
 
 def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
-    """What setup takes from indexes for nodes of a system, "" where it makes none, and a build for
-    an image.
+    """Lists what setup takes from indexes for nodes of a system, "" if it makes none, and a build
+    for an image.
     """
     fleet, found = config.fleet, list[Pin]()
     if nodes:
@@ -98,14 +98,12 @@ def say(wanted: Sequence[Pin]) -> list[str]:
 def require(wanted: Sequence[Pin]) -> None:
     """BackendError where a pinned version can't be had, before anything is made."""
     if wrong := say(wanted):
-        then = "docker/stack.lock.yaml names what is wanted; OFFLINE=1 asks no index"
+        then = "docker/stack.lock.yaml has the pins; OFFLINE=1 asks no index"
         raise BackendError(f"{len(wrong)} pinned versions can't be had", why=wrong[0], next=then)
 
 
 def wheels(stack: PinnedStack, python: str) -> Iterator[Pin]:
-    """The wheels of an environment that come from indexes of their own, torch's with its
-    SHA-256.
-    """
+    """Lists an environment's wheels from separate indexes, torch's with its SHA-256."""
     tag = f"cp{python.replace('.', '')}"
     rows = [(stack.neuron_index, name, version, "") for name, version in stack.python_packages]
     if stack.torch_index != "-":
@@ -126,7 +124,7 @@ def wheels(stack: PinnedStack, python: str) -> Iterator[Pin]:
 
 
 def packages(stack: PinnedStack, system: System, in_image: bool) -> Iterator[Pin]:
-    """What is installed under Python, on a node or in an image."""
+    """Lists the packages under Python, on a node or in an image."""
     for name, version in stack.neuron_packages:
         if not (in_image and name == DRIVER):
             stanza = rf"^Package: {name}\n(.+\n)*?Version: {re.escape(version)}([-~+].*)?$"
@@ -136,13 +134,13 @@ def packages(stack: PinnedStack, system: System, in_image: bool) -> Iterator[Pin
 
 
 def base(reference: str) -> Pin:
-    """What an image begins from, named with its digest."""
+    """Returns the base of an image, named with its digest."""
     name, _, digest = reference.removeprefix("docker.io/").partition("@")
     return Pin(reference, DOCKER.format(name.rpartition(":")[0], digest))
 
 
 def ask(wanted: Sequence[Pin]) -> tuple[list[str], list[str]]:
-    """What is wrong with pins, and in one line which indexes could not be asked."""
+    """Asks for the pins: what is wrong, and in one line which indexes could not be asked."""
     if os.environ.get("OFFLINE", "0") not in ("", "0"):
         return [], ["not asked for: OFFLINE=1"]
     mark = mark_of(wanted)
