@@ -1,7 +1,6 @@
 """Every error a user can meet, in one tree.
 
-    TrainfleetError         one message: what, where, why and the command to type next; the process
-                            exits with `exit_code`
+    TrainfleetError         one message: what, where, why and the command to type next; `exit_code` is the process's
     ├── ConfigError         config.yaml, SET or a make variable: all problems at once (exit 2)
     ├── InputError          a file or text that was written elsewhere, with its line and key (trust/untrusted_input.py)
     ├── DataError           a source, a tokenizer or a dataset

@@ -1,6 +1,4 @@
-"""Runs one attempt of a request and follows it: shows progress, forwards stops, and ends all nodes
-when one part has failed.
-"""
+"""Runs one attempt of a request: shows progress, forwards stops, ends all nodes if one fails."""
 
 from __future__ import annotations
 
@@ -42,16 +40,14 @@ SAID = "NCCL INFO"
 
 
 class CutOff(BackendError):
-    """Reports that this machine reaches no other host of the fleet, and that a standby host will
-    take over.
-    """
+    """Reports that this machine reaches no other host, and that a standby host takes over."""
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """The end of an attempt: its last status, the alarm that ended it, if any, and the nodes with
-    ranks that still beat.
+    """The end of an attempt: its last status, and the alarm that ended it, if any.
 
+    `alive`: nodes with ranks that still beat.
     `concluded`: the ranks had completed their work; later events on their nodes do not count.
     `cut_off`: this machine's name, if it reached no other host then. `asked`: it was asked to stop.
     """
