@@ -184,9 +184,9 @@ def test_a_scale_with_nothing_left_stops_the_run_and_says_so(
         code == 1
         and output.count("the gradients were not finite at step 4: they overflow fp16") == 1
     ), output
-    assert (
-        "3 steps overflowed and were left out" in output and "the weights are finite" in output
-    ), output
+    assert "3 steps overflowed and were skipped" in output and "the weights are finite" in output, (
+        output
+    )
     assert (
         "train.precision=fp32" in output
         and "1 steps skipped: gradients overflowed fp16; the loss scale is 2 now" in output

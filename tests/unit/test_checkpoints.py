@@ -382,7 +382,7 @@ def test_training_on_as_another_run_is_refused_before_a_rank_starts(
     assert (
         code == 1
         and "can't resume with another model.layers" in text
-        and "is 3: the weights are of that shape" in text
+        and "is 3: the weights have that shape" in text
     )
     assert run.config.read_text() == before and not run.events.exists()
 

@@ -229,7 +229,7 @@ def test_a_node_says_where_its_dataset_is(
         entrypoint.parse(["--on", "fleet", "--folder", "runs/x", "--ranks", "1", "--", "m"]),
         Log(tmp_path / "log"),
     )
-    monkeypatch.setenv("PYTHONPATH", str(Path(entrypoint.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(entrypoint.__file__).parents[2]))
     monkeypatch.delenv(MOUNTED, raising=False)
     entrypoint.copy_dataset(order, log)
     monkeypatch.setenv(COPY, str(tmp_path))
