@@ -72,7 +72,7 @@ def watched(name: str, value: Any) -> Callable[[Account], object]:
 
 
 BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
-    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "make setup makes one"),
+    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "run make setup, or set fleet.batch.queue"),
     ("batch", queue(state="DISABLED"), "mine: the job queue is disabled", "update-job-queue --job-queue mine --state ENABLED"),
     ("batch", queue(status="INVALID", statusReason="no CE"), "mine: the job queue is invalid", "make setup"),
     ("batch", environment(status="INVALID", statusReason="CLIENT_ERROR - no such role"), "it is invalid: CLIENT_ERROR", "make setup"),
@@ -105,7 +105,7 @@ def test_what_could_not_run_is_said_before_anything_is_made(
 ) -> None:
     config = engine_config(tmp_path, engine, **OWN[engine])
     spoil(account)
-    with pytest.raises(CloudError, match="the job can't run as it is") as caught:
+    with pytest.raises(CloudError, match="the job can't run with this config") as caught:
         submit(config)
     assert what in str(caught.value) and next in str(caught.value), str(caught.value)
     made = {operation for _, operation, _ in account.calls}

@@ -1,5 +1,5 @@
-"""Why a Batch job waits, or would wait for ever: Batch's reason for the head of the queue, or else
-the state of its queue and environment.
+"""Explains why a Batch job waits, or would wait forever: by Batch's reason for the head of the
+queue, or else the state of its queue and environment.
 
 Codes and their causes:
 https://docs.aws.amazon.com/batch/latest/userguide/job_stuck_in_runnable.html
@@ -103,10 +103,12 @@ def environments(calls: Calls, queue: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
-    """Whether the queue takes jobs, and has an environment for that many such nodes."""
+    """Yields the problems of a queue that takes no jobs, or has no environment for that many
+    nodes.
+    """
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
-        then = "make setup makes one; or fleet.batch.queue names yours"
+        then = "run make setup, or set fleet.batch.queue to yours"
         yield Obstacle(f"{name}: there is no such job queue", then)
         return
     if found[0].get("state") == "DISABLED":
@@ -118,7 +120,7 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
 
 
 def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[Obstacle]:
-    """Whether one of these environments can run the job, on so many nodes."""
+    """Yields why no environment can run the job on that many nodes."""
     unfit = [(one, unfitness(config, one)) for one in found]
     nodes, vcpus = (
         config.fleet.nodes,
@@ -133,15 +135,16 @@ def _roomy(name: str, config: Config, found: list[dict[str, Any]]) -> Iterator[O
         yield Obstacle(what, "make setup; or another fleet.batch.queue")
     elif (most := max(fit)) < nodes:
         what = (
-            f"{name}: {nodes} nodes are wanted, the queue has {most}: maxvCpus over {vcpus} a node"
+            f"{name}: the job needs {nodes} nodes, the queue has {most} (maxvCpus over {vcpus} per "
+            "node)"
         )
         then = f"NODES={most}" if most else "raise maxvCpus of its compute environment"
         yield Obstacle(what, then)
 
 
 def unfitness(config: Config, environment: dict[str, Any]) -> str:
-    """Why a compute environment can't run a multi-node job on the config's instance type; "" when
-    it can.
+    """Returns why a compute environment can't run a multi-node job on the config's instance type;
+    "" if it can.
 
     https://docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html
     """
@@ -152,12 +155,12 @@ def unfitness(config: Config, environment: dict[str, Any]) -> str:
     if environment.get("status") == "INVALID":
         return f"it is invalid: {environment.get('statusReason', 'no reason is given')}"
     if environment.get("type") == "UNMANAGED":
-        return "it is unmanaged, and multi-node jobs run on managed ones alone"
+        return "it is unmanaged, and multi-node jobs run only on managed ones"
     if resources.get("type") in ("SPOT", "FARGATE", "FARGATE_SPOT"):
         return (
-            f"it is of type {resources['type']}, and multi-node jobs run on EC2 on-demand "
-            "instances alone"
+            f"it is of type {resources['type']}, and multi-node jobs run only on EC2 on-demand "
+            "instances"
         )
     if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
-        return f"it has {', '.join(types)}, and no {wanted}"
+        return f"it has {', '.join(types)}, but not {wanted}"
     return ""
