@@ -79,7 +79,7 @@ BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
     ("batch", environment(state="DISABLED"), "mine-ce: it is disabled", "another fleet.batch.queue"),
     ("batch", environment(type="UNMANAGED"), "it is unmanaged", "another fleet.batch.queue"),
     ("batch", environment(computeResources={"type": "SPOT", "maxvCpus": 64, "instanceTypes": ["optimal"]}), "of type SPOT", "make setup"),
-    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, and no c7i", "queue"),
+    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, but not c7i", "queue"),
     ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue has 1", "NODES=1"),
     ("batch", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1, and the nodes are in us-east-1", "fleet.aws.region"),
     ("sagemaker", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1", "a bucket in us-east-1"),
