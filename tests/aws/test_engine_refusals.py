@@ -72,14 +72,14 @@ def watched(name: str, value: Any) -> Callable[[Account], object]:
 
 
 BAD: list[tuple[str, Callable[[Account], object], str, str]] = [
-    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "make setup makes one"),
+    ("batch", lambda account: account.things.pop("mine"), "mine: there is no such job queue", "run make setup, or set fleet.batch.queue"),
     ("batch", queue(state="DISABLED"), "mine: the job queue is disabled", "update-job-queue --job-queue mine --state ENABLED"),
     ("batch", queue(status="INVALID", statusReason="no CE"), "mine: the job queue is invalid", "make setup"),
     ("batch", environment(status="INVALID", statusReason="CLIENT_ERROR - no such role"), "it is invalid: CLIENT_ERROR", "make setup"),
     ("batch", environment(state="DISABLED"), "mine-ce: it is disabled", "another fleet.batch.queue"),
     ("batch", environment(type="UNMANAGED"), "it is unmanaged", "another fleet.batch.queue"),
     ("batch", environment(computeResources={"type": "SPOT", "maxvCpus": 64, "instanceTypes": ["optimal"]}), "of type SPOT", "make setup"),
-    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, and no c7i", "queue"),
+    ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 64, "instanceTypes": ["p5"]}), "it has p5, but not c7i", "queue"),
     ("batch", environment(computeResources={"type": "EC2", "maxvCpus": 32, "instanceTypes": ["c7i"]}), "the queue has 1", "NODES=1"),
     ("batch", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1, and the nodes are in us-east-1", "fleet.aws.region"),
     ("sagemaker", watched("bucket_region", "eu-west-1"), "theirs is in eu-west-1", "a bucket in us-east-1"),
@@ -105,7 +105,7 @@ def test_what_could_not_run_is_said_before_anything_is_made(
 ) -> None:
     config = engine_config(tmp_path, engine, **OWN[engine])
     spoil(account)
-    with pytest.raises(CloudError, match="the job can't run as it is") as caught:
+    with pytest.raises(CloudError, match="the job can't run with this config") as caught:
         submit(config)
     assert what in str(caught.value) and next in str(caught.value), str(caught.value)
     made = {operation for _, operation, _ in account.calls}

@@ -137,7 +137,7 @@ def test_a_recipe_of_an_engine_is_set_up_trained_and_cleaned(name: str, tmp_path
         assert lines[-1]["loss"] < lines[0]["loss"] - 0.3
         compared(run.folder, tmp_path / "here", at_home(name, text))
         cleaned = typed(desk, place.environment, "clean", "PURGE=1", "YES=1")
-        assert f"nothing of {ENGINES[name]} is left" in cleaned
+        assert f"no resources of {ENGINES[name]} are left" in cleaned
         assert not [thing for thing in account.living() if thing.id not in before]
         assert before.keys() <= account.things.keys(), "what others have"
         assert not unallowed(account, since, desk / "plan")
@@ -242,6 +242,8 @@ def test_bert_on_a_cluster_that_is_made_trained_on_and_removed(tmp_path: Path) -
         results = run.read_results()
         assert (results["status"], results["nodes"], results["backend"]) == ("finished", 2, "slurm")
         compared(run.folder, tmp_path / "here", twin(CLUSTER, str(text)))
-        assert f"nothing of {CLUSTER} is left" in typed(desk, bare, "clean", "PURGE=1", "YES=1")
+        assert f"no resources of {CLUSTER} are left" in typed(
+            desk, bare, "clean", "PURGE=1", "YES=1"
+        )
         assert not [thing for thing in account.living() if thing.id not in before]
         assert not unallowed(account, since, desk / "plan")

@@ -235,7 +235,7 @@ def test_stop_cancels_a_launch_that_has_not_begun(desk: Path) -> None:
     said = enter(desk, "stop", timeout=200)
     assert (
         "asked the launch of line to end: make train, typed by" in said
-        and "nothing of it runs" in said
+        and "none of its processes runs" in said
     )
     assert "stopped" in finish(process, code=130, timeout=100)
     assert (

@@ -134,6 +134,6 @@ def test_a_node_that_refuses_before_it_has_a_log_says_why(tmp_path: Path) -> Non
         tmp_path, "tokenize", code=1, timeout=60, variables={"TRAINFLEET_GRACE": "x"}
     )
     assert (
-        "why: TRAINFLEET_GRACE is 'x', which is no number\n" in said
+        "why: TRAINFLEET_GRACE is 'x', not a number\n" in said
         and "without an error message" not in said
     )

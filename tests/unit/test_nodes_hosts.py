@@ -71,7 +71,7 @@ def test_many_hosts_are_those_that_slurm_reads(words: str, tmp_path: Path) -> No
         ({"hosts": ["a", "a"]}, "two hosts have the name a"),
         ({"hosts": ["a=10.0.0.1", "b=10.0.0.1"]}, "two hosts have the address 10.0.0.1:22"),
         ({"hosts": ["a b"]}, "'a b' is not a host"),
-        ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); NODES=2 works"),
+        ({"nodes": 3}, "3 nodes on 2 hosts (fleet.hosts); set NODES=2"),
         ({"nodes_min": 3}, "3 is more than fleet.nodes 2"),
         ({"shared_folder": None}, "needs a folder that every node sees"),
         ({"fsx": {"dns_name": "fs-1"}}, "dns_name and mount_name go together"),

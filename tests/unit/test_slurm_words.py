@@ -73,7 +73,7 @@ def config_of(folder: Path, **fleet: Any) -> Config:
         ),
         ("AssocGrpGRES", "your account's jobs together have what they may"),
         ("BeginTime", "Slurm holds a job that it queues again for about two minutes"),
-        ("Zorble", "Slurm's word"),
+        ("Zorble", "(Zorble): see slurm.schedmd.com"),
     ],
 )
 def test_why_a_job_waits_is_said_in_plain_words(reason: str, expected: str) -> None:

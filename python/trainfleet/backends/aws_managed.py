@@ -127,10 +127,10 @@ class Hosted(Backend):
         return seen
 
     def require(self, config: Config, job: Job, *chosen: Check) -> None:
-        """CloudError where a job could not run, or its nodes' buckets are elsewhere."""
+        """Raises CloudError if a job could not run, or its nodes' buckets are in another region."""
         sized = replace(config, fleet=replace(config.fleet, nodes=job.nodes))
         inputs = known(config, self.calls, self.name)[0]
-        what = "the job can't run as it is"
+        what = "the job can't run with this config"
         checks.require(sized, self.calls, inputs, (*chosen, checks.buckets), what)
 
     @abstractmethod

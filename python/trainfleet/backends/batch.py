@@ -43,10 +43,10 @@ from .request_json import TOKEN, artifact, bodies, pairs
 GROUP = "/aws/batch/job"  # default group of CloudWatch Logs
 # keys of fleet.aws without effect on your own queue
 OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")
-# of a container, which may be the user's: what a run does by them
+# role of a container, which may be the user's → the statements that a run needs
 ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
-AT_ONCE = 100  # jobs that DescribeJobs takes
-GONE = 60.0  # seconds for a terminated job to be gone: SIGTERM, 30 s, SIGKILL, and ECS's report
+AT_ONCE = 100  # most jobs of one DescribeJobs
+GONE = 60.0  # seconds for a terminated job to end: SIGTERM, 30 s, SIGKILL, and ECS's report
 PHASES = {
     "SUBMITTED": Phase.QUEUED,
     "PENDING": Phase.QUEUED,
@@ -158,7 +158,7 @@ class Batch(Hosted):
         return self._handle(request, self._named(name) or [made])
 
     def _require(self, job: Job, container: Mapping[str, Any]) -> None:
-        """CloudError where Batch could not run a job in this container."""
+        """Raises CloudError if Batch could not run a job in this container."""
         roles = [
             partial(checks.role, arn, "ecs-tasks.amazonaws.com", allowed)
             for key, allowed in ROLES.items()

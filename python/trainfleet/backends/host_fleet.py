@@ -44,11 +44,11 @@ from ..run.claims import ROOM
 from ..run.run_folder import Run
 from ..trust.errors import BackendError
 
-# seconds for a host to answer about a launch; hosts that are asked which of them answers
+# seconds for a host to answer about a launch; number of hosts that are asked for an answer
 NOTICE, FEW = (20.0, 4)
 REMOVAL = 600.0  # seconds: checkpoints are many files, and large
 LARGEST = 1 << 20  # bytes of a config
-# a launch in head.json: health/lease.py
+# commands that read and write a launch in head.json (health/lease.py)
 LOOK = f"""cd -- {{folder}} 2> /dev/null || exit 0
 [ -e stop ] && ! grep -qs ^engine: stop && echo asked || echo -
 cat {FILE} 2> /dev/null || true"""
@@ -57,7 +57,7 @@ SHOW = f"""mkdir -p -- {{folder}} && cd -- {{folder}} && {{obey}} || exit
 dd of={FILE} bs={ROOM} seek=1 conv=notrunc 2> /dev/null || exit
 grep -q '{{{{' {FILE} || rm -f {FILE}
 rmdir -- {{folder}} 2> /dev/null || true"""
-HANDED = ".handed-"  # begins the name of a model's folder that goes as soon as it has come here
+HANDED = ".handed-"  # prefix of an exported model's folder, which is removed after the download
 
 
 def _sweep(made: str) -> str:
@@ -146,14 +146,14 @@ class Hosts:
         return replace(found, asked=asked == "asked") if found else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
-        """Nothing where no host answers, or the shared folder can't be written: what launches says
-        that, by host.
+        """Does nothing if no host answers, or the shared folder can't be written: the launch itself
+        reports that, by host.
         """
         self._said(SHOW, launching_text(launching), "rm -f stop" if obeyed else ":")
 
     def _said(self, script: str, stdin: str = "", obey: str = "") -> str:
-        """What a script about a launch says; "" where that is unknown, and the next host is asked
-        the next time.
+        """Returns the output of a script about a launch; "" if it is unknown, and another host is
+        asked next time.
         """
         folder = shlex.quote(f"{self.folder}/runs/{self.run.name}")
         command = script.format(folder=folder, obey=obey)

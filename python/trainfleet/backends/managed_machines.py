@@ -41,7 +41,7 @@ def priced(
     costs: spending.Spending, nodes: int, prices: Prices, hours: float | None, paid: Paid = NOTHING
 ) -> Iterator[str]:
     """Yields both tables of an engine's costs: per hour, and from set-up to teardown."""
-    yield from ("dollars per hour, while a job runs", *spending.describe(costs.rows, hours))
+    yield from ("dollars an hour, while a job runs", *spending.describe(costs.rows, hours))
     if prices.trouble:
         yield f"  the Pricing API could not be used: {prices.trouble}"
     yield from spending.describe_whole(paid.on(costs.bill(nodes)), nodes, hours)

@@ -23,28 +23,25 @@ class Place(Protocol):
     """The place of a run's folder, as a context that closes its connections. The local run folder
     has the state of the last `refresh`.
 
-    words         " on this machine", " on the fleet": said after "is not running"
-    pace          seconds between two refreshes that are worth it
-    lag           seconds that what is seen of ranks may be old
-    lead          this process launches the run: what it writes goes where nodes see it, with each
-                  refresh; BackendError when
-                  another launcher is at work
-    refresh       brings the run folder up to date here; BackendError when no machine that has it
+    words         " on this machine", " on the fleet": printed after "is not running"
+    pace          seconds between two useful refreshes
+    lag           most seconds by which the ranks' state here may be old
+    lead          makes this process the run's launcher: its files go where nodes see them, with
+                  each refresh; BackendError if another launcher leads
+    refresh       brings the run folder here up to date; BackendError if no machine that has it
                   answers
-    supplement    brings into a folder, the run's or its dataset's, what the engine keeps of nodes
-                  that left no log there;
-                  BackendError when it does not answer
-    is_running    whether a launcher was at work on the run at the last refresh
-    launching     the launch that is shown there now; None where there is none
-    show          shows there that a launch is under way, or that none is; `obeyed`: and withdraws
-                  requests to stop
-    ask_to_stop   leaves the request that ranks look for at every step
-    folders       what the run has there and not here: folder → bytes
-    remove        deletes such folders, of a dataset's only what the program wrote; what it left, as
-                  it is somebody else's
-    forward     the exit code of a verb that needs what a run has made, carried out where that is,
-                with its words shown here;
-                  None where it is to be had here. `config` is the run's
+    supplement    brings the engine's record of nodes without a log into a folder, the run's or
+                  its dataset's; BackendError if the engine does not answer
+    is_running    tells whether a launcher led the run at the last refresh
+    launching     returns the launch that is shown there now, or None
+    show          shows there that a launch has begun, or that none has; with `obeyed` it also
+                  withdraws requests to stop
+    ask_to_stop   writes the request that ranks check at every step
+    folders       returns the run's folders there that are not here: folder → bytes
+    remove        deletes such folders, of a dataset's only the program's files; returns the
+                  remaining files of others
+    forward       runs a verb that needs the run's files where these are, and shows its output here;
+                  returns its exit code, or None if the files are here. `config` is the run's
     """
 
     words: str

@@ -124,7 +124,7 @@ class BucketPlace:
     def _is_led(self) -> bool:
         """Tells whether a launcher holds the run, by the lease of the last refresh."""
         holder = read_holder(self.run.folder)
-        # else it was written by a launch, which a launcher's next renewal would have blanked
+        # otherwise a launch has written it, which a launcher's next renewal would have blanked
         led = holder is not None and holder.code is None and not read_launching(self.run)
         return led and self._is_new(FILE, VACANT)
 
@@ -140,7 +140,7 @@ class BucketPlace:
         return replace(found, asked=asked) if (found := parse_launching(text)) else None
 
     def show(self, launching: Launching | None, obeyed: bool = False) -> None:
-        """Nothing where another writes at the same time: the next look tells."""
+        """Does nothing if another machine writes at the same time: the next query shows it."""
         address = f"{self.address}/{FILE}"
         with _as_backend():
             if obeyed:

@@ -166,7 +166,7 @@ def limits(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 def sshd(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Forbids passwords: sshd accepts only keys."""
     if HARDENING not in facts.has:
-        yield InstallStep("sshd.sh", (), "sshd may take passwords")
+        yield InstallStep("sshd.sh", (), "sshd may accept passwords")
 
 
 def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -241,7 +241,7 @@ def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep(
             "ofi_nccl.sh",
             words,
-            f"libnccl-ofi {found or 'missing'}, the stack has {least} or newer",
+            f"libnccl-ofi {found or 'missing'}, the stack needs {least} or newer",
         )
 
 
@@ -254,7 +254,7 @@ def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
         yield InstallStep(
             "docker.sh",
             words,
-            f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} asks for it",
+            f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} requires it",
         )
 
 
