@@ -24,7 +24,7 @@ class Engine:
 
     in_account  they are instances of the account, and in_zone of the zone that the stack is in
     by_ssh      they or their head are reached by SSH, and mount the file system that is made
-    image       the key of a stack in docker/stack.lock.yaml that names their machine image
+    image       the key of a stack in docker/platforms.lock.yaml that names their machine image
     services    that act in the account by a role of their own
     """
 
@@ -64,7 +64,7 @@ class Inputs:
                        console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
     engine             a row of ENGINES
-    tokenizing         the machine image of data.instance_type's machines, where there are such
+    tokenizing         the machine image of data.tokenize_instance_type, where it is set
     kept               only what holds data is wanted, and the network that it needs
     """
 
@@ -110,7 +110,7 @@ def cluster_name(config: Config) -> str:
 
 
 def tokenizing_queue(config: Config) -> str:
-    """The queue of data.instance_type's machines; no config's stack has a name with an
+    """The queue of data.tokenize_instance_type's machines; no config's stack has a name with an
     underscore.
     """
     return f"{stack_name(config)}_tokenize"
@@ -149,7 +149,7 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
     """The tags of all that is made: by them alone it is found again."""
-    hours = config.fleet.expires_hours
+    hours = config.fleet.max_lifetime_hours
     expires = (
         "never"
         if hours is None
