@@ -84,7 +84,7 @@ def every() -> Iterator[tuple[str, Config, Inputs]]:
         INPUTS,
     )
     yield "persistent-plain", fleet(fsx_type="persistent", fsx_throughput=125), INPUTS
-    yield "linked", fleet(fsx_s3_import="s3://corpus/web", fsx_export=False), INPUTS
+    yield "linked", fleet(fsx_s3_import="s3://corpus/web", fsx_s3_export=False), INPUTS
     yield (
         "no-file-system",
         replace(plain, fleet=replace(plain.fleet, shared_folder="/mnt/mine")),
