@@ -130,7 +130,7 @@ def test_a_block_lasts_whole_days_and_then_weeks() -> None:
 
 
 def test_configs_of_one_fleet_have_one_block(account: Account) -> None:
-    config: Config = fleet(name="pool")
+    config: Config = fleet(share_fleet_of="pool")
     held, _ = Blocks(config, Calls("us-east-1"), 20.0).find_or_buy(100.0, may_buy=True)
     again, _ = Blocks(replace(config, name="another"), Calls("us-east-1"), 20.0).find_or_buy(
         100.0, may_buy=True
