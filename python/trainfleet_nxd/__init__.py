@@ -1,4 +1,4 @@
-"""Supports Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A separate stack
+"""Supports Trn1: PyTorch/XLA as the device, and NxD Core to divide a model. A separate platform
 (trainfleet.config.platforms), next to the engine's.
 
 device                          a NeuronCore of Trn1
@@ -20,7 +20,7 @@ from trainfleet.trust.errors import RunError
 from . import folder
 
 
-class Stack:
+class Platform:
     """The interface that config/platforms.py calls. torch is imported only if it is needed."""
 
     device = "neuron_xla"
@@ -49,7 +49,7 @@ class Stack:
     ) -> Callable[[Any, Path], list[str]]:
         from . import files, weights
 
-        layout, shape = config.train.layout, config.model
+        layout, shape = config.train.parallelism, config.model
         found = weights.Degrees(degrees[0] or layout.tensor, degrees[1] or layout.pipeline)
         if why := weights.refusal(shape, found):
             then = "use FORMAT=nxd-tp1, or no FORMAT for a Hugging Face folder"

@@ -75,12 +75,12 @@ class Nxd:
         """Makes this rank's part; all ranks call it together."""
         self.device, self.size, self.length = (
             cast(Lazy, world.device),
-            config.train.micro_batch,
+            config.train.micro_batch_size,
             config.train.sequence_length,
         )
-        train, layout = config.train, config.train.layout
+        train, layout = config.train, config.train.parallelism
         half = world.precision(train.precision) == torch.bfloat16
-        self.zero = not OPTIMIZERS[train.optimizer].whole and layout.shard == config.data_parallel
+        self.zero = not OPTIMIZERS[train.optimizer].whole and layout.fsdp == config.data_parallel
         self.format = torch.bfloat16 if half and self.zero else torch.float32
         self.casts = half and not self.zero
         options = settings(config, self.zero)
@@ -88,7 +88,7 @@ class Nxd:
         copies = max(1, layout.tensor // config.model.kv_heads)
         self.grid = nxd_shards.grid(copies)
         self.data, self.ways, self.depth = self.grid.data, self.grid.ways, layout.pipeline
-        self.micro_batches = train.global_batch // (self.ways * train.micro_batch)
+        self.micro_batches = train.global_batch_size // (self.ways * train.micro_batch_size)
         self.like: MicroBatch | None = None  # the newest training batch
         with torch.device("meta"):
             self.root = models.build(config.model)
@@ -112,7 +112,7 @@ class Nxd:
         # noted before NxD moves the model and drops unknown attributes of a parameter
         self.slices: dict[str, Slice] = {}
         drawn = self._draw(train.seed)
-        if train.recompute == "full":
+        if train.activation_checkpointing == "full":
             recompute(self.stages.head if self.stages else self.root)
         if self.stages:
             self.stages.initialize(options)
@@ -332,13 +332,13 @@ class Nxd:
 
 def settings(config: Config, zero: bool) -> dict[str, Any]:
     """Returns NxD's own config, which also makes its groups of ranks."""
-    train, layout = config.train, config.train.layout
+    train, layout = config.train, config.train.parallelism
     ways = config.data_parallel
     found: dict[str, Any] = nxd.neuronx_distributed_config(
         tensor_parallel_size=layout.tensor,
         pipeline_parallel_size=layout.pipeline,
         pipeline_config={
-            "num_microbatches": train.global_batch // (ways * train.micro_batch),
+            "num_microbatches": train.global_batch_size // (ways * train.micro_batch_size),
             "use_zero1_optimizer": zero,
         },
         optimizer_config={

@@ -64,7 +64,7 @@ def refusal(shape: Model, degrees: Degrees) -> str:
     divided = {"heads": shape.heads}
     if slices.fused:
         divided |= {
-            "vocabulary_size": shape.vocabulary_size,
+            "vocab_size": shape.vocab_size,
             "intermediate_size": shape.intermediate_size,
         }
         if max(tensor, shape.kv_heads) % min(tensor, shape.kv_heads):

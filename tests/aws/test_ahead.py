@@ -32,7 +32,7 @@ BLOCK = {"capacity": "block", "block_hours": 20}
 def write(limit: float | None = 1000.0, **aws: Any) -> Config:
     """cloudy.yaml: two p5.48xlarge in a capacity block that is to be bought."""
     document = said(instance_type="p5.48xlarge", aws=BLOCK | aws)
-    document |= {"budget": {"max_usd": limit}, "train": {"global_batch": 16}}
+    document |= {"budget": {"max_usd": limit}, "train": {"global_batch_size": 16}}
     Path("cloudy.yaml").write_text(yaml.safe_dump(document))
     return load(Settings(Path("cloudy.yaml"), "", {}), terms_of)[0]
 

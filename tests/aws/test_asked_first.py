@@ -89,6 +89,6 @@ def test_machines_that_are_there_need_no_index(account: Account, tmp_path: Path)
         backend="ssh",
         hosts=["10.0.0.1"],
         nodes=1,
-        aws={"head": None, "region": None, "ssh_from": []},
+        aws={"bastion_type": None, "region": None, "allow_ssh_from": []},
     )
     assert provisioning.pinned(config) == ()

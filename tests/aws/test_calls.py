@@ -1,4 +1,4 @@
-"""The door of AWS requests: what no service takes is refused before it is sent, and each refusal says what to do."""
+"""The entry of AWS requests: what no service takes is refused before it is sent, and each refusal says what to do."""
 
 from __future__ import annotations
 

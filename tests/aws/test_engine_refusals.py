@@ -134,7 +134,7 @@ def test_an_image_that_is_not_in_ecr_is_said_before_anything_is_sent(
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:absent"
     with pytest.raises(ImageError, match="is not in the registry") as caught:
-        job_image.make_ready(engine_config(tmp_path, "batch", image=image, **OWN["batch"]))
+        job_image.make_ready(engine_config(tmp_path, "batch", container=image, **OWN["batch"]))
     assert caught.value.next == "make push" and "has no such tag" in caught.value.why
 
 
@@ -201,7 +201,7 @@ def test_without_any_statement_of_a_role_of_yours_a_job_is_refused_and_it_is_nam
     engine: str, role: str, statements: Any, account: Account, tmp_path: Path
 ) -> None:
     image = f"{Account.number}.dkr.ecr.us-east-1.amazonaws.com/trainfleet:x"
-    config = engine_config(tmp_path, engine, image=image, **OWN[engine])
+    config = engine_config(tmp_path, engine, container=image, **OWN[engine])
     wanted = list(statements(config, replace(INPUTS, account=Account.number, engine=engine)))
     for statement in wanted:
         account.watched.forbidden = set(statement["Action"])  # type: ignore[attr-defined]

@@ -116,8 +116,8 @@ def test_in_a_reservation_a_node_goes_before_another_comes(
     aws = {
         "capacity": "reservation",
         "reservation": "cr-0123456789abcdef0",
-        "head": None,
-        "ssh_from": [],
+        "bastion_type": None,
+        "allow_ssh_from": [],
         "zones": ["us-east-1a"],
     }
     room = {
@@ -414,7 +414,12 @@ def test_a_bucket_that_was_kept_is_used_again(account: Account, config: Config) 
 
 
 def test_the_end_of_a_capacity_block_is_known(account: Account, tmp_path: Path) -> None:
-    aws = {"capacity": "block", "reservation": "cr-0123456789abcdef0", "head": None, "ssh_from": []}
+    aws = {
+        "capacity": "block",
+        "reservation": "cr-0123456789abcdef0",
+        "bastion_type": None,
+        "allow_ssh_from": [],
+    }
     end = datetime.datetime(2026, 11, 23, 11, 30, tzinfo=datetime.UTC)
     account.add(
         "capacity-reservation",

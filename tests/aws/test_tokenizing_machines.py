@@ -1,4 +1,4 @@
-"""data.instance_type on AWS Batch: a queue, an environment and a launch template for the one machine that tokenizes."""
+"""data.tokenize_instance_type on AWS Batch: a queue, an environment and a launch template for the one machine that tokenizes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def config_of(
 ) -> Config:
     """A config of two expensive nodes that tokenizes on a cheap one."""
     made = engine_config(folder, "batch", **fleet)
-    stack = "neuron-xla" if kind.startswith("trn1") else made.fleet.stack
-    own = replace(made.fleet, instance_type=kind, stack=stack)
-    return replace(made, fleet=own, data=replace(made.data, instance_type=cheap))
+    stack = "neuron-xla" if kind.startswith("trn1") else made.fleet.platform
+    own = replace(made.fleet, instance_type=kind, platform=stack)
+    return replace(made, fleet=own, data=replace(made.data, tokenize_instance_type=cheap))
 
 
 def sent(config: Config, job: Job) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
@@ -175,16 +175,16 @@ def test_what_it_can_not_be_is_refused(tmp_path: Path) -> None:
         (said,) = [
             message
             for key, message in check(config_of(tmp_path, cheap=kind), set(), 0)
-            if key == "data.instance_type"
+            if key == "data.tokenize_instance_type"
         ]
         assert why in said and CHEAP in said
-    assert "data.instance_type" not in dict(check(config_of(tmp_path), set(), 0))
+    assert "data.tokenize_instance_type" not in dict(check(config_of(tmp_path), set(), 0))
     roles = {
         "job_role": "arn:aws:iam::111122223333:role/x",
         "execution_role": "arn:aws:iam::111122223333:role/x",
     }
     refused = dict(Batch.refuse(config_of(tmp_path, batch={"queue": "mine", **roles})))
-    assert "fleet.batch.queue" in refused["data.instance_type"]
+    assert "fleet.batch.queue" in refused["data.tokenize_instance_type"]
 
 
 def test_a_zone_must_have_both_types(

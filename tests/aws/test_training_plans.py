@@ -22,13 +22,13 @@ from trainfleet.plan.request import Request
 from trainfleet.trust.errors import BackendError, ConfigError
 
 FLEET = {"backend": "sagemaker", "nodes": 2, "instance_type": "p5.48xlarge", "shared_folder": "s3://bucket/some",
-         "image": "registry.example/trainfleet:cuda", "aws": {"region": "us-east-1"}}  # fmt: skip
+         "container": "registry.example/trainfleet:cuda", "aws": {"region": "us-east-1"}}  # fmt: skip
 
 
 def write(limit: float | None = 1000.0, **own: Any) -> Config:
     document = {"name": "planned", "fleet": FLEET | {"sagemaker": {"role": "arn:aws:iam::111122223333:role/train", "plan_hours": 20} | own},
-                "budget": {"max_usd": limit}, "train": {"global_batch": 16},
-                "data": {"store": "s3://bucket/data", "sources": ["s3://bucket/text"]}, "checkpoint": {"destination": "s3://bucket/checkpoints"}}  # fmt: skip
+                "budget": {"max_usd": limit}, "train": {"global_batch_size": 16},
+                "data": {"tokenized_path": "s3://bucket/data", "sources": ["s3://bucket/text"]}, "checkpoint": {"path": "s3://bucket/checkpoints"}}  # fmt: skip
     Path("config.yaml").write_text(yaml.safe_dump(document))
     return load(Settings(Path("config.yaml"), "", {}), terms_of)[0]
 

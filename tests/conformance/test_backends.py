@@ -225,8 +225,8 @@ def engine(name: str, folder: Path, patch: pytest.MonkeyPatch, nodes: int = 2) -
         inner.chdir(folder)
         (place.cluster.folder / "probe.py").write_text(PROBE)
         paths = {
-            "data.store": "s3://bucket/sets",
-            "checkpoint.destination": "s3://bucket/checkpoints",
+            "data.tokenized_path": "s3://bucket/sets",
+            "checkpoint.path": "s3://bucket/checkpoints",
         }
         fleet = {key: value for key, value in place.fleet(name).items() if key != "backend"}
         if "batch" in fleet:
@@ -279,7 +279,7 @@ elsewhere.attach()
         )
         hard = HARD if name == "batch" else tuple(word for word in HARD if "\n" not in word)
         yield Bench(name, config, folder, running, lambda request: sent(place, request), lambda *asked: by_hand(place, *asked), forget,
-                    prelude, names, (), config.fleet.image, hard, frozenset({0, 137, 143}), crowded, lost)  # fmt: skip
+                    prelude, names, (), config.fleet.container, hard, frozenset({0, 137, 143}), crowded, lost)  # fmt: skip
 
 
 def on_this_machine(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Bench]:
@@ -590,7 +590,7 @@ def test_a_request_comes_through_json_whole(bench: Bench) -> None:
     assert again == request and again.token == request.token
 
 
-def test_each_node_knows_its_seat(bench: Bench) -> None:
+def test_each_node_knows_its_placement(bench: Bench) -> None:
     request = bench.plan("exit", "0", "0", PROBE_ME="yes")
     bench.until_ended(bench.backend.submit(request))
     assert [record["node"] for record in bench.records(request)] == ["0", "1"]

@@ -25,10 +25,10 @@ from trainfleet.storage import s3
 
 CONFIG = """
 name: line
-data: {name: text, sources: ["s3://bucket/text"], store: "s3://bucket/sets", vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: ["s3://bucket/text"], tokenized_path: "s3://bucket/sets", vocab_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 12, precision: fp32, compile: false, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
-checkpoint: {every: 4, destination: "s3://bucket/checkpoints"}
+train: {steps: 12, precision: fp32, compile: false, global_batch_size: 8, sequence_length: 32, log_every: 1, validate_every: 6, validation_sequences: 8}
+checkpoint: {every: 4, path: "s3://bucket/checkpoints"}
 """
 SECRET = "canary-5d1f9b"
 

@@ -12,7 +12,7 @@ import ranks
 from ranks import Bench
 
 from metadata import Service
-from trainfleet.node.placement import LOOPBACK, Seat, torchrun
+from trainfleet.node.placement import LOOPBACK, Placement, torchrun
 from trainfleet.run.run_folder import node_log, scratch
 
 
@@ -74,7 +74,7 @@ def test_a_scheduler_signals_the_process_of_one_node(
     nodes = [
         subprocess.Popen(
             [sys.executable, "-m", "trainfleet.node.supervisor", str(log := node_log(run, node)), "--",
-             *torchrun(Seat(node, 2, LOOPBACK, port, address=LOOPBACK), 1, "trainfleet.engine", sys.executable, scratch(log)),
+             *torchrun(Placement(node, 2, LOOPBACK, port, address=LOOPBACK), 1, "trainfleet.engine", sys.executable, scratch(log)),
              str(run)],
             cwd=bench.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )

@@ -258,7 +258,7 @@ def test_ranks_that_nobody_launches_any_more_save_and_leave(
 def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(
     nodes: Lab, whole: dict[int, float], tmp_path: Path
 ) -> None:
-    cockpit = Cockpit(nodes, tmp_path, "slow-link", slow="replace")
+    cockpit = Cockpit(nodes, tmp_path, "slow-link", on_slow_node="replace")
     looker = cockpit.start(
         "train",
         "SET=train.steps=1000000 train.compile=false train.log_every=1000 checkpoint.every=50",
@@ -288,13 +288,13 @@ def test_a_slow_link_is_named_while_it_trains_and_its_node_replaced(
     cockpit.type("stop")
     assert looker.wait(60) == 130
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
-    said = "node 2: slow link; a spare takes its place (`fleet.slow: replace`)"
+    said = "node 2: slow link; a spare takes its place (`fleet.on_slow_node: replace`)"
     told("a node's link at 2 Mbit/s", named["time"] - struck, again - struck, lost, "", said)
 
 
 @pytest.mark.timeout(300)
 def test_two_lost_nodes_are_both_named(nodes: Lab, whole: dict[int, float], tmp_path: Path) -> None:
-    cockpit = Cockpit(nodes, tmp_path, "two-lost", nodes_min=2)
+    cockpit = Cockpit(nodes, tmp_path, "two-lost", min_nodes=2)
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     step, struck = cockpit.step(), time.time()

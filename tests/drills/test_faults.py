@@ -208,7 +208,7 @@ def test_stop_from_another_terminal_saves_and_nothing_is_left(
 def test_a_spare_less_fleet_goes_on_with_fewer_nodes(
     nodes: Lab, whole: dict[int, float], tmp_path: Path
 ) -> None:
-    cockpit = Cockpit(nodes, tmp_path, "elastic", hosts=nodes.hosts()[:3], nodes_min=2)
+    cockpit = Cockpit(nodes, tmp_path, "elastic", hosts=nodes.hosts()[:3], min_nodes=2)
     looker = cockpit.start("train")
     cockpit.until("training", lambda: cockpit.step() >= FAULT_AT)
     struck = time.time()
@@ -224,7 +224,7 @@ def test_a_spare_less_fleet_goes_on_with_fewer_nodes(
     cockpit.until("nothing is left", lambda: not cockpit.leftovers(), 30)
     cause = cockpit.events("verdict")[0]["cause"]
     told(
-        "no spare left, `fleet.nodes_min: 2`",
+        "no spare left, `fleet.min_nodes: 2`",
         None,
         again - struck,
         None,

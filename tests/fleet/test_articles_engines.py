@@ -82,15 +82,15 @@ def on_engine(name: str) -> dict[str, Any]:
     config["fleet"] |= {
         "nodes": 2,
         "instance_type": KIND,
-        "image": "registry.example/trainfleet:cpu",
+        "container": "registry.example/trainfleet:cpu",
         "shared_folder": "s3://bucket/some",
     }
     config["fleet"]["aws"] |= {"region": "us-east-1"}
-    config["data"] |= {"name": "text", "sources": ["s3://bucket/text"], "store": "s3://bucket/sets", "vocabulary_size": 340,
+    config["data"] |= {"name": "text", "sources": ["s3://bucket/text"], "tokenized_path": "s3://bucket/sets", "vocab_size": 340,
                        "validation_fraction": 0.1}  # fmt: skip
     config["model"] |= TINY
-    config["train"] |= SHORT | {"layout": "auto", "compile": False}
-    config["checkpoint"] |= {"every": 10, "destination": "s3://bucket/checkpoints"}
+    config["train"] |= SHORT | {"parallelism": "auto", "compile": False}
+    config["checkpoint"] |= {"every": 10, "path": "s3://bucket/checkpoints"}
     return config
 
 
@@ -98,8 +98,12 @@ def at_home(name: str, text: Path) -> dict[str, Any]:
     """The same config on this machine, without S3, in the order in which a dataset in S3 is read."""
     config = on_engine(name)
     config["fleet"] = {"backend": "local"}
-    config["data"] |= {"sources": [str(text)], "store": None, "shuffle_window": REMOTE_WINDOW}
-    del config["checkpoint"]["destination"]
+    config["data"] |= {
+        "sources": [str(text)],
+        "tokenized_path": None,
+        "shuffle_window_mib": REMOTE_WINDOW,
+    }
+    del config["checkpoint"]["path"]
     return config
 
 
@@ -193,7 +197,7 @@ end(0, clusterName=name, clusterStatus=found["StackStatus"], headNode={{"publicI
 
 def on_cluster(nodes: Lab) -> dict[str, Any]:
     """The recipe on the lab's nodes: its file system and network are the account's, its Slurm is real."""
-    machines = {"instance_type": KIND, "ssh": nodes.ssh(), "python": sys.executable, "aws": {"region": "us-east-1", "bucket": None, "ssh_from": ["10.77.0.0/16"]}}  # fmt: skip
+    machines = {"instance_type": KIND, "ssh": nodes.ssh(), "python": sys.executable, "aws": {"region": "us-east-1", "bucket": None, "allow_ssh_from": ["10.77.0.0/16"]}}  # fmt: skip
     config = twin(CLUSTER, "/fsx/text", machines)
     config["fleet"]["slurm"] |= {"partition": "main"}
     config["fleet"]["slurm"]["parallelcluster"] |= {"queues": [{"name": "main", "max": 2}]}

@@ -1,4 +1,4 @@
-"""A launch on real sshd nodes that is still at its gate: another machine's stop, clean and train see it, and cancel it or follow it."""
+"""A launch on real sshd nodes that is still at its preflight: another machine's stop, clean and train see it, and cancel it or follow it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def desk(folder: Path, nodes: Lab) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump({
         "name": "soon",
         "fleet": nodes.fleet(nodes=2),
-        "data": {"name": "text", "sources": ["/fsx/text"], "vocabulary_size": 340, "validation_fraction": 0.1},
+        "data": {"name": "text", "sources": ["/fsx/text"], "vocab_size": 340, "validation_fraction": 0.1},
         "model": {"layers": 2, "hidden_size": 32, "heads": 2, "kv_heads": 1, "intermediate_size": 64},
-        "train": {"steps": 4, "precision": "fp32", "global_batch": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
+        "train": {"steps": 4, "precision": "fp32", "global_batch_size": 8, "sequence_length": 32, "log_every": 1, "validate_every": 0},
     }))  # fmt: skip
     return folder
 

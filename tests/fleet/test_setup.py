@@ -18,7 +18,7 @@ from trainfleet.hosts.facts import Facts
 from trainfleet.hosts.host_setup import boot
 from trainfleet.hosts.host_table import Board
 from trainfleet.hosts.install_steps import InstallStep, Wanted
-from trainfleet.hosts.stack import load_stack
+from trainfleet.hosts.platform import load_platform
 
 
 def test_setup_makes_plain_nodes_ready_and_then_changes_nothing(
@@ -146,7 +146,9 @@ def test_what_counts_after_a_boot_is_done_after_one_and_never_on_two_hosts_at_on
             facts, dict.fromkeys(facts, (InstallStep("driver.sh", (), "there is none"),)), ()
         )
         board = Board(fleet.hosts)
-        host_setup.Application(fleet, config, Wanted(config, load_stack("cpu")), found, board).run()
+        host_setup.Application(
+            fleet, config, Wanted(config, load_platform("cpu")), found, board
+        ).run()
     assert [board.rows[host] for host in fleet.hosts] == [("changed", "booted; driver: loaded")] * 2
     assert len(down) == 2 and down[0][1] <= down[1][0]
 

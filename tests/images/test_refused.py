@@ -19,7 +19,7 @@ from registry import DENIED, TAKEN, TOKEN, USER, Registry, serving
 from requirement import missing, need_program
 from trainfleet.cloud import calls
 from trainfleet.cloud.calls import Calls
-from trainfleet.hosts.stack import load_stack
+from trainfleet.hosts.platform import load_platform
 from trainfleet.hosts.tar import code_files
 from trainfleet.images import ecr
 from trainfleet.images.builders import Builder
@@ -53,7 +53,7 @@ def make_image(outside: dict[str, str], name: str, *words: str) -> None:
 def refused_build(folder: Path, outside: dict[str, str], base: str) -> str:
     """What `make build` says of a base with which it fails. No image has a name of ours then."""
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"name": "x", "fleet": {"base_image": base}})
+        yaml.safe_dump({"name": "x", "fleet": {"container_base": base}})
     )
     words = [sys.executable, "-m", "trainfleet", "build"]
     done = subprocess.run(
@@ -78,7 +78,7 @@ def test_a_base_that_can_t_be_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "why: the base image localhost:1/none:1 can't be pulled" in said
         and "connection refused" in said
     )
-    assert "next: set fleet.base_image to a mirror's image, or a local one" in said
+    assert "next: set fleet.container_base to a mirror's image, or a local one" in said
 
 
 def test_a_base_for_another_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Registry, ImageRecipe]]:
     """A registry, and the recipe of an image that is here under its name; ECR's requests are answered of that registry."""
-    recipe = recipe_of(load_stack("cpu"), "", code_files(""))
+    recipe = recipe_of(load_platform("cpu"), "", code_files(""))
     outside = own_store(tmp_path, monkeypatch)
     make_image(outside, recipe.reference, f"--label=org.opencontainers.image.version={recipe.tag}")
     with serving() as registry:

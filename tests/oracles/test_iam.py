@@ -121,7 +121,7 @@ def config_of(recipe: str) -> Config:
         config, fleet=fleet, train=replace(config.train, init_from=f"s3://{CORPUS}/model")
     )
     image = "none" if fleet.backend == "slurm" else "build"
-    return replace(config, fleet=replace(config.fleet, image=image))
+    return replace(config, fleet=replace(config.fleet, container=image))
 
 
 def roles(config: Config) -> dict[str, list[dict[str, Any]]]:

@@ -23,7 +23,7 @@ release = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(release)
 SMALL = (
     "name=small train.steps=4 train.compile=false model.layers=1 model.hidden_size=32 model.heads=2 model.kv_heads=2 "
-    "model.intermediate_size=64 data.vocabulary_size=300 train.validate_every=0"
+    "model.intermediate_size=64 data.vocab_size=300 train.validate_every=0"
 )
 
 

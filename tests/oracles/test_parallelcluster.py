@@ -65,7 +65,7 @@ def config_of(folder: Path, changes: dict[str, Any], name: str = "ours") -> Conf
     fleet = merged(BASE, changes)
     (folder / "config.yaml").write_text(
         yaml.safe_dump(
-            {"name": name, "fleet": fleet, "train": {"global_batch": 8192, "spike_sigmas": 0}}
+            {"name": name, "fleet": fleet, "train": {"global_batch_size": 8192, "spike_sigmas": 0}}
         )
     )
     return load(Settings(folder / "config.yaml"), terms_of)[0]
@@ -103,8 +103,8 @@ def fsx() -> st.SearchStrategy[dict[str, Any]]:
         {"type": st.just("persistent"), "throughput": st.sampled_from([125, 250, 500, 1000])}
     )
     made = st.fixed_dictionaries({
-        "folder": st.sampled_from(["/fsx", "/data/lustre"]), "size_gib": st.sampled_from([1200, 2400, 4800, 24000]),
-        "link": st.sampled_from([None, "s3://corpora/some"]), "export": st.booleans(),
+        "mount_point": st.sampled_from(["/fsx", "/data/lustre"]), "size_gib": st.sampled_from([1200, 2400, 4800, 24000]),
+        "s3_import": st.sampled_from([None, "s3://corpora/some"]), "s3_export": st.booleans(),
     })  # fmt: skip
     there = st.just(
         {"dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "mount_name": "abcdefgh"}
@@ -122,12 +122,12 @@ def fleets() -> st.SearchStrategy[dict[str, Any]]:
         "buckets": st.lists(st.sampled_from(["one-bucket", "two-bucket"]), unique=True),
     })  # fmt: skip
     aws = st.fixed_dictionaries({
-        "image": st.sampled_from([None, "ami-0123456789abcdef0"]), "key_pair": st.sampled_from([None, "a key"]),
-        "ssh_from": st.sampled_from([[], ["203.0.113.7/32"]]), "volume_gib": st.integers(100, 2000),
+        "ami": st.sampled_from([None, "ami-0123456789abcdef0"]), "key_pair": st.sampled_from([None, "a key"]),
+        "allow_ssh_from": st.sampled_from([[], ["203.0.113.7/32"]]), "volume_gib": st.integers(100, 2000),
     })  # fmt: skip
     return st.builds(
         lambda wanted, data, place, store, idle: {
-            "aws": place | ({"image": "ami-0123456789abcdef0"} if wanted["os"] == "rocky9" else {}), "fsx": store, "shared_folder": f"{store.get('folder', '/fsx')}/work", "idle_minutes": idle,
+            "aws": place | ({"ami": "ami-0123456789abcdef0"} if wanted["os"] == "rocky9" else {}), "fsx": store, "shared_folder": f"{store.get('mount_point', '/fsx')}/work", "idle_minutes": idle,
             "slurm": {"parallelcluster": wanted | (database if data else {})},
         },
         cluster, st.booleans(), aws, fsx(), st.sampled_from([None, 10, 120]),
@@ -202,8 +202,8 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     )
     yield {"fsx": {"throughput": 33}}, "fleet.fsx.throughput: 33 is not one of 125, 250, 500, 1000"
     yield (
-        {"fsx": {"folder": "/home"}, "shared_folder": "/home/work"},
-        "fleet.fsx.folder: /home is reserved; use for example /fsx",
+        {"fsx": {"mount_point": "/home"}, "shared_folder": "/home/work"},
+        "fleet.fsx.mount_point: /home is reserved; use for example /fsx",
     )
     yield (
         {"fsx": {"dns_name": "lustre.example.com", "mount_name": "x"}},

@@ -1,4 +1,4 @@
-"""The muster: nodes that start apart meet, and one that never comes is named on every node that did."""
+"""The barrier: nodes that start apart meet, and one that never comes is named on every node that did."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from trainfleet.node import barrier
 from trainfleet.node.barrier import Missing
-from trainfleet.node.placement import Seat
+from trainfleet.node.placement import Placement
 from trainfleet.trust.errors import BackendError
 from trainfleet.watch.diagnosis import diagnose
 from trainfleet.watch.lines import LogLine
@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Nodes:
-    """Nodes of one job as threads; what each said, and how its muster ended."""
+    """Nodes of one job as threads; what each said, and how its barrier ended."""
 
     def __init__(self, port: int, nodes: int) -> None:
         self.port, self.nodes = port, nodes
@@ -46,8 +46,8 @@ class Nodes:
 
         def come() -> None:
             try:
-                barrier.muster(
-                    Seat(node, self.nodes, "127.0.0.1", self.port),
+                barrier.wait_for_all(
+                    Placement(node, self.nodes, "127.0.0.1", self.port),
                     job,
                     seconds,
                     self.said[node].append,
@@ -171,12 +171,14 @@ def test_a_port_that_is_taken_is_told(port: int) -> None:
 
 def test_one_node_waits_for_nobody(port: int) -> None:
     say: Callable[[str], None] = lambda words: pytest.fail(words)  # noqa: E731
-    barrier.muster(Seat(0, 1, "127.0.0.1", port), "runs/x", 0.0, say)
+    barrier.wait_for_all(Placement(0, 1, "127.0.0.1", port), "runs/x", 0.0, say)
 
 
 def test_many_are_named_by_the_first(port: int) -> None:
     with pytest.raises(Missing) as caught:
-        barrier.muster(Seat(0, 100, "127.0.0.1", port), "runs/x", 0.2, lambda words: None)
+        barrier.wait_for_all(
+            Placement(0, 100, "127.0.0.1", port), "runs/x", 0.2, lambda words: None
+        )
     assert (
         "nodes 1, 2, 3" in caught.value.what
         and "and 83 more of 100 did not arrive" in caught.value.what

@@ -52,7 +52,7 @@ def config_from(address: object, shape: Model = SHAPE) -> Config:
         for key, value in asdict(shape).items()
         if value is not None and key not in ("preset", "module")
     }
-    content = {"name": "new", "data": {"sources": ["text"], "vocabulary_size": 300}, "model": {"preset": None, **given},
+    content = {"name": "new", "data": {"sources": ["text"], "vocab_size": 300}, "model": {"preset": None, **given},
                "train": {"init_from": str(address), "sequence_length": 64}}  # fmt: skip
     Path("new.yaml").write_text(json.dumps(content))
     return load(Settings(Path("new.yaml")))[0]
@@ -111,7 +111,7 @@ def test_what_can_be_begun_from_is_let_through(desk: Path) -> None:
 )  # fmt: skip
 def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> None:
     """As transformers' own folders have them: tied copies and buffers beside the weights."""
-    text = f"name: x\ndata: {{sources: [text], vocabulary_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 2}}\n"
+    text = f"name: x\ndata: {{sources: [text], vocab_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 2}}\n"
     Path("family.yaml").write_text(text + "train: {sequence_length: 64}\n")
     shape = load(Settings(Path("family.yaml")))[0].model
     weight_files.require(hugging_face(desk / "model", shape), shape)
@@ -123,7 +123,7 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
         "gpt2": "transformer.h.0.attn.bias",
     }
     tensors[beside.get(family, "model.layers.0.self_attn.rotary_emb.inv_freq")] = torch.ones(7)
-    if shape.tie_embeddings:
+    if shape.tie_word_embeddings:
         tied = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}.get(
             family, "lm_head.weight"
         )
@@ -135,7 +135,7 @@ def test_weights_of_every_family_are_let_through(desk: Path, family: str) -> Non
         tensors[tied] = tensors[source].clone()
     save_file(tensors, file)
     weight_files.require(desk / "model", shape)
-    if shape.tie_embeddings:
+    if shape.tie_word_embeddings:
         for row in (0, 9):
             other = tensors[tied].clone()
             other[row] += 1
@@ -203,7 +203,7 @@ EXTRA = {  # what a family's folders may have beside its weights; and what none 
 
 @pytest.mark.parametrize("family", EXTRA)
 def test_no_weight_of_a_folder_is_passed_over_without_a_word(desk: Path, family: str) -> None:
-    text = f"name: x\ndata: {{sources: [text], vocabulary_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
+    text = f"name: x\ndata: {{sources: [text], vocab_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
     Path("config.yaml").write_text(text + "train: {sequence_length: 64, init_from: model}\n")
     shape = load(Settings(Path("config.yaml")))[0].model
     file = hugging_face(desk / "model", shape) / weight_files.WEIGHTS
@@ -255,7 +255,7 @@ def test_every_key_of_a_config_json_is_gone_by_or_named(desk: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_key_is_said_to_be_gone_by_that_changes_nothing(desk: Path, family: str) -> None:
-    text = f"name: x\ndata: {{sources: [text], vocabulary_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
+    text = f"name: x\ndata: {{sources: [text], vocab_size: 300}}\nmodel: {{preset: tiny, family: {family}, layers: 1}}\n"
     Path("config.yaml").write_text(text)
     content = huggingface_config.write(load(Settings(Path("config.yaml")))[0].model)
 

@@ -127,9 +127,9 @@ def test_a_prefix_gives_the_same_dataset_as_the_folder(
 def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = replace(data, sources=(str(tmp_path / "text"),), shuffle_window=16)
+    local = replace(data, sources=(str(tmp_path / "text"),), shuffle_window_mib=16)
     assert tokenize(local, ALONE, tmp_path / "local")
-    remote = replace(local, store="s3://bucket/sets", shuffle_window=16)
+    remote = replace(local, tokenized_path="s3://bucket/sets", shuffle_window_mib=16)
     for node in range(3):  # nodes that share nothing but the bucket
         tokenize(remote, Share(node, 3, 1), tmp_path / f"node-{node}")
     found = find(remote, tmp_path / "elsewhere")
@@ -165,12 +165,15 @@ def run(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
         data,
         name=f"set-{tmp_path.name}",
         sources=(str(tmp_path / "text"),),
-        store="s3://bucket/copied",
+        tokenized_path="s3://bucket/copied",
     )
     made = tokenize(data, ALONE, tmp_path / "made")
     assert made
     train = replace(
-        config.train, steps=2 * made.tokens // (16 * 64) + 1, global_batch=16, sequence_length=64
+        config.train,
+        steps=2 * made.tokens // (16 * 64) + 1,
+        global_batch_size=16,
+        sequence_length=64,
     )
     config = replace(config, data=data, train=train)
     write_atomic(Run(Path("runs/x")).config, dump_resolved(config))
@@ -255,7 +258,7 @@ def test_of_two_jobs_on_two_machines_one_is_refused(
 ) -> None:
     monkeypatch.setattr(dataset_lock, "RENEW", 0.05)
     monkeypatch.setattr(dataset_lock, "POLL", 0.1)
-    remote = replace(data, name="contested", store="s3://bucket/sets")
+    remote = replace(data, name="contested", tokenized_path="s3://bucket/sets")
     store, other = manifest.store_of(remote, tmp_path / "here"), tmp_path / "there"
     with dataset_lock.only_job(store), pytest.raises(DataError, match="another job is tokenizing"):
         tokenize(remote, ALONE, other)
@@ -304,7 +307,7 @@ def test_a_job_that_was_taken_for_dead_stops(
 
 
 def test_a_block_that_was_changed_in_s3_is_refused(data: Data, tmp_path: Path) -> None:
-    remote = replace(data, name="changed", store="s3://bucket/sets")
+    remote = replace(data, name="changed", tokenized_path="s3://bucket/sets")
     found = tokenize(remote, ALONE, tmp_path)
     assert found
     for shard in found.split("train"):

@@ -172,7 +172,7 @@ def test_another_setting_is_refused_when_finished_and_starts_again_when_not(
     data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenize(data, ALONE, tmp_path)
-    other = dataclasses.replace(data, vocabulary_size=400)
+    other = dataclasses.replace(data, vocab_size=400)
     with pytest.raises(DataError, match=r"data\.tokenizer was `bpe 500`, is `bpe 400`"):
         find(other, tmp_path)
     (tmp_path / "set" / "manifest.json").unlink()
@@ -411,7 +411,7 @@ def test_weights_mix_the_sources_in_every_stretch(data: Data, tmp_path: Path) ->
     assert np.array_equal(np.concatenate(one_by_one), dataset.batch("train", 0, 40, 64, seed=1))
     others = [
         mixed,
-        dataclasses.replace(mixed, shuffle_window=64),
+        dataclasses.replace(mixed, shuffle_window_mib=64),
         dataclasses.replace(mixed, sources=data.sources),
     ]
     assert len({Dataset.open(tmp_path / "set", other).identity for other in others}) == 3, (

@@ -18,7 +18,7 @@ from trainfleet.backends.sagemaker_request import METRICS, input_of
 from trainfleet.config import Config, Settings, load
 from trainfleet.hardware import node_types
 from trainfleet.hosts.install_steps import lock_name
-from trainfleet.hosts.stack import load_stack
+from trainfleet.hosts.platform import load_platform
 from trainfleet.node.entrypoint import LOCK
 from trainfleet.plan.job import tokenize_job, train_job
 from trainfleet.plan.request import Request
@@ -44,10 +44,10 @@ def config_of(
 ) -> Config:
     own = OWN[backend] | fleet.pop(backend, {})
     said = {
-        "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "store": "s3://bkt/sets", "vocabulary_size": 340},
-        "model": {"layers": 2, "hidden_size": 128, "heads": 64, "intermediate_size": 128}, "checkpoint": {"destination": "s3://bkt/c"},
-        "train": {"global_batch": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "auto", "compile": False},
-        "fleet": {"backend": backend, "nodes": nodes, "instance_type": instance_type, "image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y",
+        "name": "a-run.1", "data": {"sources": ["s3://bkt/text"], "tokenized_path": "s3://bkt/sets", "vocab_size": 340},
+        "model": {"layers": 2, "hidden_size": 128, "heads": 64, "intermediate_size": 128}, "checkpoint": {"path": "s3://bkt/c"},
+        "train": {"global_batch_size": 1024, "sequence_length": 128, "spike_sigmas": 0, "precision": "auto", "compile": False},
+        "fleet": {"backend": backend, "nodes": nodes, "instance_type": instance_type, "container": "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:y",
                   "shared_folder": "s3://bkt/runs", "aws": {"region": "us-east-1"}, backend: own} | fleet,
     }  # fmt: skip
     path = folder / "config.yaml"
@@ -133,7 +133,7 @@ def test_every_node_is_told_for_which_versions_the_job_was_planned(
             if nodes
             else body["Environment"]
         )
-        assert told[LOCK] == lock_name(load_stack(config.fleet.stack))
+        assert told[LOCK] == lock_name(load_platform(config.fleet.platform))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_secrets_are_referred_to_and_never_said(
         ("batch", {"batch": {"priority": 3}}, "fleet.batch.priority: applies within a share"),
         (
             "batch",
-            {"aws": {"region": "us-east-1", "image": "ami-0123456789abcdef0"}},
+            {"aws": {"region": "us-east-1", "ami": "ami-0123456789abcdef0"}},
             "fleet.batch.queue mine brings its own machines",
         ),
         (
@@ -267,13 +267,13 @@ def test_secrets_are_referred_to_and_never_said(
             {"batch": {"queue": QUEUE.replace("east", "west")}},
             "is not in fleet.aws.region us-east-1",
         ),
-        ("batch", {"image": "none"}, "fleet.image"),
+        ("batch", {"container": "none"}, "fleet.container"),
         (
             "batch",
             {"instance_type": "p3dn.24xlarge", "batch": {"queue": None}},
             "fleet.instance_type: p3dn.24xlarge: AWS Batch has no machine image for it any more",
         ),
-        ("sagemaker", {"image": "none"}, "fleet.image"),
+        ("sagemaker", {"container": "none"}, "fleet.container"),
         (
             "sagemaker",
             {"sagemaker": {"input_mode": "fsx"}},

@@ -118,7 +118,7 @@ def test_a_tilde_in_a_path_is_the_home_that_a_shell_would_have_put_there(
      *((slurm.read, {"SLURM_STEP_NODELIST": hosts, "SLURM_JOB_ID": "1", "SLURM_NODEID": "0"}, "is not a list of hosts")
        for hosts in ("a[1-99999999999]", "a[x]", "a[1-", "a[]", "a]"))],
 )  # fmt: skip
-def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
+def test_an_environment_that_is_no_placement_is_refused_before_anything_starts(
     reader: object, told: dict[str, str], why: str
 ) -> None:
     with pytest.raises(BackendError, match=why):
@@ -130,7 +130,7 @@ def test_an_environment_that_is_no_seat_is_refused_before_anything_starts(
 def test_a_number_of_a_job_that_is_none_is_refused_before_the_job_starts(
     desk: Path, module: list[str]
 ) -> None:
-    own = placement.Seat(0, 1, "127.0.0.1").environment() | {
+    own = placement.Placement(0, 1, "127.0.0.1").environment() | {
         "PYTHONPATH": verbs.PACKAGES,
         "WORKERS": "abc",
     }
@@ -183,7 +183,7 @@ def test_a_source_without_text_is_told_as_what_it_is(
 
 @pytest.mark.parametrize(
     "set, why",
-    [("checkpoint.destination=~/x", "a shell's word"), ('checkpoint.destination="$HOME/x"', "a shell's word"),
+    [("checkpoint.path=~/x", "a shell's word"), ('checkpoint.path="$HOME/x"', "a shell's word"),
      ("train.init_from=config.yaml", "is not a folder"), ("data.tokenizer=text", "the folder has no tokenizer.json"),
      ("train.loggers=[wandb,wandb]", 'names "wandb" twice')],
 )  # fmt: skip

@@ -22,16 +22,16 @@ from trainfleet.trust.errors import ConfigError, DataError, Problem
 
 GOOD = "name: a\ndata: {sources: [stdlib]}\n"
 SLIPS = [  # what newcomers write, and which value they mean
-    "train: {steps: 10k}", "train: {steps: '1,300'}", "train: {steps: 2.5k}", "train: {sequence_length: 4k}", "train: {global_batch: '64'}",
-    "data: {vocabulary_size: 32k}", "budget: {max_usd: $500}", "train: {compile: yes}", "checkpoint: {export: on}", "fleet: {nodes: two}",
+    "train: {steps: 10k}", "train: {steps: '1,300'}", "train: {steps: 2.5k}", "train: {sequence_length: 4k}", "train: {global_batch_size: '64'}",
+    "data: {vocab_size: 32k}", "budget: {max_usd: $500}", "train: {compile: yes}", "checkpoint: {export_hf: on}", "fleet: {nodes: two}",
     "train: {optimizer: adam}", "train: {optimizer: adamW}", "train: {schedule: cosin}", "model: {preset: llama-1b}",
     "model: {preset: Llama-3-8B}", "model: {preset: llama3-8b}", "model: {preset: qwen-7b}", "model: {preset: gpt-2}", "train: {lr: 1e-3}",
     "train: {learning-rate: 1e-3}", "train: {batch_size: 8}", "train: {seqlen: 128}", "data: {sources: text}", "trian: {steps: 5}",
-    "steps: 5", "train: {warmup: 10}", "checkpoint: {save_every: 100}", "train: {precision: fp23}", "data: {bad_records: skipp}",
+    "steps: 5", "train: {warmup: 10}", "checkpoint: {save_every: 100}", "train: {precision: fp23}", "data: {on_bad_record: skipp}",
 ]  # fmt: skip
 MEANT = {  # of some of them: what is proposed, to the letter, in place of the one problem that is told
     "train: {steps: 10k}": "train.steps=10000", "train: {sequence_length: 4k}": "train.sequence_length=4096",
-    "data: {vocabulary_size: 32k}": "data.vocabulary_size=32768", "budget: {max_usd: $500}": "budget.max_usd=500",
+    "data: {vocab_size: 32k}": "data.vocab_size=32768", "budget: {max_usd: $500}": "budget.max_usd=500",
     "train: {optimizer: adam}": "train.optimizer=adamw", "model: {preset: llama-1b}": "model.preset=llama-3.2-1b",
     "model: {preset: llama3-8b}": "model.preset=llama-3-8b", "model: {preset: gpt-2}": "model.preset=gpt2",
 }  # fmt: skip
@@ -98,7 +98,7 @@ PLAIN = (
     "fleet.secrets",
     "fleet.shared_folder",
     "fleet.fsx",
-    "data.store",
+    "data.tokenized_path",
 )  # whose messages propose nothing
 TEXTS = [*SLIPS, *(text for text, key in CONTRADICTIONS if not key.startswith(PLAIN))]
 
@@ -150,7 +150,7 @@ def test_what_a_newcomer_meant_is_proposed_and_nothing_else_is_told(text: str, m
 
 @pytest.mark.parametrize(
     "words, key", [(["STEPS=5"], "train.steps"), (["--steps", "5"], "train.steps"), (["train.steps=5"], "train.steps"),
-                   (["seed=3"], "train.seed"), (["--learning-rate", "1e-4"], "train.learning_rate"), (["TENSOR=2"], "train.layout.tensor"),
+                   (["seed=3"], "train.seed"), (["--learning-rate", "1e-4"], "train.learning_rate"), (["TENSOR=2"], "train.parallelism.tensor"),
                    (["SET=train.steps = 5"], "train.steps"), (["SET=train.steps =5 train.seed= 3"], "train.seed")],
 )  # fmt: skip
 def test_a_key_typed_as_a_variable_is_told_as_set(

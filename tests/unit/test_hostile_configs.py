@@ -57,7 +57,7 @@ def test_a_stretch_of_the_rotary_embedding_is_an_object_or_null(
 
 
 @pytest.mark.parametrize(("text", "meant"), [
-    ("fleet: {aws: {heads: 1}}", "did you mean head?"), ("fleet: {aws: {buckets: x}}", "did you mean bucket?"),
+    ("fleet: {aws: {zone: a}}", "did you mean zones?"), ("fleet: {aws: {buckets: x}}", "did you mean bucket?"),
     ("fleet: {batch: {queues: x}}", "did you mean queue?"), ("data: {dataset: x}", "did you mean sources?"),
     ("dataset: x", "did you mean data.sources?"), ("data: {corpus: x}", "did you mean sources?"),
     ("model: {head: 2}", "did you mean heads?"), ("train: {step: 2}", "did you mean steps?"),

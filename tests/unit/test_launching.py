@@ -16,13 +16,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from trainfleet.hosts.gate import Bandwidth, GateReport
 
 from s3server import serve
 from trainfleet.backends.host_fleet import Hosts
 from trainfleet.backends.run_storage import Here, Place
 from trainfleet.backends.s3_run import BucketPlace
 from trainfleet.health.lease import Holder, Launching, Lease, newest_holder
-from trainfleet.hosts.gate import Bandwidth, GateReport
 from trainfleet.hosts.host_results import Host, Result
 from trainfleet.launch import execution, launching, remote_launch
 from trainfleet.launch.launching import mine
@@ -196,9 +196,9 @@ def test_a_hostile_launch_is_none(place: Place, text: str) -> None:
 
 CONFIG = """
 name: line
-data: {name: text, sources: [text], vocabulary_size: 340, validation_fraction: 0.1}
+data: {name: text, sources: [text], vocab_size: 340, validation_fraction: 0.1}
 model: {layers: 2, hidden_size: 32, heads: 2, kv_heads: 1, intermediate_size: 64}
-train: {steps: 4, precision: fp32, global_batch: 8, sequence_length: 32, log_every: 1, validate_every: 0}
+train: {steps: 4, precision: fp32, global_batch_size: 8, sequence_length: 32, log_every: 1, validate_every: 0}
 """
 
 

@@ -65,7 +65,7 @@ def test_every_node_is_a_torchrun_that_meets_on_loopback() -> None:
 def test_the_line_that_a_script_shows_is_the_line_that_its_node_builds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One pure function makes both, from the same seat."""
+    """One pure function makes both, from the same placement."""
     for text in scripts():
         shown = next(line for line in text.splitlines() if line.startswith("# runs ")).removeprefix(
             "# runs "
@@ -127,7 +127,7 @@ def test_more_nodes_than_one_machine_plays_are_refused_in_the_one_list_of_errors
 
 def test_a_node_that_refuses_before_it_has_a_log_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(
-        "name: base\ndata: {name: d, sources: [text], vocabulary_size: 300}\n"
+        "name: base\ndata: {name: d, sources: [text], vocab_size: 300}\n"
     )
     verbs.write_text(tmp_path / "text")
     said = verbs.enter(

@@ -89,7 +89,7 @@ def test_no_path_leads_to_a_file_that_may_be_somebody_elses(path: str, desk: Pat
 
 def test_files_that_are_not_there_and_exports_are_refused_with_the_config(desk: Path) -> None:
     (desk / "config.yaml").write_text(
-        "name: x\nmodel: {module: no_model.py}\ntrain: {callback: no_callback.py}\ncheckpoint: {export: true}\n"
+        "name: x\nmodel: {module: no_model.py}\ntrain: {callback: no_callback.py}\ncheckpoint: {export_hf: true}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(Settings(desk / "config.yaml"), terms_of)
@@ -97,7 +97,7 @@ def test_files_that_are_not_there_and_exports_are_refused_with_the_config(desk: 
     assert (
         "'no_model.py' is not there" in said
         and "'no_callback.py' is not there" in said
-        and "checkpoint.export" in said
+        and "checkpoint.export_hf" in said
     )
 
 

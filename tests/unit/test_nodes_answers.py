@@ -16,11 +16,11 @@ from trainfleet.config.types import SshConfig
 from trainfleet.hosts import facts as reading
 from trainfleet.hosts import job_commands, removal_commands
 from trainfleet.hosts.facts import parse
-from trainfleet.hosts.gate import read_bandwidth
 from trainfleet.hosts.head import public_key
 from trainfleet.hosts.host_results import HostFailure, Implausible, Result, by_host, grouped
 from trainfleet.hosts.host_table import Board
 from trainfleet.hosts.node_checks import flaws
+from trainfleet.hosts.preflight import read_bandwidth
 from trainfleet.hosts.ssh_errors import is_late
 from trainfleet.hosts.transport import PATIENCE, Transport
 from trainfleet.trust.errors import BackendError

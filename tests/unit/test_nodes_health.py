@@ -1,4 +1,4 @@
-"""What the gate says of a fleet, from facts alone; the fabric's environment; NCCL's own words; the slow node among pairs."""
+"""What the preflight says of a fleet, from facts alone; the fabric's environment; NCCL's own words; the slow node among pairs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trainfleet.config.host_list import Host
 from trainfleet.devices.bandwidth import tournament
 from trainfleet.hardware.node_types import instance
 from trainfleet.hosts.facts import Facts, Space
-from trainfleet.hosts.gate import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.hosts.install_steps import Wanted
 from trainfleet.hosts.node_checks import clock, exposed, flaws, unfit
+from trainfleet.hosts.preflight import Bandwidth, judge_bandwidth, slow_nodes
 from trainfleet.hosts.quarantine import Quarantine
 from trainfleet.plan.fabric_environment import (
     fabric_environment,
@@ -132,7 +132,7 @@ def test_of_two_clocks_that_differ_only_the_wrong_one_is_blamed(
         ),
         (
             {"gpus": tuple(replace(gpu, driver="595.1") for gpu in P3DN.gpus)},
-            "setup: nvidia: driver 595.1, the stack needs",
+            "setup: nvidia: driver 595.1, the platform needs",
         ),
         ({"bus": ("nvidia",) * 8}, "efa: 0 of 1 EFA interfaces are attached"),
         ({"infiniband": ()}, "efa: 0 of 1 EFA interfaces have a driver"),

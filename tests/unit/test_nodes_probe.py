@@ -96,7 +96,7 @@ HGX = node(ports=NDR)
 def config(tmp_path: Path, fleet: str) -> Config:
     path = tmp_path / "config.yaml"
     path.write_text(
-        f"name: x\nfleet: {{{fleet}}}\ndata: {{name: t, sources: [stdlib]}}\ntrain: {{global_batch: 64}}\n"
+        f"name: x\nfleet: {{{fleet}}}\ndata: {{name: t, sources: [stdlib]}}\ntrain: {{global_batch_size: 64}}\n"
     )
     return load(Settings(path))[0]
 
@@ -290,13 +290,13 @@ def test_doctor_tells_what_to_write_and_stays_silent_where_that_is_there(tmp_pat
     lines, fits = provisioning.compare(
         config(tmp_path, asked), {"n1": parse("== facts\ncores=2\n== end\n")}
     )
-    assert not fits and lines == ["no GPU that is known answers, and fleet.stack is cuda"]
+    assert not fits and lines == ["no GPU that is known answers, and fleet.platform is cuda"]
 
 
 def test_what_no_rank_can_compute_on_is_said() -> None:
     amd = replace(node(count=0, topology=""), bus=("amd",) * 8)
     assert any(
-        line.startswith("8 x AMD Instinct on its bus: AMD's: no stack here has ROCm")
+        line.startswith("8 x AMD Instinct on its bus: AMD's: no platform here has ROCm")
         for line in probe.describe(amd)
     )
     laptop = list(probe.describe(node("NVIDIA GeForce RTX 4090 Laptop GPU", 1, "")))

@@ -243,7 +243,7 @@ def test_a_module_that_python_lacks_is_missed_only_where_a_file_needs_it(
 # Loads all that verbs may load before a job starts, which torch and what needs it (it loads ctypes) are no part of.
 LOADING = """
 import importlib, pkgutil, trainfleet
-apart = ("trainfleet.engine", "trainfleet.models", "trainfleet.devices", "trainfleet.stacks")
+apart = ("trainfleet.engine", "trainfleet.models", "trainfleet.devices", "trainfleet.platforms")
 for module in pkgutil.walk_packages(trainfleet.__path__, "trainfleet."):
     if not module.name.startswith(apart) and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
@@ -255,7 +255,7 @@ def test_no_verb_needs_a_module_that_python_may_lack(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LACKING)
     written(tmp_path / "text/a.txt", b"a few words\n" * 100)
     (tmp_path / "config.yaml").write_text(
-        "name: x\ndata: {sources: [text], vocabulary_size: 300}\nmodel: {preset: tiny}\n"
+        "name: x\ndata: {sources: [text], vocab_size: 300}\nmodel: {preset: tiny}\n"
     )
     path = {"PYTHONPATH": os.pathsep.join((str(tmp_path), verbs.PACKAGES))}
     assert "next: make train" in verbs.enter(tmp_path, "plan", variables=path)

@@ -30,12 +30,12 @@ from trainfleet_nxd import weights as nxd
 from trainfleet_nxd.weights import Degrees
 
 BASE: Model = replace(load_resolved(OLD / "config.yaml").model, layers=3, hidden_size=64, heads=8, intermediate_size=96,
-                      vocabulary_size=384, tie_embeddings=False, preset=None, head_size=None)  # fmt: skip
+                      vocab_size=384, tie_word_embeddings=False, preset=None, head_dim=None)  # fmt: skip
 SHAPES = {
     "llama": replace(BASE, family="llama", kv_heads=8),
     "grouped": replace(BASE, family="llama", kv_heads=2),
-    "tied": replace(BASE, family="mistral", kv_heads=2, tie_embeddings=True),
-    "bert": replace(BASE, family="bert", kv_heads=8, tie_embeddings=True),
+    "tied": replace(BASE, family="mistral", kv_heads=2, tie_word_embeddings=True),
+    "bert": replace(BASE, family="bert", kv_heads=8, tie_word_embeddings=True),
 }
 CASES = [(name, Degrees(tensor, stages)) for name in SHAPES for tensor in (1, 2, 4, 8) for stages in (1, 2, 3)
          if name != "bert" or stages == 1]  # fmt: skip
@@ -268,9 +268,7 @@ def test_what_a_file_says_is_never_run(tmp_path: Path) -> None:
 
 
 def test_changed_files_end_in_an_error_or_in_numbers(tmp_path: Path) -> None:
-    shape = replace(
-        SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocabulary_size=8
-    )
+    shape = replace(SHAPES["llama"], layers=1, hidden_size=8, intermediate_size=8, vocab_size=8)
     tag = save(make(shape), Degrees(1, 1), tmp_path)
     draw, path = random.Random(5), nxd_folder.files_of(tag)[0, 0]
     whole, refused = path.read_bytes(), 0
@@ -313,7 +311,7 @@ def test_another_format_is_none(form: str) -> None:
     (SHAPES["grouped"], Degrees(3, 1), "kv_heads is 2"), (SHAPES["grouped"], Degrees(16, 1), "heads is 8"),
     (SHAPES["llama"], Degrees(1, 4), "4 stages of 3 layers"), (SHAPES["bert"], Degrees(2, 2), "no stages"),
     (replace(BASE, family="gpt2"), Degrees(1, 1), "have no gpt2"),
-    (replace(SHAPES["llama"], vocabulary_size=383), Degrees(2, 1), "vocabulary_size is 383"),
+    (replace(SHAPES["llama"], vocab_size=383), Degrees(2, 1), "vocab_size is 383"),
 ])  # fmt: skip
 def test_what_nxd_s_modules_can_t_divide_is_refused(
     shape: Model, degrees: Degrees, why: str

@@ -1,4 +1,4 @@
-"""Seats from what each engine tells a node, as its documentation has it, and torchrun's line from a seat."""
+"""Placements from what each engine tells a node, as its documentation has it, and torchrun's line from a placement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainfleet.node import placement
-from trainfleet.node.placement import Seat, expand_hosts, torchrun
+from trainfleet.node.placement import Placement, expand_hosts, torchrun
 from trainfleet.node.placements import batch, fleet, sagemaker, slurm
 from trainfleet.trust.errors import BackendError
 
@@ -48,14 +48,14 @@ def resources(tmp_path: Path, **changes: object) -> Path:
     return file
 
 
-def test_a_seat_of_our_own_comes_back_whole() -> None:
-    given = Seat(1, 4, "10.0.0.1", 29401, address="10.0.0.2")
+def test_a_placement_of_our_own_comes_back_whole() -> None:
+    given = Placement(1, 4, "10.0.0.1", 29401, address="10.0.0.2")
     assert fleet.read(given.environment()) == given
     assert fleet.read(given.environment() | {"TRAINFLEET_ATTEMPT": "3"}).attempt == 3
 
 
 def test_slurm() -> None:
-    assert slurm.read(SLURM) == Seat(3, 4, "trn1", 25541, 1, "trn07")
+    assert slurm.read(SLURM) == Placement(3, 4, "trn1", 25541, 1, "trn07")
     again = slurm.read(SLURM | {"SLURM_RESTART_COUNT": "2"})
     assert (again.attempt, again.port) == (3, 25543)
     outside_a_step = {name: value for name, value in SLURM.items() if "STEP" not in name}
@@ -81,16 +81,16 @@ def test_a_node_list_of_slurm_is_its_hosts_in_order(words: str, hosts: list[str]
 
 
 def test_batch() -> None:
-    assert batch.read(BATCH) == Seat(2, 4, "10.0.3.17", 29400, 2)
+    assert batch.read(BATCH) == Placement(2, 4, "10.0.3.17", 29400, 2)
 
 
-def test_the_main_node_of_batch_has_seat_0_whatever_its_index() -> None:
+def test_the_main_node_of_batch_is_node_0_whatever_its_index() -> None:
     moved = BATCH | {"AWS_BATCH_JOB_MAIN_NODE_INDEX": "2"}
-    seats = {
+    placements = {
         index: batch.read(moved | {"AWS_BATCH_JOB_NODE_INDEX": str(index)}).node
         for index in range(4)
     }
-    assert seats == {2: 0, 0: 1, 1: 2, 3: 3}
+    assert placements == {2: 0, 0: 1, 1: 2, 3: 3}
 
 
 def test_the_main_node_of_batch_is_not_told_its_own_address() -> None:
@@ -103,15 +103,15 @@ def test_the_main_node_of_batch_is_not_told_its_own_address() -> None:
 
 
 def test_a_batch_job_of_one_node_has_no_such_variables() -> None:
-    assert batch.read({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Seat(
+    assert batch.read({"AWS_BATCH_JOB_ID": "876da822", "AWS_BATCH_JOB_ATTEMPT": "1"}) == Placement(
         0, 1, "127.0.0.1"
     )
 
 
 def test_sagemaker(tmp_path: Path) -> None:
-    assert sagemaker.read(resources(tmp_path)) == Seat(1, 3, "algo-1", 29400, 1, "algo-2")
+    assert sagemaker.read(resources(tmp_path)) == Placement(1, 3, "algo-1", 29400, 1, "algo-2")
     many = [f"algo-{number}" for number in range(1, 13)]
-    assert sagemaker.read(resources(tmp_path, hosts=many)) == Seat(
+    assert sagemaker.read(resources(tmp_path, hosts=many)) == Placement(
         1, 12, "algo-1", 29400, 1, "algo-2"
     ), "as consoles count"
 
@@ -136,7 +136,7 @@ def test_a_broken_resource_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("reader", [fleet.read, slurm.read])
-def test_what_no_engine_started_has_no_seat(reader: object) -> None:
+def test_what_no_engine_started_has_no_placement(reader: object) -> None:
     with pytest.raises(BackendError, match="is not set"):
         reader({})  # type: ignore[operator]
 
@@ -150,9 +150,9 @@ def test_what_is_no_number_or_out_of_range_is_refused() -> None:
             slurm.read(SLURM | changed)
 
 
-def test_torchruns_line_follows_from_the_seat_alone() -> None:
+def test_torchruns_line_follows_from_the_placement_alone() -> None:
     words = torchrun(
-        Seat(1, 2, "10.0.0.1", 29401, address="10.0.0.2"),
+        Placement(1, 2, "10.0.0.1", 29401, address="10.0.0.2"),
         8,
         "trainfleet.engine",
         "python3",
@@ -162,7 +162,7 @@ def test_torchruns_line_follows_from_the_seat_alone() -> None:
         "python3 -m trainfleet.devices.meeting torch.distributed.run --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=10.0.0.1 --master-port=29401 "
         "--local-addr=10.0.0.2 --max-restarts=0 --monitor-interval=0.5 --tee=3 --log-dir=logs/node-1.parts -m trainfleet.engine"
     )
-    bare = torchrun(Seat(0, 1, "127.0.0.1"), 1, "m", "python3")
+    bare = torchrun(Placement(0, 1, "127.0.0.1"), 1, "m", "python3")
     assert not any(word.startswith(("--tee", "--log-dir", "--local-addr")) for word in bare)
 
 

@@ -31,9 +31,9 @@ from trainfleet_nxd.device import NeuronXla
 
 CONFIG = """
 name: base
-data: {vocabulary_size: 400}
+data: {vocab_size: 400}
 fleet: {nodes: 4}
-train: {steps: 500, global_batch: 8, sequence_length: 64}
+train: {steps: 500, global_batch_size: 8, sequence_length: 64}
 """
 
 
@@ -215,14 +215,16 @@ def test_strong_scaling_keeps_the_batch_and_weak_scaling_a_rank_s_part(
     (tmp_path / "config.yaml").write_text(CONFIG)
     sizes = sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 2 4"}, weak)
     assert [config.fleet.nodes for config, _ in sizes] == [1, 2, 4]
-    assert [config.train.global_batch for config, _ in sizes] == batches
-    work = [config.train.global_batch // config.data_parallel for config, _ in sizes]
+    assert [config.train.global_batch_size for config, _ in sizes] == batches
+    work = [config.train.global_batch_size // config.data_parallel for config, _ in sizes]
     assert work == ([8, 8, 8] if weak else [8, 4, 2])
 
 
 def test_a_size_that_can_not_be_is_refused_before_any_runs(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
-    with pytest.raises(ConfigError, match=r"train.global_batch: 8 sequences do not divide over 3"):
+    with pytest.raises(
+        ConfigError, match=r"train.global_batch_size: 8 sequences do not divide over 3"
+    ):
         sized({"CONFIG": str(tmp_path / "config.yaml"), "NODES": "1 3"}, weak=False)
 
 

@@ -66,7 +66,7 @@ def test_faults_are_chosen_by_name_and_a_typo_is_told() -> None:
     assert all({*fault.verdicts} <= {*CAUSES, "none"} for fault in FAULTS.values())
 
 
-IN_S3 = "data: {store: 's3://bucket/data'}\ncheckpoint: {destination: 's3://bucket/checkpoints'}"
+IN_S3 = "data: {tokenized_path: 's3://bucket/data'}\ncheckpoint: {path: 's3://bucket/checkpoints'}"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ IN_S3 = "data: {store: 's3://bucket/data'}\ncheckpoint: {destination: 's3://buck
             "on the machine that has sbatch",
         ),
         (
-            f"{{backend: batch, shared_folder: 's3://bucket/runs', image: build, instance_type: c7i.8xlarge}}\n{IN_S3}",
+            f"{{backend: batch, shared_folder: 's3://bucket/runs', container: build, instance_type: c7i.8xlarge}}\n{IN_S3}",
             "let nobody in",
         ),
     ],

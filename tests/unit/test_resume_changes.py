@@ -25,10 +25,10 @@ def desk(tmp_path: Path) -> Path:
         if value is not None
     }
     shape |= {"preset": None}
-    train = {"steps": 4, "global_batch": 8, "micro_batch": 4, "sequence_length": 64}
+    train = {"steps": 4, "global_batch_size": 8, "micro_batch_size": 4, "sequence_length": 64}
     content = {
         "name": "old",
-        "data": {"sources": ["text"], "vocabulary_size": 300},
+        "data": {"sources": ["text"], "vocab_size": 300},
         "model": shape,
         "train": train,
     }

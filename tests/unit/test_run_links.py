@@ -168,7 +168,7 @@ def test_checkpoints_behind_a_link_are_not_taken_for_none(tmp_path: Path) -> Non
     run.folder.mkdir()
     (tmp_path / "disk" / "step-00000001").mkdir(parents=True)
     run.checkpoints.symlink_to(tmp_path / "disk")
-    with pytest.raises(RunError, match=r"is a link\n.*\n  next: rm .*; checkpoint\.destination"):
+    with pytest.raises(RunError, match=r"is a link\n.*\n  next: rm .*; checkpoint\.path"):
         store_of(run, None).steps()
 
 
@@ -197,7 +197,7 @@ def test_what_a_crash_leaves_of_a_line_is_passed_over(torn: bytes, tmp_path: Pat
     assert [line["step"] for line in run.read_metrics()] in ([], [3])
 
 
-# Who opens a file without the door, and why that is none of a run folder: each is the system's, the program's own, a file that a
+# Who opens a file without untrusted_input, and why that is none of a run folder: each is the system's, the program's own, a file that a
 # user has named, or new in a folder that this process has made itself.
 OPENS = {
     # the system's: /proc, /sys, /dev, a device's files
@@ -209,7 +209,7 @@ OPENS = {
     # the program's own
     "backends/skeleton/__init__.py:write", "backends/slurm/cluster_file.py:node_script", "cli/__init__.py:described",
     "cloud/instances.py:user_data", "config/tables.py:read_table", "hardware/accelerators.py:_rows", "launch/compiling.py:_code",
-    "hosts/facts.py:read", "hosts/install_steps.py:lock_hash", "hosts/stack.py:_read", "hosts/pins.py:ask", "hosts/tar.py:code_files",
+    "hosts/facts.py:read", "hosts/install_steps.py:lock_hash", "hosts/platform.py:_read", "hosts/pins.py:ask", "hosts/tar.py:code_files",
     "process/plugins.py:sources",
     "process/install_paths.py:version", "recipes/__init__.py:_read", "report/html.py:write",
     # what a user has named: sources, keys, where a model goes
@@ -227,7 +227,7 @@ OPENS = {
 
 
 def opens() -> set[str]:
-    """`file:function` of every call that opens a file by a path, but those that go through the door."""
+    """`file:function` of every call that opens a file by a path, but those that go through untrusted_input."""
     found = set()
     for path in [*FILES, *(PACKAGE.parent / "trainfleet_nxd").glob("*.py")]:
         for function in ast.walk(ast.parse(path.read_text())):

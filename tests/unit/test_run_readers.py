@@ -83,7 +83,7 @@ def test_a_checkpoint_in_a_bucket_is_read_too(home: Path) -> None:
         far = replace(
             config,
             name="far",
-            checkpoint=replace(config.checkpoint, destination="s3://bucket/kept"),
+            checkpoint=replace(config.checkpoint, path="s3://bucket/kept"),
         )
         (home / "runs/far").mkdir()
         (home / "runs/far/config.yaml").write_text(dump_resolved(far))

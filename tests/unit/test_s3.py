@@ -1,4 +1,4 @@
-"""The door to S3: what is cut off is read again, what can't be had is one error with its cause and remedy, forks don't share."""
+"""The entry to S3: what is cut off is read again, what can't be had is one error with its cause and remedy, forks don't share."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_make_and_every_image_say_so_before_python_starts() -> None:
 
 
 def test_whoever_says_where_our_code_is_also_says_that_the_folder_is_not() -> None:
-    """Every line that gives a process PYTHONPATH: scripts of nodes, errands, the gate, the head's launcher."""
+    """Every line that gives a process PYTHONPATH: scripts of nodes, errands, the preflight, the head's launcher."""
     bare = {str(path.relative_to(CODE)) for path in CODE.rglob("*.py") if re.search(r"\bPYTHONPATH\b.*=|PYTHONPATH\":", path.read_text())
             and not re.search("PYTHONSAFEPATH|python_path", path.read_text())}  # fmt: skip
     assert bare == {"trainfleet/hardware/cpu_speed.py", "trainfleet/launch/rehearsal.py"}, (

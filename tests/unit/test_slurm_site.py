@@ -92,7 +92,7 @@ def test_a_key_of_the_config_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "SBATCH_REQ_SWITCH": "1",
         "SBATCH_MEM_PER_NODE": "9G",
     }
-    slurm = {"partition": "long", "time_limit": 90, "options": ["--switches=2"]}
+    slurm = {"partition": "long", "time_limit_minutes": 90, "options": ["--switches=2"]}
     text = submitted(tmp_path, monkeypatch, site, **slurm).submissions[1][1]
     for line in ("#SBATCH --partition=long", "#SBATCH --time=90", "#SBATCH --switches=2", "#SBATCH --mem=0", "#SBATCH --account=text",
                  "# SBATCH_PARTITION is not used: fleet.slurm.partition decides that"):  # fmt: skip

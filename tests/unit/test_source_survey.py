@@ -118,7 +118,7 @@ def test_each_process_that_tokenizes_has_the_limit(
         Path(f"text/{number}.jsonl").write_bytes(LINES)
     Path("library/fastokens.py").write_text(LIBRARY)
     Path("config.yaml").write_text(
-        f"name: x\ndata: {{name: set, sources: ['{tmp_path}/text'], tokenizer: bpe, vocabulary_size: 300}}\ntrain: {{steps: 2}}\n"
+        f"name: x\ndata: {{name: set, sources: ['{tmp_path}/text'], tokenizer: bpe, vocab_size: 300}}\ntrain: {{steps: 2}}\n"
     )
     Path("runs/x/config.yaml").write_text(dump_resolved(load(Settings(Path("config.yaml")))[0]))
     said = enter(

@@ -215,7 +215,7 @@ def test_whether_a_run_is_led_does_not_depend_on_its_host_s_clock(
     run = Run(tmp_path / "x")
     run.folder.mkdir()
     place = object.__new__(Hosts)
-    place.run, place.pace, place.door, place.silent, place.now = run, 0.05, None, (None, None), 0.0  # type: ignore[misc]
+    place.run, place.pace, place.entry, place.silent, place.now = run, 0.05, None, (None, None), 0.0  # type: ignore[misc]
     place.transport = SimpleNamespace(hosts=HOSTS)  # type: ignore[assignment]
     place.mirror = There(run, shows)  # type: ignore[assignment]
     place.refresh()

@@ -98,10 +98,13 @@ def shared(config: Config) -> Config:
     """Returns the config for runs of other names, on the machines that are made for this one."""
     from .supported_keys import honours
 
-    if not honours(config, "fleet.aws.name"):
+    if not honours(config, "fleet.aws.share_fleet_of"):
         return config
     return replace(
-        config, fleet=replace(config.fleet, aws=replace(config.fleet.aws, name=config.fleet_name))
+        config,
+        fleet=replace(
+            config.fleet, aws=replace(config.fleet.aws, share_fleet_of=config.fleet_name)
+        ),
     )
 
 
@@ -112,7 +115,7 @@ def _node_here(row: node_types.NodeType | None, nodes: int) -> node_types.Node:
     return node_types.Node(
         max(1, row.accelerators // nodes),
         f"{row.name} over {nodes} nodes",
-        node_types.stack_of(row),
+        node_types.platform_of(row),
     )
 
 
@@ -152,11 +155,11 @@ def _refuse_known(config: Config) -> Iterator[tuple[str, str]]:
     if own and own.usd_per_hour is not None and not (backend.owned or backend.is_here):
         counts = f"the {backend.name} backend uses AWS's prices"
         yield "fleet.accelerator.usd_per_hour", f"{own.usd_per_hour:g}: {counts}; remove it"
-    if config.fleet.slow == "replace" and Can.LEAVE_OUT not in backend.can:
+    if config.fleet.on_slow_node == "replace" and Can.LEAVE_OUT not in backend.can:
         # a package's backend may not load
         able = ", ".join(name for name in OURS if Can.LEAVE_OUT in BACKENDS[name].can)
         yield (
-            "fleet.slow",
+            "fleet.on_slow_node",
             f"replace: the {backend.name} backend can't exclude a host; set warn, or use one of: "
             f"{able}",
         )
@@ -170,10 +173,10 @@ def _refuse_arm(config: Config) -> Iterator[tuple[str, str]]:
     if kind is None or kind.accelerator is None or not kind.accelerator.arm:
         return
     why = f"{kind.accelerator.label} has ARM processors, but builds are for x86-64"
-    if fleet.image != "none":
+    if fleet.container != "none":
         yield (
-            "fleet.image",
-            f"{fleet.image}: {why}; set none, with your own Python (fleet.python)",
+            "fleet.container",
+            f"{fleet.container}: {why}; set none, with your own Python (fleet.python)",
         )
     elif fleet.python is None and (fleet.hosts or (backend.owned and Can.EXAMINE in backend.can)):
         yield "fleet.python", f"null: {why}; set the path of a Python there that has torch"

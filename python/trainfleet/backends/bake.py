@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..cloud.oven import Oven
-from ..hosts import gate, job_commands
+from ..hosts import job_commands, preflight
 from ..hosts.facts import Facts
 from ..hosts.host_results import Host, by_host, reason
 from ..hosts.host_setup import last_line, send_scripts
@@ -56,8 +56,8 @@ def _bake(head: Head, oven: Oven) -> int:
             image = _baked(head, oven)
         oven.follow(image, say)
     say(f"{image} is ready; {oven.cost(image)}, until make clean PURGE=1 removes it")
-    if own := head.fleet.aws.image:
-        say(f"make setup uses fleet.aws.image, {own}; set null to use this one")
+    if own := head.fleet.aws.ami:
+        say(f"make setup uses fleet.aws.ami, {own}; set null to use this one")
     say(
         "next: make plan shows when nodes are made from it; existing ones keep theirs "
         "until make clean"
@@ -86,7 +86,7 @@ def _at_rest(head: Head) -> tuple[Host, Facts]:
         BackendError: there is no such node, with each node's problem.
     """
     transport = head.transport
-    report = gate.examine(transport, head.located, fabric=False)
+    report = preflight.examine(transport, head.located, fabric=False)
     against = {
         host: f"in quarantine: {entry.evidence}"
         for host, entry in head.quarantine.held(transport.hosts).items()

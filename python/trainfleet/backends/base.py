@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..config import Config
 from ..hosts.facts import Facts
-from ..node.placement import Seating, Terms
+from ..node.placement import PlacementSource, Terms
 from ..plan.bill import Bill
 from ..plan.job import Job, Ranks
 from ..plan.request import Artifact, Request
@@ -57,7 +57,7 @@ class Can(Enum):
 
     SHARED = "its nodes see one run folder; elsewhere that goes through s3://"
     LEAVE_OUT = "hosts can be excluded from an attempt"
-    EXAMINE = "make doctor examines its nodes, and every launch passes the gate"
+    EXAMINE = "make doctor examines its nodes, and every launch passes the preflight"
     MACHINES = "make setup makes its machines, and make clean checks that they are gone"
     RETRIES = "the engine itself starts further attempts"
     OUTLIVES = "a job continues without the machine that launched it"
@@ -159,7 +159,7 @@ class Machines(Protocol):
 
     made           whether setup makes them, so that they cost money until they are removed
     system         their operating system, if setup installs something on machines that it makes
-                   (docker/stack.lock.yaml)
+                   (docker/platforms.lock.yaml)
     changes()      returns the artifacts of what `apply` would do now; empty if nothing is missing
     apply()        makes what is missing; returns the exit code of `make setup`
     left()         returns one line for each resource of this config, found only by tag
@@ -255,8 +255,8 @@ class Backend(Protocol):
     name: str
     can: frozenset[Can]
     is_here: bool  # this machine is its nodes
-    # how its nodes learn their seat, and how it treats them (node/placements/)
-    seat: Seating
+    # how its nodes learn their placement, and how it treats them (node/placements/)
+    placement: PlacementSource
     tried_on: str  # what it runs on in the tests, for the support table: real, or a fake
     # fakes of single rows of the support table
     pretended: Mapping[Can, str] = MappingProxyType({})
@@ -293,7 +293,7 @@ class Backend(Protocol):
     @property
     def terms(self) -> Terms:
         """Returns how its engine treats the nodes of a job."""
-        return self.seat.terms
+        return self.placement.terms
 
     @property
     def lingers(self) -> bool:

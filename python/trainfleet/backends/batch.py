@@ -23,10 +23,10 @@ from ..cloud.roles import statements
 from ..cloud.template_inputs import slug, stack_name, tokenizing_queue
 from ..config import Config
 from ..config.types import Aws
-from ..hosts.stack import load_stack
+from ..hosts.platform import load_platform
 from ..node.entrypoint import AGAIN
 from ..node.exit_codes import ELSEWHERE
-from ..node.placements.batch import SEATING
+from ..node.placements.batch import PLACEMENT
 from ..plan.job import Job, on_its_machines
 from ..plan.request import Request
 from ..run.run_folder import Run
@@ -42,7 +42,7 @@ from .request_json import TOKEN, artifact, bodies, pairs
 
 GROUP = "/aws/batch/job"  # default group of CloudWatch Logs
 # keys of fleet.aws without effect on your own queue
-OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "image")
+OF_THE_STACK = ("zones", "vpc", "subnets", "capacity", "reservation", "ami")
 # role of a container, which may be the user's → the statements that a run needs
 ROLES = {"jobRoleArn": statements, "executionRoleArn": engine_template.of_a_start}
 AT_ONCE = 100  # most jobs of one DescribeJobs
@@ -63,7 +63,7 @@ JobRecord = dict[str, Any]
 class Batch(Hosted):
     """AWS Batch, as a backend (base.py)."""
 
-    name, title, gone, seat = "batch", "AWS Batch", GONE, SEATING
+    name, title, gone, placement = "batch", "AWS Batch", GONE, PLACEMENT
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -78,7 +78,7 @@ class Batch(Hosted):
         """Returns the queue, and that of the machines for tokenizing if the config has some."""
         return (
             (self.queue, tokenizing_queue(self.config))
-            if self.config.data.instance_type
+            if self.config.data.tokenize_instance_type
             else (self.queue,)
         )
 
@@ -97,7 +97,7 @@ class Batch(Hosted):
             )
         if config.fleet.batch.queue:
             yield from _refuse_beside(config.fleet.batch.queue, config)
-        elif not load_stack(config.fleet.stack).ecs:
+        elif not load_platform(config.fleet.platform).ecs:
             yield (
                 "fleet.instance_type",
                 f"{config.fleet.instance_type}: AWS Batch has no machine image for it any more; "
@@ -312,12 +312,12 @@ def _refuse_beside(queue: str, config: Config) -> Iterator[tuple[str, str]]:
         if (value := getattr(config.fleet.aws, key)) != getattr(Aws, key):
             what = f"{show(value)}: fleet.batch.queue {queue} brings its own machines; remove it"
             yield f"fleet.aws.{key}", what
-    if config.data.instance_type:
+    if config.data.tokenize_instance_type:
         what = (
-            f"{config.data.instance_type}: setup makes no queue for it in addition to "
+            f"{config.data.tokenize_instance_type}: setup makes no queue for it in addition to "
             "fleet.batch.queue; remove it"
         )
-        yield "data.instance_type", what
+        yield "data.tokenize_instance_type", what
 
 
 def status_of(job: JobRecord, parts: Mapping[int, JobRecord], waits: str) -> Status:

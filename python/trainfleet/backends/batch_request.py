@@ -17,7 +17,7 @@ from ..cloud.template_inputs import own_tags, slug
 from ..config import Config
 from ..hardware import node_types
 from ..node.entrypoint import AGAIN, GRACE
-from ..node.placements.batch import SEATING
+from ..node.placements.batch import PLACEMENT
 from ..plan.job import Job
 from .managed_machines import EXECUTION_ROLE, JOB_ROLE, LOG_GROUP
 from .node_script import entrypoint_words
@@ -124,7 +124,7 @@ def mounts(config: Config) -> Body:
     """Returns the mount of the FSx file system, which the launch template mounts on the node."""
     if config.fleet.fsx.dns_name is None:
         return {}
-    folder = config.fleet.fsx.folder
+    folder = config.fleet.fsx.mount_point
     return {
         "volumes": [{"name": "fsx", "host": {"sourcePath": folder}}],
         "mountPoints": [{"sourceVolume": "fsx", "containerPath": folder}],
@@ -150,13 +150,13 @@ def grace(config: Config) -> float:
     """Returns the seconds that ranks get to save when Batch ends a node: more on instances that
     setup has prepared for that.
     """
-    return SEATING.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
+    return PLACEMENT.terms.grace if config.fleet.batch.queue else STOPS - MARGIN
 
 
 def submission(config: Config, job: Job, queue: str, definition: str) -> Body:
     """Returns SubmitJob's body, without the name of the job and the environment of its attempt."""
     batch = config.fleet.batch
-    words = entrypoint_words(job, SEATING)
+    words = entrypoint_words(job, PLACEMENT)
     variables = environment(config, job) | ({} if batch.queue else {GRACE: f"{grace(config):g}"})
     override = {"command": words, "environment": pairs(variables)}
     share = {"shareIdentifier": batch.share} if batch.share else {}

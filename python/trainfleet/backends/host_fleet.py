@@ -26,7 +26,6 @@ from ..health.lease import (
 )
 from ..hosts import remote_verb, removal_commands
 from ..hosts.fetch import fetch
-from ..hosts.gate import send_code
 from ..hosts.head import FleetHead
 from ..hosts.host_results import (
     Host,
@@ -38,6 +37,7 @@ from ..hosts.host_results import (
     settled,
 )
 from ..hosts.mirror import Mirror
+from ..hosts.preflight import send_code
 from ..hosts.stream import Sink, printer
 from ..hosts.transport import Transport
 from ..run.claims import ROOM
@@ -84,7 +84,7 @@ class Hosts:
         self.head = FleetHead(transport, config, python, code)
         self.mirror = Mirror(transport, self.folder, code, python, run.folder)
         self.now = 0.0  # the fleet's clock at the last refresh
-        self.door: Host | None = None  # the host that answered last
+        self.entry: Host | None = None  # the host that answered last
         # the last beats, if no newer ones followed
         self.silent: tuple[Holder | None, Standby | None] = (None, None)
 
@@ -98,14 +98,14 @@ class Hosts:
 
     def refresh(self) -> None:
         failures: dict[Host, HostFailure] = {}
-        for host in [*([self.door] if self.door else []), *self.transport.hosts]:
+        for host in [*([self.entry] if self.entry else []), *self.transport.hosts]:
             answer = self.mirror.refresh(host)
             if isinstance(answer, float):
-                self.now, self.door = answer, host
+                self.now, self.entry = answer, host
                 return
             failures[host] = answer
             if answer.kind == "exit":
-                self.door = host
+                self.entry = host
                 break  # it answers, but has no such folder, so others have none either
         if any(failure.kind == "exit" for failure in failures.values()):
             return
@@ -159,7 +159,7 @@ class Hosts:
         command = script.format(folder=folder, obey=obey)
         answer = settled(self.transport.ask(self._first(), command, stdin=stdin, timeout=NOTICE))
         if isinstance(answer, HostFailure):
-            self.door = None
+            self.entry = None
             return ""
         return answer.stdout
 
@@ -167,13 +167,13 @@ class Hosts:
         """Returns a host that answers: the last one that did, or else one of the first few; the
         first if none does.
         """
-        if self.door is None:
+        if self.entry is None:
             few = self.transport.hosts[:FEW]
-            self.door = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
-        return self.door or self.transport.hosts[0]
+            self.entry = next(iter(self.transport.run("true", timeout=NOTICE, hosts=few).ok), None)
+        return self.entry or self.transport.hosts[0]
 
     def ask_to_stop(self) -> None:
-        self.head.ask_to_stop(self.door or self.transport.hosts[0])
+        self.head.ask_to_stop(self.entry or self.transport.hosts[0])
 
     def folders(self) -> dict[str, int]:
         folders = [f"runs/{self.run.name}", f"data/{self.config.data.name}"]
@@ -184,7 +184,7 @@ class Hosts:
                 for folder, count in removal_commands.read_measures(found, folders).items()
             }
         except Implausible as error:
-            where = (self.door or self.transport.hosts[0]).name
+            where = (self.entry or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what du prints")), where=where) from error
 
     def remove(self, folders: Iterable[str]) -> list[str]:
@@ -193,7 +193,7 @@ class Hosts:
         try:
             return [f"{self.folder}/{path}" for path in removal_commands.read_left(left, names)]
         except Implausible as error:
-            where = (self.door or self.transport.hosts[0]).name
+            where = (self.entry or self.transport.hosts[0]).name
             raise BackendError(str(implausible(error, "what find prints")), where=where) from error
 
     def forward(self, verb: str, config: Config, variables: dict[str, str]) -> int | None:
@@ -244,7 +244,7 @@ class Hosts:
 
     def _at_the_door(self, command: str) -> str:
         """Returns a command's output from the host that answered last."""
-        host = self.door or self.transport.hosts[0]
+        host = self.entry or self.transport.hosts[0]
         answer = settled(self.transport.ask(host, command, timeout=REMOVAL))
         if isinstance(answer, HostFailure):
             raise BackendError(str(answer), where=host.name, next="make clean again")

@@ -67,8 +67,8 @@ def facts_of(start: Path, node: int) -> Path:
     return start / f"facts-{node}"
 
 
-def gate_folder(start: Path) -> Path:
-    """Returns the folder of the gate's bandwidth test, in a start's folder."""
+def preflight_folder(start: Path) -> Path:
+    """Returns the folder of the preflight's bandwidth test, in a start's folder."""
     return start / "gate"
 
 

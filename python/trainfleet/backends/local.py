@@ -28,8 +28,8 @@ from ..health.heartbeat_format import replace_file
 from ..hosts import facts as reading
 from ..hosts import probe
 from ..hosts.host_results import Implausible
-from ..node.placement import LOOPBACK, Seat
-from ..node.placements.fleet import SEATING
+from ..node.placement import LOOPBACK, Placement
+from ..node.placements.fleet import PLACEMENT
 from ..node.supervisor import EXIT, process_in, read, said_file, told, write
 from ..plan.bill import Bill
 from ..plan.estimate import list_price
@@ -56,7 +56,7 @@ class Local(Backend):
 
     name = "local"
     can = frozenset({Can.SHARED})
-    is_here, tried_on, seat, inherits = True, "real", SEATING, ("all of it",)
+    is_here, tried_on, placement, inherits = True, "real", PLACEMENT, ("all of it",)
 
     def __init__(self, config: Config | None = None) -> None:
         self.nodes = config.fleet.nodes if config else 1
@@ -72,9 +72,9 @@ class Local(Backend):
                 "another fleet.backend"
             )
             yield "fleet.instance_type", message
-        if config.fleet.image != "none":
+        if config.fleet.container != "none":
             yield (
-                "fleet.image",
+                "fleet.container",
                 "the local backend runs in the environment that make has built; set none",
             )
         if config.fleet.nodes > MOST_NODES:
@@ -108,9 +108,9 @@ class Local(Backend):
         return Request(job, tuple(self._script(job, node, port) for node in range(job.nodes)))
 
     def _script(self, job: Job, node: int, port: int) -> Artifact:
-        cores, seat = (
+        cores, placement = (
             max(1, node_types.local_cores() // job.nodes),
-            Seat(node, job.nodes, LOOPBACK, port, address=LOOPBACK),
+            Placement(node, job.nodes, LOOPBACK, port, address=LOOPBACK),
         )
         if job.torchrun:
             own = {
@@ -125,8 +125,10 @@ class Local(Backend):
                 dict.fromkeys([str(CODE), *(str(Path(folder).absolute()) for folder in given)])
             )
         )
-        environment = own | seat.environment() | dict(job.environment) | _accelerators(job, node)
-        return node_script(job, seat, Path.cwd(), sys.executable, environment)
+        environment = (
+            own | placement.environment() | dict(job.environment) | _accelerators(job, node)
+        )
+        return node_script(job, placement, Path.cwd(), sys.executable, environment)
 
     def submit(self, request: Request) -> Handle:
         """Starts every node; if one can't be started, stops the others."""
@@ -358,8 +360,8 @@ def _check_port(port: int) -> int:
             raise BackendError(
                 f"port {port} is in use",
                 where=LOOPBACK,
-                why="fleet.port asks for it, and the nodes must meet there",
-                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.port a free one "
-                "is used",
+                why="fleet.rendezvous_port asks for it, and the nodes must meet there",
+                next=f"ss -ltnp 'sport = :{port}' shows by whom; without fleet.rendezvous_port a "
+                "free one is used",
             ) from error
     return port

@@ -124,7 +124,7 @@ class ManagedMachines(Stacked):
             print("nothing needs setting up: queue and roles are your own")
         print(
             "next: make push, then make train"
-            if self.config.fleet.image == "build"
+            if self.config.fleet.container == "build"
             else "next: make train"
         )
         return 0

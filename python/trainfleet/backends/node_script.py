@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..hardware.node_types import device_of
 from ..health import fence
-from ..node.placement import Seat, Seating, torchrun
-from ..node.placements.fleet import SEATING
+from ..node.placement import Placement, PlacementSource, torchrun
+from ..node.placements.fleet import PLACEMENT
 from ..node.precompile import ahead
 from ..node.supervisor import EXIT, WATCH
 from ..plan.job import Job
@@ -33,38 +33,38 @@ RUN = (
 
 def node_script(
     job: Job,
-    seat: Seat,
+    placement: Placement,
     folder: Path | str,
     python: str,
     environment: Mapping[str, str],
     host: str = "",
-    stack: str = "",
+    platform: str = "",
 ) -> Artifact:
-    """Returns a node's script: it sets the seat, from which the node builds its torchrun line. A
-    comment shows that line.
+    """Returns a node's script: it sets the placement, from which the node builds its torchrun line.
+    A comment shows that line.
 
-    `stack` is the image's, if the job has one. The code is still the launcher's, from the nodes'
+    `platform` is the image's, if the job has one. The code is still the launcher's, from the nodes'
     shared folder.
     """
-    log = run_folder.node_log(job.folder, seat.node)
+    log = run_folder.node_log(job.folder, placement.node)
     heading = [
-        f"{job.kind} {job.name}: node {seat.node} of "
-        f"{seat.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
+        f"{job.kind} {job.name}: node {placement.node} of "
+        f"{placement.nodes}{f' on {host}' if host else ''}; its output goes to {log}"
     ]
     if job.torchrun:
-        line = torchrun(seat, job.ranks_per_node, job.module, python, run_folder.scratch(log))
+        line = torchrun(placement, job.ranks_per_node, job.module, python, run_folder.scratch(log))
         heading.append(
             f"runs {' '.join([*(ahead(python, line) if job.ahead else line), *job.arguments])}"
         )
-    words = [python, "-m", *entrypoint_words(job, SEATING)]
+    words = [python, "-m", *entrypoint_words(job, PLACEMENT)]
     if job.image:
         words = container_words(
-            job.image, str(folder), stack, (*environment, *job.secrets, *PASSED), words[2:]
+            job.image, str(folder), platform, (*environment, *job.secrets, *PASSED), words[2:]
         )
-    return Artifact(f"node-{seat.node}.sh", script(heading, folder, environment, words))
+    return Artifact(f"node-{placement.node}.sh", script(heading, folder, environment, words))
 
 
-def entrypoint_words(job: Job, engine: Seating) -> list[str]:
+def entrypoint_words(job: Job, engine: PlacementSource) -> list[str]:
     """Returns the words that start every node of a job after `python -m`, which images run with
     their arguments.
     """
@@ -104,7 +104,7 @@ def values_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def container_words(
-    image: str, folder: str, stack: str, names: Iterable[str], words: Sequence[str]
+    image: str, folder: str, platform: str, names: Iterable[str], words: Sequence[str]
 ) -> list[str]:
     """Returns the command that runs `python -m words` in an image, in `folder`, the only folder of
     the host that it sees.
@@ -122,7 +122,7 @@ def container_words(
         "--env=HOME=/tmp",
         "--env=USER=trainer",
     ]
-    gpus = ["--gpus=all"] if device_of(stack) == "cuda" else []
+    gpus = ["--gpus=all"] if device_of(platform) == "cuda" else []
     passed = [f"--env={name}" for name in sorted(set(names))]
     return [
         "sh",

@@ -14,7 +14,7 @@ from typing import Any
 from ..config import Config
 from ..hardware import node_types
 from ..hosts.install_steps import lock_name
-from ..hosts.stack import load_stack
+from ..hosts.platform import load_platform
 from ..node.entrypoint import LOCK
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment
 from ..plan.job import Job
@@ -50,7 +50,7 @@ def bodies(request: Request) -> tuple[Body, ...]:
 
 
 def environment(config: Config, job: Job) -> dict[str, str]:
-    """Returns the variables of every node of a job, regardless of its seat."""
+    """Returns the variables of every node of a job, regardless of its placement."""
     row = node_types.INSTANCE_TYPES[config.fleet.instance_type or ""]
     own = {BUCKET: config.fleet.shared_folder or "", RUN: config.name}
     if job.torchrun:
@@ -60,7 +60,7 @@ def environment(config: Config, job: Job) -> dict[str, str]:
     else:
         own["WORKERS"] = str(row.vcpus)
     if job.image:
-        own[LOCK] = lock_name(load_stack(config.fleet.stack))
+        own[LOCK] = lock_name(load_platform(config.fleet.platform))
     if job.secrets:
         own[NAMES] = ",".join(job.secrets)
     return own | dict(job.environment)

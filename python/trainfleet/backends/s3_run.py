@@ -208,9 +208,9 @@ def _as_backend() -> Iterator[None]:
 
 def unpacked(config: Config) -> Iterator[tuple[str, str]]:
     """Yields (key, message) for a config without an image, if its nodes only run images."""
-    if config.fleet.image == "none":
+    if config.fleet.container == "none":
         yield (
-            "fleet.image",
+            "fleet.container",
             f"none: {config.fleet.backend} runs jobs in an image; set build, or an existing image",
         )
 
@@ -221,8 +221,8 @@ def unshared(config: Config) -> Iterator[tuple[str, str]]:
     """
     for key, value, what in (
         ("fleet.shared_folder", config.fleet.shared_folder, "the run's small files"),
-        ("data.store", config.data.store, "the dataset"),
-        ("checkpoint.destination", config.checkpoint.destination, "checkpoints"),
+        ("data.tokenized_path", config.data.tokenized_path, "the dataset"),
+        ("checkpoint.path", config.checkpoint.path, "checkpoints"),
     ):
         if not (value or "").startswith(s3.SCHEME):
             yield (
@@ -237,7 +237,13 @@ def bucket_of(
 ) -> BucketPlace:
     """Returns the place of a run with a config that `unshared` accepts."""
     fleet, data, checkpoint = config.fleet, config.data, config.checkpoint
-    others = [f"{(checkpoint.destination or '').rstrip('/')}/{run.name}"]
+    others = [f"{(checkpoint.path or '').rstrip('/')}/{run.name}"]
     return BucketPlace(
-        run, fleet.shared_folder or "", data.name, data.store or "", others, has_job, consoles
+        run,
+        fleet.shared_folder or "",
+        data.name,
+        data.tokenized_path or "",
+        others,
+        has_job,
+        consoles,
     )

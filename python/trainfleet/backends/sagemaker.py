@@ -28,7 +28,7 @@ from ..cloud.spending import Spending, of_sagemaker
 from ..cloud.template_inputs import slug
 from ..config import Config
 from ..data.manifest import ITEM_BYTES, find
-from ..node.placements.sagemaker import SEATING
+from ..node.placements.sagemaker import PLACEMENT
 from ..plan.bill import Bill
 from ..plan.job import Job
 from ..plan.request import Request
@@ -81,7 +81,7 @@ OF_THE_ENGINE = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 class SageMaker(Hosted):
     """SageMaker training jobs, as a backend (base.py)."""
 
-    name, title, gone, seat = "sagemaker", "SageMaker", GONE, SEATING
+    name, title, gone, placement = "sagemaker", "SageMaker", GONE, PLACEMENT
     # only root may write to /opt/ml, SageMaker's folder for input and output
     image_arguments = (("RUN_AS", "root"),)
 

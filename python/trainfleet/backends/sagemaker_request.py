@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..cloud.capacity import PLAN_TYPES
 from ..cloud.template_inputs import own_tags, pairs
 from ..config import Config
-from ..node.placements.sagemaker import SEATING
+from ..node.placements.sagemaker import PLACEMENT
 from ..plan.job import Job
 from ..run.run_folder import MOUNTED
 from ..storage.s3_sync_agent import BUCKET
@@ -208,7 +208,7 @@ def body(
         "AlgorithmSpecification": {
             "TrainingImage": image,
             "TrainingInputMode": "FastFile" if channel.mode == "fastfile" else "File",
-            "ContainerArguments": _carried(entrypoint_words(job, SEATING)),
+            "ContainerArguments": _carried(entrypoint_words(job, PLACEMENT)),
             "MetricDefinitions": [
                 {"Name": name, "Regex": regex} for name, regex in METRICS.items()
             ],
@@ -278,7 +278,7 @@ def _inputs(config: Config, channel: Input) -> Body:
     """Returns the channel of the dataset; empty if the engine itself reads from S3."""
     if channel.mode == "stream":
         return {}
-    address = f"{(config.data.store or '').rstrip('/')}/{config.data.name}/"
+    address = f"{(config.data.tokenized_path or '').rstrip('/')}/{config.data.name}/"
     source: Body = {
         "S3DataSource": {
             "S3DataType": "S3Prefix",

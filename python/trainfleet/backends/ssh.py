@@ -25,7 +25,6 @@ from ..config.host_list import parse_hosts
 from ..health import lease
 from ..hosts import job_commands, polling
 from ..hosts.fleet import is_here, wanted_of
-from ..hosts.gate import fabric_of
 from ..hosts.host_results import (
     Answers,
     Host,
@@ -38,12 +37,13 @@ from ..hosts.host_results import (
 )
 from ..hosts.install_steps import lock_name
 from ..hosts.job_commands import RUNNING, PartState
-from ..hosts.stack import load_stack
+from ..hosts.platform import load_platform
+from ..hosts.preflight import fabric_of
 from ..hosts.transport import Transport
 from ..images.ecr import Registry
 from ..images.image_recipe import ARCHITECTURE
-from ..node.placement import PORT, Seat
-from ..node.placements.fleet import SEATING
+from ..node.placement import PORT, Placement
+from ..node.placements.fleet import PLACEMENT
 from ..plan.bill import Bill
 from ..plan.job import Job
 from ..plan.request import Artifact, Request
@@ -87,7 +87,7 @@ class Ssh(Backend):
     can = frozenset({Can.SHARED, Can.LEAVE_OUT, Can.EXAMINE, Can.OUTLIVES, Can.IMAGE})
     is_here, owned, tried_on = False, True, "real sshd"
     pretended = MappingProxyType({Can.IMAGE: "fake Docker"})
-    seat = SEATING
+    placement = PLACEMENT
 
     def __init__(self, config: Config, head: Head | None = None) -> None:
         self.config, self.fleet = config, config.fleet
@@ -155,7 +155,9 @@ class Ssh(Backend):
     def _script(self, job: Job, node: int, hosts: Sequence[Host]) -> Artifact:
         host, facts, head = hosts[node], self._head.facts[hosts[node]], self._head.facts[hosts[0]]
         port = job.port or PORT + (self._first_port + job.attempt - 1) % PORTS
-        seat = Seat(node, job.nodes, head.address(hosts[0]), port, address=facts.address(host))
+        placement = Placement(
+            node, job.nodes, head.address(hosts[0]), port, address=facts.address(host)
+        )
         if job.torchrun:
             threads = str(max(1, facts.cores // job.ranks_per_node))
             own = fabric_of(wanted_of(self.config), facts, host, job.nodes)
@@ -167,17 +169,17 @@ class Ssh(Backend):
         environment = (
             own
             | python_path(f"{self._head.code}/python")
-            | seat.environment()
+            | placement.environment()
             | dict(job.environment)
         )
         return node_script(
             job,
-            seat,
+            placement,
             self._head.folder,
             self._head.interpreter,
             environment,
             host.name,
-            self.fleet.stack,
+            self.fleet.platform,
         )
 
     def extras(self, job: Job) -> dict[str, str]:
@@ -204,7 +206,12 @@ class Ssh(Backend):
         ):
             return handle
         if request.job.image:
-            fetch(self.transport, hosts, request.job.image, lock_name(load_stack(self.fleet.stack)))
+            fetch(
+                self.transport,
+                hosts,
+                request.job.image,
+                lock_name(load_platform(self.fleet.platform)),
+            )
         self._head.refuse_other_runs(hosts)
         self._fence(hosts)
         starting = job_commands.start(
@@ -423,7 +430,7 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
     no lasting file.
 
     Raises:
-        BackendError: a host can't pull it, or it does not match the config's stack; with all
+        BackendError: a host can't pull it, or it does not match the config's platform; with all
             problems by host.
     """
     registry = Registry.of(image)
@@ -431,14 +438,15 @@ def fetch(transport: Transport, hosts: Sequence[Host], image: str, lock: str) ->
     words = pull_words(image, registry.host if registry else "")
     answers = transport.run(words, stdin=token, timeout=PULL_TIMEOUT, hosts=hosts)
     remedy = (
-        "fleet.docker: true and make setup install Docker; docker pull on one of them shows more"
+        "fleet.install_docker: true and make setup install Docker; docker pull on one of them "
+        "shows more"
     )
     answers.require(f"{image} can't be pulled", then=remedy)
     said = {host: answer.stdout.strip().rpartition("\n")[2] for host, answer in answers.ok.items()}
     wrong = {host: against for host, found in said.items() if (against := misfit(found, lock))}
     if wrong:
         raise BackendError(
-            by_host(f"{image} does not fit", wrong), next="make push, with fleet.image: build"
+            by_host(f"{image} does not fit", wrong), next="make push, with fleet.container: build"
         )
 
 
@@ -466,7 +474,7 @@ def misfit(words: str, lock: str) -> str:
     if architecture != ARCHITECTURE:
         return f"it is for {architecture or 'no known processor'}, the hosts are {ARCHITECTURE}"
     return (
-        f"it has the lock {theirs}, the config's stack has {lock}"
+        f"it has the lock {theirs}, the config's platform has {lock}"
         if theirs not in (*NOBODY, lock)
         else ""
     )

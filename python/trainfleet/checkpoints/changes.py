@@ -16,7 +16,7 @@ from .marker import Commit
 
 DATA = "data (the dataset's tokens)"
 # free if positions are computed; learned positions have one row each
-LENGTH = "model.max_sequence_length"
+LENGTH = "model.max_position_embeddings"
 _ORDER = "step s trains on samples (s - 1) x global batch onwards: others would repeat or be lost"
 # A key, or the beginning of one → the effect of its change, and the reason; the first match counts.
 # docs/how-to/runs.md, "Resume a run", is this table. Any other key is reported.
@@ -28,7 +28,7 @@ EFFECTS = {
     "model.preset": ("same", "it is a name for the other keys"),
     "model.": ("refused", "the weights have that shape, and fit only that model"),
     "train.seed": ("refused", "the order of the samples is drawn from it"),
-    "train.global_batch": ("refused", _ORDER),
+    "train.global_batch_size": ("refused", _ORDER),
     "train.sequence_length": (
         "refused",
         "samples are cut to it, so it decides which tokens each has",
@@ -140,7 +140,7 @@ def jump(commit: Commit, config: Config, where: str) -> str:
     if step >= new.steps or min(was, due) * (1 - SEEN) <= now <= max(was, due) * (1 + SEEN):
         return ""
     warm = " train.warmup_steps=0" * (new.warmup_steps > step)
-    holds = f"SET='train.learning_rate={was:.4g} train.learning_rate_floor=1{warm}' holds it"
+    holds = f"SET='train.learning_rate={was:.4g} train.min_lr_ratio=1{warm}' holds it"
     way = holds if was else f"a new run warms up: {ANEW} train.init_from={where}'"
     return (
         f"warning: the learning rate jumps from {was:.4g} at step {step:,} to {now:.4g} at "

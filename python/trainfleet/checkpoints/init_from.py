@@ -27,7 +27,7 @@ from .store import CheckpointStore, store_at, store_of
 
 KEY = "train.init_from"
 # keys that are not part of the weights' shape, or that the weights themselves check
-FREE = ("dropout", "norm_epsilon", "vocabulary_size")
+FREE = ("dropout", "norm_eps", "vocab_size")
 BYTES = 2  # bytes of a weight, at least: bfloat16
 MODELS = (
     "a Hugging Face folder has config.json, a checkpoint of ours step-<8 digits>, one of "
@@ -82,7 +82,7 @@ def has_begun(config: Config) -> bool:
     """Tells whether the run already has checkpoints; from then on it no longer reads
     train.init_from.
     """
-    destination = config.checkpoint.destination
+    destination = config.checkpoint.path
     in_bucket = (destination or "").startswith(SCHEME)
     return bool(store_of(run_of(config.name), None if in_bucket else destination).steps())
 
@@ -93,9 +93,9 @@ def require(address: str, config: Config) -> None:
     """
     folder = Path(address)
     if found := platforms.checkpoint_at(address):
-        stack, checkpoint = platforms.named(found[0]), found[1]
-        stack.require_readable(checkpoint)
-        for described in stack.described(checkpoint):
+        platform, checkpoint = platforms.named(found[0]), found[1]
+        platform.require_readable(checkpoint)
+        for described in platform.described(checkpoint):
             require_shape(described, config.model)
     elif (folder / shapes.CONFIG).is_file():
         require_shape(folder, config.model)

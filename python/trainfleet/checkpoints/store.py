@@ -211,7 +211,7 @@ class FolderStore:
                 "somebody else"
             )
             then = (
-                f"rm {self.path}; set checkpoint.destination to a folder in which "
+                f"rm {self.path}; set checkpoint.path to a folder in which "
                 f"{self.path.parent.name}/ is the link's target"
             )
             raise RunError("is a link", where=str(self.path), why=why, next=then)
@@ -237,7 +237,7 @@ def store_at(address: str) -> CheckpointStore:
 
 
 def store_of(run: Run, destination: str | None) -> CheckpointStore:
-    """Returns a run's store: under `checkpoint.destination`, or in the run's own folder."""
+    """Returns a run's store: under `checkpoint.path`, or in the run's own folder."""
     return (
         FolderStore(run.checkpoints)
         if destination is None

@@ -30,7 +30,7 @@ def main(variables: Variables, started: float) -> int:
         short = measured(shared(config), f"{base}-{config.fleet.nodes}", WARM_UP + steps)
         nodes = f"{config.fleet.nodes} node{'s' * (config.fleet.nodes > 1)}"
         print(
-            f"{nodes}: {degrees(config)}, {config.train.global_batch} sequences per step",
+            f"{nodes}: {degrees(config)}, {config.train.global_batch_size} sequences per step",
             flush=True,
         )
         if code := train(plan_of(short, derived, launch=short.name), started, summarize=False):

@@ -111,7 +111,7 @@ def programs() -> Iterator[Obstacle]:
         if not shutil.which(program):
             then = (
                 "install the AWS CLI and its Session Manager plugin; or open SSH with "
-                "fleet.aws.ssh_from"
+                "fleet.aws.allow_ssh_from"
             )
             yield Obstacle(f"SSH through SSM needs {program}, which is not here", then)
 
@@ -276,10 +276,10 @@ def buckets(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     regions costs money.
     """
     addresses = {
-        "checkpoint.destination": config.checkpoint.destination,
-        "data.store": config.data.store,
+        "checkpoint.path": config.checkpoint.path,
+        "data.tokenized_path": config.data.tokenized_path,
         "fleet.shared_folder": config.fleet.shared_folder,
-        "fleet.fsx.link": config.fleet.fsx.link,
+        "fleet.fsx.s3_import": config.fleet.fsx.s3_import,
     }
     named = {
         s3.split(where)[0]: key

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from ..config.tokenizing import tokenizing
-from ..hosts.stack import load_stack
+from ..hosts.platform import load_platform
 from ..trust.errors import CloudError, ConfigError, NotAsked
 from . import clock
 from .api_errors import passing
@@ -36,14 +36,16 @@ def zones(config: Config, calls: Calls) -> list[str]:
     Raises:
         ConfigError: the region has the type nowhere, or a named zone does not.
     """
-    type_, cheap = config.fleet.instance_type or "", config.data.instance_type
+    type_, cheap = config.fleet.instance_type or "", config.data.tokenize_instance_type
     offered = _offering(type_, "fleet.instance_type", calls)
     if cheap:  # its machines are in the same subnet
-        beside = set(_offering(cheap, "data.instance_type", calls))
+        beside = set(_offering(cheap, "data.tokenize_instance_type", calls))
         if not (offered := [zone for zone in offered if zone in beside]):
             message = f"{calls.region} has no zone with both {type_} and {cheap}"
             raise ConfigError.of(
-                "data.instance_type", message, next="another data.instance_type, or null"
+                "data.tokenize_instance_type",
+                message,
+                next="another data.tokenize_instance_type, or null",
             )
     wanted = config.fleet.aws.zones
     if strange := [zone for zone in wanted if zone not in offered]:
@@ -142,13 +144,13 @@ def discover(
 
 
 def _for_tokenizing(config: Config, calls: Calls, engine: str) -> str:
-    """Finds the machine image for data.instance_type, which is always that of the cpu platform; ""
-    without that key.
+    """Finds the machine image for data.tokenize_instance_type, which is always that of the cpu
+    platform; "" without that key.
     """
-    if config.data.instance_type is None:
+    if config.data.tokenize_instance_type is None:
         return ""
     cheap = tokenizing(config)
-    return image_of(replace(cheap, fleet=replace(cheap.fleet, stack="cpu")), calls, engine)
+    return image_of(replace(cheap, fleet=replace(cheap.fleet, platform="cpu")), calls, engine)
 
 
 def placeholders(config: Config, region: str) -> Inputs:
@@ -164,14 +166,14 @@ def placeholders(config: Config, region: str) -> Inputs:
         (*aws.zones, f"{region}a")[0],
         "0" * 12,
         "you",
-        aws.image or f"ami-{'0' * 17}",
+        aws.ami or f"ami-{'0' * 17}",
         created,
         tuple(range(config.fleet.nodes)),
         public_key=public_key(config),
         subnet=(*aws.subnets, None)[0],
         partition=partition_of(region),
-        tokenizing=f"ami-{'0' * 17}" if config.data.instance_type else "",
-        head_image=aws.image or f"ami-{'0' * 17}",
+        tokenizing=f"ami-{'0' * 17}" if config.data.tokenize_instance_type else "",
+        head_image=aws.ami or f"ami-{'0' * 17}",
     )
 
 
@@ -189,28 +191,28 @@ def known(config: Config, calls: Calls, engine: str) -> tuple[Inputs, str]:
 
 def image_of(config: Config, calls: Calls, engine: str = "") -> str:
     """The machine image: the config's, or that of its stack in the version that
-    docker/stack.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are not
-    seen.
+    docker/platforms.lock.yaml pins, for nodes or for AWS Batch; "" for an engine whose machines are
+    not seen.
 
     Raises:
         ConfigError: the region does not have it.
     """
-    if config.fleet.aws.image:
-        return config.fleet.aws.image
-    stack = load_stack(config.fleet.stack)
-    name = str(getattr(stack, ENGINES[engine].image, ""))
+    if config.fleet.aws.ami:
+        return config.fleet.aws.ami
+    platform = load_platform(config.fleet.platform)
+    name = str(getattr(platform, ENGINES[engine].image, ""))
     found = (
         _by_parameter(name, calls)
         if name.startswith("/")
-        else _by_name(name, stack.neuron_sdk, calls)
+        else _by_name(name, platform.neuron_sdk, calls)
         if name
         else ""
     )
     if found or not name:
         return found
-    message = f"null: {calls.region} does not have the image of stack {stack.name}, {name}"
+    message = f"null: {calls.region} does not have the image of platform {platform.name}, {name}"
     raise ConfigError.of(
-        "fleet.aws.image",
+        "fleet.aws.ami",
         message,
         next="an image of that region, as ami-0123456789abcdef0, or another region",
     )

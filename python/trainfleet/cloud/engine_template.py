@@ -84,7 +84,7 @@ def batch(config: Config, inputs: Inputs) -> Resources:
         "JobRole": role(inputs, "ecs-tasks.amazonaws.com", statements(config, inputs)),
         "ExecutionRole": role(inputs, "ecs-tasks.amazonaws.com", _reads(config, inputs), [TASKS]),
         **_queue(config, inputs, (f"{name}-nodes", name), group),
-        **(_tokenizing(config, inputs) if config.data.instance_type else {}),
+        **(_tokenizing(config, inputs) if config.data.tokenize_instance_type else {}),
     }  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def _data(config: Config, inputs: Inputs, tags: dict[str, str]) -> dict[str, Any
     """
     return {
         **hardened(
-            inputs.root if config.fleet.aws.image else ROOT, config.fleet.aws.volume_gib, tags
+            inputs.root if config.fleet.aws.ami else ROOT, config.fleet.aws.volume_gib, tags
         ),
         **reserved(config),
         "NetworkInterfaces": [
@@ -314,7 +314,7 @@ def _mounting(config: Config) -> list[str]:
     """Mounts the file system. While it is not mounted nobody can write into its folder, which is
     the instance's own disk then.
     """
-    fsx, folder = config.fleet.fsx, config.fleet.fsx.folder
+    fsx, folder = config.fleet.fsx, config.fleet.fsx.mount_point
     if not fsx.dns_name:
         return []
     source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"

@@ -44,7 +44,7 @@ def machines(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     if makes_file_system(config):  # takes ten minutes, in which no node is to be paid for
         found["Template"]["DependsOn"] = "FileSystem"
     found |= {f"{NODE}{slot}": _node(config, slot) for slot in inputs.slots}
-    return found | (_head(config, inputs, tags) if config.fleet.aws.head else {})
+    return found | (_head(config, inputs, tags) if config.fleet.aws.bastion_type else {})
 
 
 def together(config: Config) -> Resources:
@@ -161,7 +161,7 @@ def _head(config: Config, inputs: Inputs, tags: dict[str, str]) -> Resources:
     """Makes a small machine in the public subnet, with a public address, through which SSH reaches
     the nodes.
     """
-    data = _common(config, inputs, tags, config.fleet.aws.head or "", HEAD_GIB, "Head")
+    data = _common(config, inputs, tags, config.fleet.aws.bastion_type or "", HEAD_GIB, "Head")
     data["NetworkInterfaces"] = [
         {
             "DeviceIndex": 0,
@@ -189,7 +189,7 @@ def user_data(config: Config) -> str:
     can look and try again.
     """
     fleet = config.fleet
-    hours = "-" if fleet.expires_hours is None else f"{fleet.expires_hours:g}"
+    hours = "-" if fleet.max_lifetime_hours is None else f"{fleet.max_lifetime_hours:g}"
     minutes = "-" if fleet.idle_minutes is None else f"{fleet.idle_minutes}"
     script = (SCRIPTS / "deadman.sh").read_text(encoding="utf-8").rstrip("\n")
     return "\n".join(

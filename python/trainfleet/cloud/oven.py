@@ -86,7 +86,7 @@ class Oven:
         tags = own_tags(self.config.fleet_name) | {CREATED: moment, "Name": self.name}
         named = [{"ResourceType": kind, "Tags": pairs(tags)} for kind in ("image", "snapshot")]
         about = (
-            f"trainfleet {self.config.fleet_name}: a node of stack {versions(self.config)} "
+            f"trainfleet {self.config.fleet_name}: a node of platform {versions(self.config)} "
             "as make setup leaves it"
         )
         left_out = [{"DeviceName": disk, "NoDevice": ""} for disk in self._others(instance)]

@@ -89,7 +89,7 @@ def _names(config: Config, inputs: Inputs) -> dict[str, list[str]]:
         "log": [log_group(config)] * (not of_cluster),
         "bucket": [bucket_of(config, inputs)] * (plain and not aws.bucket),
         "sessions": [SESSION] * (aws.ssm_only and kind.by_ssh),
-        "repository": [repository.NAME] * (config.fleet.image == repository.BUILD),
+        "repository": [repository.NAME] * (config.fleet.container == repository.BUILD),
     }
     return names | _of_jobs(config, inputs) | _of_data(config, inputs)
 
@@ -114,8 +114,8 @@ def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
     if not _makes_file_system(config, inputs):
         return found
     link, export = (
-        [s3.split(fsx.link)[0]] if fsx.link else [],
-        [config.fleet.aws.bucket or ""] if fsx.export else [],
+        [s3.split(fsx.s3_import)[0]] if fsx.s3_import else [],
+        [config.fleet.aws.bucket or ""] if fsx.s3_export else [],
     )
     linked = link + [name for name in export if name]
     return found | {
@@ -127,7 +127,7 @@ def _of_data(config: Config, inputs: Inputs) -> dict[str, list[str]]:
 
 
 def _to_s3(config: Config) -> bool:
-    return bool(config.fleet.fsx.link or config.fleet.fsx.export)
+    return bool(config.fleet.fsx.s3_import or config.fleet.fsx.s3_export)
 
 
 def _makes_file_system(config: Config, inputs: Inputs) -> bool:

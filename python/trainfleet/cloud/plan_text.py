@@ -43,7 +43,7 @@ def describe(
     yield from ("", *account(config, calls, inputs, foreseen.unasked))
     yield from ("", "access", f"  {access(config)}")
     yield from ("", "data", *data_access.describe(config, speed))
-    if makes_file_system(config) and config.fleet.fsx.export:
+    if makes_file_system(config) and config.fleet.fsx.s3_export:
         yield (
             "  FSx writes runs and datasets back to "
             f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/ as they change"
@@ -77,5 +77,7 @@ def access(config: Config) -> str:
     aws = config.fleet.aws
     if aws.ssm_only:
         return "SSH through SSM Session Manager: no port is open to the outside"
-    through = f", through the head, {aws.head}" if aws.head else ", and from nowhere else"
-    return f"SSH from {', '.join(aws.ssh_from)}{through}"
+    through = (
+        f", through the head, {aws.bastion_type}" if aws.bastion_type else ", and from nowhere else"
+    )
+    return f"SSH from {', '.join(aws.allow_ssh_from)}{through}"

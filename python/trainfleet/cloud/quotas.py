@@ -117,7 +117,7 @@ def network(config: Config, calls: Calls, inputs: Inputs) -> Iterator[Obstacle]:
     addresses = len(calls("ec2", "DescribeAddresses").get("Addresses", ()))
     for quota, service, used, wanted in (
         (VPCS, "vpc", len(vpcs), 1),
-        (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.head else 1),
+        (ADDRESSES, "ec2", addresses, 2 if config.fleet.aws.bastion_type else 1),
     ):
         allowed = value(calls, service, quota)
         if allowed is not None and used + wanted > allowed:

@@ -28,7 +28,7 @@ PULL = ["ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerA
 
 def written(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that a run writes to."""
-    addresses = (config.data.store, config.checkpoint.destination, config.fleet.shared_folder)
+    addresses = (config.data.tokenized_path, config.checkpoint.path, config.fleet.shared_folder)
     # an engine's stack makes none
     own = {bucket_of(config, inputs)} if config.fleet.aws.bucket or not inputs.engine else set()
     return own | set(_buckets(addresses))
@@ -37,7 +37,7 @@ def written(config: Config, inputs: Inputs) -> set[str]:
 def only_read(config: Config, inputs: Inputs) -> set[str]:
     """The buckets that it only reads."""
     addresses = (
-        config.fleet.fsx.link,
+        config.fleet.fsx.s3_import,
         config.train.init_from,
         *(source.path for source in config.data.mixture),
     )
@@ -61,7 +61,7 @@ def roles(config: Config, inputs: Inputs) -> Resources:
         ),
         "NodeProfile": resource("AWS::IAM::InstanceProfile", Roles=[ref("NodeRole")]),
     }
-    if config.fleet.aws.head:
+    if config.fleet.aws.bastion_type:
         found["HeadRole"] = role(inputs, "ec2.amazonaws.com", (), [AGENT])
         found["HeadProfile"] = resource("AWS::IAM::InstanceProfile", Roles=[ref("HeadRole")])
     return found

@@ -103,8 +103,10 @@ def of_batch(config: Config, prices: Prices) -> Spending:
 
 
 def of_tokenizing(config: Config, prices: Prices) -> list[str]:
-    """Prices an hour of data.instance_type's machine, and of the fleet's, as lines of a plan."""
-    if config.data.instance_type is None:
+    """Prices an hour of data.tokenize_instance_type's machine, and of the fleet's, as lines of a
+    plan.
+    """
+    if config.data.tokenize_instance_type is None:
         return []
     cheap, own = (hourly(_batch_nodes(one, prices)) for one in (tokenizing(config), config))
     instead = (
@@ -116,8 +118,8 @@ def of_tokenizing(config: Config, prices: Prices) -> list[str]:
     return [
         "",
         "tokenizing",
-        f"  1 x {config.data.instance_type} {price}{instead}; it comes with the job and goes "
-        "with it",
+        f"  1 x {config.data.tokenize_instance_type} {price}{instead}; it comes with the job and "
+        "goes with it",
     ]
 
 
@@ -173,9 +175,9 @@ def _ec2_rows(config: Config, prices: Prices, zone: str) -> Iterator[CostRow]:
     yield volumes(count, aws.volume_gib)
     if has_file_system(config):
         yield file_system(fleet.fsx)
-    yield from network(config, 2 if aws.head else 1)
-    if aws.head:
-        yield head(aws.head, HEAD_GIB, prices)
+    yield from network(config, 2 if aws.bastion_type else 1)
+    if aws.bastion_type:
+        yield head(aws.bastion_type, HEAD_GIB, prices)
 
 
 def _batch_nodes(config: Config, prices: Prices) -> Iterator[CostRow]:

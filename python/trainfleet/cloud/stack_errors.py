@@ -72,7 +72,7 @@ MEANINGS = (
     (
         r"InvalidAMI|image id .* does not exist|ami-\w+.*not (exist|found)",
         "the machine image does not exist in this region",
-        "fleet.aws.image: null takes the stack's own",
+        "fleet.aws.ami: null takes the platform's own",
     ),
     (
         r"key pair .* does not exist|InvalidKeyPair",

@@ -25,7 +25,7 @@ class Engine:
     in_account  the nodes are instances of the account.
     in_zone     They are in the zone of the stack.
     by_ssh      SSH reaches them or their head, and they mount the file system that is made.
-    image       A platform in docker/stack.lock.yaml names their machine image by this key.
+    image       A platform in docker/platforms.lock.yaml names their machine image by this key.
     services    These act in the account by a separate role.
     """
 
@@ -65,7 +65,7 @@ class Inputs:
                        console launches it. A stack
                        with a fabric keeps it: another launch template would replace the node
     engine             a row of ENGINES
-    tokenizing         the machine image of data.instance_type's machines, where there are such
+    tokenizing         the machine image of data.tokenize_instance_type, where it is set
     kept               only what holds data is wanted, and the network that it needs
     """
 
@@ -111,7 +111,7 @@ def cluster_name(config: Config) -> str:
 
 
 def tokenizing_queue(config: Config) -> str:
-    """The queue of data.instance_type's machines; no config's stack has a name with an
+    """The queue of data.tokenize_instance_type's machines; no config's stack has a name with an
     underscore.
     """
     return f"{stack_name(config)}_tokenize"
@@ -150,7 +150,7 @@ def pairs(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 def tags_of(config: Config, inputs: Inputs) -> dict[str, str]:
     """Returns the tags of everything that is made: only they find it again."""
-    hours = config.fleet.expires_hours
+    hours = config.fleet.max_lifetime_hours
     expires = (
         "never"
         if hours is None

@@ -18,7 +18,7 @@ from .vpc import Resource, Resources, attribute, ref, resource, subnet
 
 LUSTRE = "2.15"  # the newest; without it CloudFormation makes 2.10, which has no links to S3
 # keys of a file system that is made
-MADE = ("size_gib", "type", "throughput", "efa", "link", "export")
+MADE = ("size_gib", "type", "throughput", "efa", "s3_import", "s3_export")
 SCRATCH_THROUGHPUT = 200  # MB/s a TiB of SCRATCH_2, before bursts
 # GiB: with EFA the size is a multiple, by MB/s a TiB
 EFA_STEPS = {125: 38400, 250: 19200, 500: 9600, 1000: 4800}
@@ -34,7 +34,7 @@ def makes_file_system(config: Config) -> bool:
     """
     fleet = config.fleet
     return not fleet.fsx.dns_name and f"{fleet.shared_folder}/".startswith(
-        f"{fleet.fsx.folder.rstrip('/')}/"
+        f"{fleet.fsx.mount_point.rstrip('/')}/"
     )
 
 
@@ -162,13 +162,16 @@ def _links(config: Config, inputs: Inputs) -> Iterator[tuple[str, Resource]]:
     what it writes there.
     """
     fsx, changes = config.fleet.fsx, {"Events": ["NEW", "CHANGED", "DELETED"]}
-    if fsx.link:
+    if fsx.s3_import:
         yield (
             "LinkedIn",
-            _link("/linked", fsx.link, AutoImportPolicy=changes) | {"DeletionPolicy": "Delete"},
+            _link("/linked", fsx.s3_import, AutoImportPolicy=changes)
+            | {"DeletionPolicy": "Delete"},
         )
-    if fsx.export:
-        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
+    if fsx.s3_export:
+        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(
+            fsx.mount_point.rstrip("/")
+        )
         after = [] if config.fleet.aws.bucket or inputs.has_bucket else ["BucketPolicy"]
         for name in ("runs", "data"):
             to = f"s3://{bucket_of(config, inputs)}/{slug(config.fleet_name)}/{name}"

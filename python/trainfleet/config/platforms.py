@@ -1,8 +1,8 @@
-"""Stacks beside the engine's: packages that bring a device, divide models and have checkpoints.
+"""Platforms beside the engine's: packages that bring a device, divide models and have checkpoints.
 
-A package outside this program names its stack as an entry point of the group
-`trainfleet.stacks`. Those of this program are in a table here: a checkout, and the code that hosts
-are sent, have no metadata of an installed package.
+A package outside this program names its platform as an entry point of the group
+`trainfleet.platforms`. Those of this program are in a table here: a checkout, and the code that
+hosts are sent, have no metadata of an installed package.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from . import Config
 from .export_formats import Degrees
 from .types import Model
 
-GROUP = "trainfleet.stacks"
-OURS = {"nxd": "trainfleet_nxd:Stack"}  # name → class; in pyproject.toml too, as entry points
+GROUP = "trainfleet.platforms"
+OURS = {"nxd": "trainfleet_nxd:Platform"}  # name → class; in pyproject.toml too, as entry points
 
 
-class Stack(Protocol):
-    """What a stack brings. Its module imports no torch: Any is a type of torch's or the
+class Platform(Protocol):
+    """What a platform brings. Its module imports no torch: Any is a type of torch's or the
     engine's.
     """
 
-    device: str  # the kind of its device (`fleet.stack`, hardware.device_of)
+    device: str  # the kind of its device (`fleet.platform`, hardware.device_of)
 
     def open(self, index: int) -> Any:
         """Its device (devices.Device), number `index` of this node, not started.
@@ -76,8 +76,8 @@ class Stack(Protocol):
 
 
 @cache
-def named(name: str) -> Stack:
-    """A stack by its name.
+def named(name: str) -> Platform:
+    """A platform by its name.
 
     Raises:
         RunError: it is not installed, or can't be imported.
@@ -85,45 +85,45 @@ def named(name: str) -> Stack:
     path = _known().get(name, "")
     module, _, found = path.partition(":")
     try:
-        stack: Stack = getattr(import_module(module), found)()
+        platform: Platform = getattr(import_module(module), found)()
     except Exception as error:  # another's module may raise anything
         why = str(error) if path else f"no package here names it as an entry point of {GROUP}"
         raise RunError(
-            f"the stack {name} can't be loaded", where=path, why=why, next="pip check; pip list"
+            f"the platform {name} can't be loaded", where=path, why=why, next="pip check; pip list"
         ) from error
-    return stack
+    return platform
 
 
 def names() -> list[str]:
     return sorted(_known())
 
 
-def devices() -> dict[str, Stack]:
-    """The stacks by the kinds of device that they bring."""
+def devices() -> dict[str, Platform]:
+    """The platforms by the kinds of device that they bring."""
     return {named(name).device: named(name) for name in names()}
 
 
 def opening(kind: str) -> Callable[[int], Any] | None:
-    """What opens a device of a kind; None where no stack brings it."""
-    stack = devices().get(kind)
-    return stack.open if stack else None
+    """What opens a device of a kind; None where no platform brings it."""
+    platform = devices().get(kind)
+    return platform.open if platform else None
 
 
 def arrange(kind: str, config: Config, world: Any) -> Any:
-    """The model as the stack of this kind of device divides it."""
+    """The model as the platform of this kind of device divides it."""
     return devices()[kind].arrange(config, world)
 
 
 def checkpoint_at(address: str) -> tuple[str, Path] | None:
-    """The stack whose own checkpoint an address means, and its folder; None: it is not a
-    stack's.
+    """The platform whose own checkpoint an address means, and its folder; None: it is not a
+    platform's.
     """
     looks = ((name, named(name).checkpoint_at(address)) for name in names())
     return next(((name, found) for name, found in looks if found), None)
 
 
 def _known() -> dict[str, str]:
-    """Returns the classes of all stacks, installed ones and ours, by their names."""
+    """Returns the classes of all platforms, installed ones and ours, by their names."""
     from importlib.metadata import entry_points  # takes 14 ms
 
     return {entry.name: entry.value for entry in entry_points(group=GROUP)} | OURS

@@ -16,14 +16,14 @@ from ..trust.untrusted_input import converting, mistaken, printable, shortened, 
 from .format_table import format_of
 from .sources import LARGEST_TEXT
 
-# values of data.bad_records, which may also be the largest share to skip
+# values of data.on_bad_record, which may also be the largest share to skip
 STOP, SKIP = "stop", "skip"
 SHARE = 1e-4  # largest share of the records that `skip` skips
 LISTED = 100  # bad records of a unit that its record lists
 # bad records that mean a wrong file or key, if they are more than half of the unit
 HOPELESS = 100
 SHOWN = 400  # characters of a table's own words
-ELSE = ", or skip such records: SET='data.bad_records=skip'"
+ELSE = ", or skip such records: SET='data.on_bad_record=skip'"
 LINE = f"correct or remove the line{ELSE}"
 # usual names of a field with text
 COMMON = ("text", "content", "body", "document", "raw_content", "code")
@@ -89,7 +89,7 @@ class Skipped:
 
 
 def share_of(bad_records: str | float) -> float:
-    """Returns the largest share of records that data.bad_records allows to skip."""
+    """Returns the largest share of records that data.on_bad_record allows to skip."""
     return SHARE if bad_records == SKIP else 0.0 if bad_records == STOP else float(bad_records)
 
 

@@ -16,7 +16,7 @@ from .bad_records import STOP, Skipped
 from .documents import read_piece
 from .sources import UnitPlan
 
-SMALLEST = 300  # tokens: the minimum of data.vocabulary_size
+SMALLEST = 300  # tokens: the minimum of data.vocab_size
 SAMPLE_BYTES = 10 * MEBIBYTE
 # at most SAMPLE_BYTES / GRAIN files are opened, regardless of their number
 GRAIN = MEBIBYTE // 16
@@ -33,7 +33,7 @@ SPLIT = (
 
 
 def train(data: Data, plan: UnitPlan) -> str:
-    """Trains a BPE and returns its tokenizer.json with `data.vocabulary_size` tokens, first those
+    """Trains a BPE and returns its tokenizer.json with `data.vocab_size` tokens, first those
     for the end, padding and masks.
 
     Raises DataError if the text is too small or too uniform for that many.
@@ -47,7 +47,7 @@ def train(data: Data, plan: UnitPlan) -> str:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=data.vocabulary_size,
+        vocab_size=data.vocab_size,
         special_tokens=[END_OF_DOCUMENT, PADDING, MASK],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -60,16 +60,14 @@ def train(data: Data, plan: UnitPlan) -> str:
             next="run make plan to see which files are skipped",
         )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
-    if (size := tokenizer.get_vocab_size()) < data.vocabulary_size:
-        what = f"the text gives a vocabulary of {size} tokens, not {data.vocabulary_size}"
+    if (size := tokenizer.get_vocab_size()) < data.vocab_size:
+        what = f"the text gives a vocabulary of {size} tokens, not {data.vocab_size}"
         other = (
-            f"set data.vocabulary_size to at most {size}"
+            f"set data.vocab_size to at most {size}"
             if size >= SMALLEST
             else "set data.tokenizer to a tokenizer.json"
         )
-        raise DataError(
-            what, where="data.vocabulary_size", next=f"add text to data.sources, or {other}"
-        )
+        raise DataError(what, where="data.vocab_size", next=f"add text to data.sources, or {other}")
     return str(tokenizer.to_str(pretty=True))
 
 
@@ -83,7 +81,7 @@ def sample(data: Data, plan: UnitPlan, limit: int = SAMPLE_BYTES) -> Iterator[st
         if due < GRAIN and share < 1:
             continue
         for document in read_piece(
-            piece, data.text_field_of(source), None if data.bad_records == STOP else Skipped()
+            piece, data.text_field_of(source), None if data.on_bad_record == STOP else Skipped()
         ):
             yield from filter(None, LONG_WORD.split(document.text[:LONGEST]))
             due -= len(document.text)

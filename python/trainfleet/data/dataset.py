@@ -64,7 +64,8 @@ class Dataset:
 
         mounted = os.environ.get(run_folder.MOUNTED)
         store = open_store(
-            Path(mounted) if mounted else folder, data.store if data and not mounted else None
+            Path(mounted) if mounted else folder,
+            data.tokenized_path if data and not mounted else None,
         )
         manifest = read_manifest(store)
         if manifest is None:
@@ -72,7 +73,7 @@ class Dataset:
                 "holds no finished dataset", where=store.describe(""), next="make tokenize"
             )
         check_opening(store, manifest)
-        window = data.shuffle_window if data else None
+        window = data.shuffle_window_mib if data else None
         # the same batches for any way of reading
         if window is None and (isinstance(store, BucketDataset) or mounted):
             window = REMOTE_WINDOW
@@ -153,7 +154,7 @@ class Dataset:
                 "does not fit the model",
                 where=self.store.describe(""),
                 why=why,
-                next="raise model.vocabulary_size",
+                next="raise model.vocab_size",
             )
 
     def _order(self, split: str, sequence_length: int, seed: int) -> Order:

@@ -95,7 +95,7 @@ def _require_worth(config: Config, manifest: Manifest, store: DatasetStore, disk
     """
     train, width = config.train, ITEM_BYTES[manifest.dtype]
     size = sum(shard.tokens for shard in manifest.shards) * width
-    read = train.steps * train.global_batch * (train.sequence_length + 1) * width
+    read = train.steps * train.global_batch_size * (train.sequence_length + 1) * width
     if size > READ_TWICE * read:
         raise DataError(
             f"has {size / 1e9:,.1f} GB, of which this run reads {read / 1e9:,.1f} GB",

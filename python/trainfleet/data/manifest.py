@@ -117,7 +117,7 @@ class UnitRecord:
     notes: tuple[str, ...]
     train: Shard | None
     validation: Shard | None
-    skipped: Count = 0  # bad records (data.bad_records)
+    skipped: Count = 0  # bad records (data.on_bad_record)
     skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
 
     @property
@@ -149,7 +149,7 @@ class Manifest:
     checked: Count
     notes: tuple[str, ...]
     shards: tuple[Shard, ...]
-    skipped: Count = 0  # bad records (data.bad_records)
+    skipped: Count = 0  # bad records (data.on_bad_record)
     skipped_records: tuple[str, ...] = ()  # the first of them: file, line and reason
     format: int = FORMAT
 
@@ -169,9 +169,7 @@ def settings_of(data: Data) -> DatasetSettings:
     """
     trained = data.tokenizer == TRAINED
     tokenizer = (
-        f"{TRAINED} {data.vocabulary_size}"
-        if trained
-        else f"sha256 {load(folder_named(data)).sha256}"
+        f"{TRAINED} {data.vocab_size}" if trained else f"sha256 {load(folder_named(data)).sha256}"
     )
     sources = tuple(
         f"{source.path} ({source.text_field})" if source.text_field else source.path
@@ -207,7 +205,7 @@ def dtype_for(vocabulary_size: int) -> Dtype:
 
 def store_of(data: Data, root: Path = run_folder.DATA) -> DatasetStore:
     """Returns the store of this config's dataset, which may not exist yet."""
-    return open_store(root / data.name, data.store)
+    return open_store(root / data.name, data.tokenized_path)
 
 
 def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
@@ -232,24 +230,24 @@ def find(data: Data, root: Path = run_folder.DATA) -> Manifest | None:
 
 def skippable(data: Data) -> float:
     """Returns the largest share of records that may be skipped as bad ones."""
-    return bad_records.share_of(data.bad_records)
+    return bad_records.share_of(data.on_bad_record)
 
 
 def require_few(manifest: Manifest, data: Data, store: DatasetStore) -> None:
-    """Raises DataError if more bad records were skipped than data.bad_records allows.
+    """Raises DataError if more bad records were skipped than data.on_bad_record allows.
 
     This is not one of the settings: the good records' tokens do not depend on it.
     """
     records = manifest.documents + manifest.skipped
-    allowed = bad_records.most(data.bad_records, records)
+    allowed = bad_records.most(data.on_bad_record, records)
     if manifest.skipped > allowed:
         share = math.ceil(1e6 * manifest.skipped / records) / 1e6
         raise DataError(
-            f"{manifest.skipped:,} of {records:,} records are bad; data.bad_records "
-            f"{data.bad_records} allows {allowed:,}",
+            f"{manifest.skipped:,} of {records:,} records are bad; data.on_bad_record "
+            f"{data.on_bad_record} allows {allowed:,}",
             where=store.describe(""),
             why=f"the first: {manifest.skipped_records[0]}",
-            next=f"correct them, and {store.remake()}; or SET='data.bad_records={share:.6f}'",
+            next=f"correct them, and {store.remake()}; or SET='data.on_bad_record={share:.6f}'",
         )
 
 

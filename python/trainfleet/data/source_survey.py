@@ -38,7 +38,7 @@ def look(data: Data) -> SourceSurvey:
     """Surveys them. Raises DataError if a source or the tokenizer can't be used."""
     plan = plan_units(data)
     require_use(data)
-    if data.bad_records == STOP:
+    if data.on_bad_record == STOP:
         _read_first_records(plan, data)
     warnings = (*plan.warnings, *look_into(plan.units, data))
     return SourceSurvey(

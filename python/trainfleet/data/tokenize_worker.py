@@ -136,7 +136,7 @@ def finish(
 
     Raises:
         DataError: there is no document to train on, or more bad records were skipped than
-            data.bad_records allows.
+            data.on_bad_record allows.
     """
     if len(store.sizes("units")) < len(plan.units):
         return None

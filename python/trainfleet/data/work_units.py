@@ -113,7 +113,7 @@ class UnitWork:
         text_bytes = documents = checked = done = 0
         text_field, bad = (
             self.data.text_field_of(unit.source),
-            Skipped(self.data.bad_records == STOP),
+            Skipped(self.data.on_bad_record == STOP),
         )
         with ExitStack() as stack:
             writers = {split: stack.enter_context(self._writer(split, unit)) for split in SPLITS}

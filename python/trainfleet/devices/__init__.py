@@ -24,7 +24,7 @@ KINDS: dict[str, Callable[[int], Device]] = {device.kind: device for device in (
 
 def planned(kind: str) -> Device:
     """Returns this rank's device, not yet started: number LOCAL_RANK of its node, of the plan's
-    kind (`fleet.stack`).
+    kind (`fleet.platform`).
 
     Raises:
         RunError: the node has no such device, its driver is missing, or this torch can't use it. No
@@ -34,12 +34,12 @@ def planned(kind: str) -> Device:
     if opened is None:
         why = f"the devices are {', '.join([*KINDS, *platforms.devices()])}"
         raise RunError(
-            f"no rank can compute on {kind} yet", where="fleet.stack", why=why, next="make plan"
+            f"no rank can compute on {kind} yet", where="fleet.platform", why=why, next="make plan"
         )
     idle = node_types.local_accelerators() if kind == Cpu.kind and index() == 0 else 0
     if idle:
         print(
-            f"{idle} accelerators of this node stay idle: fleet.stack is cpu, so ranks compute "
+            f"{idle} accelerators of this node stay idle: fleet.platform is cpu, so ranks compute "
             "on CPUs",
             flush=True,
         )

@@ -110,12 +110,12 @@ def tournament(count: int) -> Iterator[dict[int, int]]:
     """Yields rounds in which every node has another partner, each pair once (the circle method);
     with an odd count one rests.
     """
-    seats: list[int | None] = [*range(count), *([None] if count % 2 else [])]
-    for _ in range(len(seats) - 1):
-        matches = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
+    places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
+    for _ in range(len(places) - 1):
+        matches = [(places[i], places[-1 - i]) for i in range(len(places) // 2)]
         partners = {a: b for a, b in matches if a is not None and b is not None}
         yield partners | {b: a for a, b in partners.items()}
-        seats = [seats[0], seats[-1], *seats[1:-1]]
+        places = [places[0], places[-1], *places[1:-1]]
 
 
 def _exchange(out: torch.Tensor, back: torch.Tensor, peer: int) -> None:

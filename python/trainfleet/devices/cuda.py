@@ -161,12 +161,12 @@ def _check_count(index: int) -> None:
 
 def _unusable(why: str) -> RunError:
     return RunError(
-        "the plan has ranks compute on GPUs (fleet.stack), and this one can't",
+        "the plan has ranks compute on GPUs (fleet.platform), and this one can't",
         where=_where(),
         why=why,
-        next="make setup installs the stack's driver and torch on hosts; here: nvidia-smi, and a "
-        "torch of the stack's build"
-        " (docker/stack.lock.yaml); on CPUs instead: SET='fleet.stack=cpu'",
+        next="make setup installs the platform's driver and torch on hosts; here: nvidia-smi, and "
+        "a torch of the platform's build"
+        " (docker/platforms.lock.yaml); on CPUs instead: SET='fleet.platform=cpu'",
     )
 
 

@@ -172,15 +172,16 @@ def numbers(version: str) -> tuple[int, ...]:
     )
 
 
-def unusable(stack: str, why: str) -> RunError:
+def unusable(platform: str, why: str) -> RunError:
     """Returns the error of a rank that does not find the NeuronCore, or the packages, that the plan
     expects.
     """
     where = f"rank {os.environ.get('RANK', '0')} on node {os.environ.get('GROUP_RANK', '0')}"
     return RunError(
-        f"the plan has ranks compute on NeuronCores (fleet.stack {stack}), and this one can't",
+        f"the plan has ranks compute on NeuronCores (fleet.platform {platform}), and this one "
+        "can't",
         where=where,
         why=why,
-        next="make setup installs the stack's driver and packages on hosts; an image has them "
+        next="make setup installs the platform's driver and packages on hosts; an image has them "
         "(make build)",
     )

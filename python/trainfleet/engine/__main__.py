@@ -103,7 +103,7 @@ def train(run: Run, config: Config, world: World, heart: Heart, moments: dict[st
     if config.fleet.spot and os.environ.get("LOCAL_RANK", "0") == "0":
         spot_notice.NoticePoller(lambda notice: on_notice(run, vote, world.node, notice))
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
-    dataset.check_vocabulary(config.model.vocabulary_size)
+    dataset.check_vocabulary(config.model.vocab_size)
     checkpoints = Checkpoints(run, config, dataset.identity, world)
     trainer = Trainer(config, samples_for(config, dataset), world, checkpoints, watch)
     recorder = open_record(run, config, trainer, dataset.manifest) if world.first else None
@@ -168,8 +168,8 @@ def open_record(run: Run, config: Config, trainer: Trainer, dataset: Manifest) -
         mfu_formula=formula(config, trainer),
         layout=config.degrees,
         model={"family": config.model.family, "parameters": count_parameters(config.model)},
-        global_batch_sequences=train.global_batch,
-        micro_batch_sequences=train.micro_batch,
+        global_batch_sequences=train.global_batch_size,
+        micro_batch_sequences=train.micro_batch_size,
         gradient_accumulation_steps=trainer.batches.per_step,
         sequence_length=train.sequence_length,
         total_steps=train.steps,
@@ -200,7 +200,7 @@ def greeting(trainer: Trainer) -> str:
     """Returns a rank's first line in its node's log: its place, and where it starts."""
     world, train = trainer.world, trainer.train
     work = (
-        f"{trainer.batches.per_step} micro-batches of {train.micro_batch} x "
+        f"{trainer.batches.per_step} micro-batches of {train.micro_batch_size} x "
         f"{train.sequence_length} tokens per step"
     )
     start = f"from step {trainer.progress.step}" if trainer.progress.step else "from the beginning"

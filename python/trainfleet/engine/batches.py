@@ -115,9 +115,9 @@ class Batches:
     ) -> None:
         self.samples, self.train, self.device = samples, config.train, device
         self.end = separator(samples, config.train)
-        self.count = config.train.global_batch // ranks
+        self.count = config.train.global_batch_size // ranks
         # micro-batches; the planner made sure that both divide
-        self.per_step = self.count // config.train.micro_batch
+        self.per_step = self.count // config.train.micro_batch_size
         self.offset = rank * self.count
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[int, Future[np.ndarray]] | None = None
@@ -126,7 +126,7 @@ class Batches:
         """Yields the rank's micro-batches of one step, each with the number of those after it.
         Prefetches the next step's in the meantime.
         """
-        tokens, size = self._take(step), self.train.micro_batch
+        tokens, size = self._take(step), self.train.micro_batch_size
         for index in range(self.per_step):
             yield (
                 self.per_step - index - 1,
@@ -141,7 +141,7 @@ class Batches:
 
     def _read(self, step: int) -> np.ndarray:
         train = self.train
-        first = (step - 1) * train.global_batch + self.offset
+        first = (step - 1) * train.global_batch_size + self.offset
         return self.samples.batch("train", first, self.count, train.sequence_length, train.seed)
 
 
@@ -154,9 +154,9 @@ def validation(
     train, end = config.train, separator(samples, config.train)
     count = validation_count(samples, config)
     for first in range(
-        count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch
+        count * rank // ranks, last := count * (rank + 1) // ranks, train.micro_batch_size
     ):
-        size = min(train.micro_batch, last - first)
+        size = min(train.micro_batch_size, last - first)
         yield split(
             device.upload(
                 samples.batch("validation", first, size, train.sequence_length, train.seed)
@@ -173,7 +173,7 @@ def validation_count(samples: Samples, config: Config) -> int:
 
 def separator(samples: Samples, train: Train) -> int | None:
     """Returns the token that ends a document, if batches must mark documents."""
-    return samples.end_of_document if train.separate_documents else None
+    return samples.end_of_document if train.document_mask else None
 
 
 def split(tokens: Tensor, end: int | None = None) -> MicroBatch:

@@ -90,8 +90,8 @@ def evaluate(run: Run) -> Scores:
     train, samples = config.train, samples_for(config, dataset)
     count = max(1, min(SEQUENCES, samples.samples("validation", train.sequence_length)))
     totals, targets = torch.zeros(4, dtype=torch.float64), []
-    for first in range(0, count, train.micro_batch):
-        size = min(train.micro_batch, count - first)
+    for first in range(0, count, train.micro_batch_size):
+        size = min(train.micro_batch_size, count - first)
         rows = samples.batch("validation", first, size, train.sequence_length, train.seed)
         batch = split(device.upload(rows), separator(samples, train))
         totals += score(model, batch)

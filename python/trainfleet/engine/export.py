@@ -118,7 +118,7 @@ def write(
     )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.shape.max_sequence_length,
+        "model_max_length": model.shape.max_position_embeddings,
         **named,
     }
     for name, content in ((huggingface_config.CONFIG, shape), ("tokenizer_config.json", settings)):

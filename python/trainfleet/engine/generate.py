@@ -55,7 +55,7 @@ def continuation(
     If the prompt fills the context, only its last half context is kept. Temperature 0 takes the
     likeliest token.
     """
-    limit = model.shape.max_sequence_length
+    limit = model.shape.max_position_embeddings
     prompt = prompt if len(prompt) < limit else prompt[-(limit // 2) :]
     device, cache = next(model.parameters()).device, Cache()
     tokens = torch.tensor([prompt], device=device)
@@ -207,7 +207,7 @@ def load(run: Run, device: torch.device | None = None) -> tuple[Network, Dataset
     model = models.build(config.model)
     load_model(store, commit, model)
     dataset = Dataset.open(run_folder.DATA / config.data.name, config.data)
-    dataset.check_vocabulary(config.model.vocabulary_size)
+    dataset.check_vocabulary(config.model.vocab_size)
     return model.to(device or devices.nearest().torch_device).eval(), dataset
 
 

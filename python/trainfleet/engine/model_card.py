@@ -180,7 +180,7 @@ def _rows(run: Run, config: Config, base: Base | None) -> dict[str, Any]:
     return {
         "architecture": FAMILIES[config.model.family].folder.architecture,
         "parameters": f"{results.get('model', {}).get('parameters', 0):,}",
-        "steps": f"{results.get('steps', 0):,} of {train.global_batch:,} sequences of "
+        "steps": f"{results.get('steps', 0):,} of {train.global_batch_size:,} sequences of "
         f"{train.sequence_length:,} tokens",
         "tokens": tokens,
         "training loss": results.get("final_loss"),

@@ -79,7 +79,7 @@ def build(
 
 def adamw(of: Making) -> torch.optim.Optimizer:
     """Makes torch's fused one if it runs here; that of rounding.py for weights in bf16."""
-    if of.train.weights == "bf16":
+    if of.train.param_dtype == "bf16":
         step = of.device.compiled(renew, dynamic=True) if of.train.compile else renew
         names = {parameter: name for name, parameter in (of.matrices | of.vectors).items()}
         return RoundedAdamW(of.groups(), names, of.train.seed, step, **of.settings)

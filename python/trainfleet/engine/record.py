@@ -87,7 +87,7 @@ class Recorder:
         (logged, before), now = self.last, self.watch.training
         self.last = self.progress.step, now
         seconds = (now - before) / (self.progress.step - logged)
-        speed = self.train.global_batch * self.train.sequence_length / seconds
+        speed = self.train.global_batch_size * self.train.sequence_length / seconds
         line = {
             "step": self.progress.step,
             "loss": loss,

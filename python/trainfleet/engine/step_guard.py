@@ -105,14 +105,14 @@ class StepGuard:
         by them.
 
         Raises:
-            RunError: `train.skips_in_a_row` steps in a row were skipped, or the weights or the
-                loss scale are beyond repair. All ranks raise it, with the same words.
+            RunError: `train.max_consecutive_skips` steps in a row were skipped, or the weights or
+                the loss scale are beyond repair. All ranks raise it, with the same words.
         """
         if not self.world.device.executes:
             return 0
         row, total, last = (int(count) for count in self.counts.tolist())
         broken = self._broken(parts) if row else []
-        if broken or row >= self.train.skips_in_a_row:
+        if broken or row >= self.train.max_consecutive_skips:
             raise self._verdict(row, last, broken, name)
         if self.scale and self.scale.factor.item() < LEAST:
             raise self._collapse(self.scale, self._broken(parts), name)
@@ -136,7 +136,7 @@ class StepGuard:
         )
 
     def _verdict(self, row: int, last: int, broken: list[str], name: str) -> RunError:
-        first, batch = last - row + 1, self.train.global_batch
+        first, batch = last - row + 1, self.train.global_batch_size
         loss, norm = self.seen.tolist()
         samples = f"samples {(first - 1) * batch} to {last * batch - 1} of the training order"
         cured = (
@@ -148,7 +148,7 @@ class StepGuard:
         else:
             why = (
                 f"the weights are finite; those steps took {samples}, and were skipped "
-                "(train.skips_in_a_row)"
+                "(train.max_consecutive_skips)"
             )
             cured += f"; make inspect SAMPLE={(first - 1) * batch} shows the data"
         what = "spiked" if self.seen.isfinite().all() else "were not finite"

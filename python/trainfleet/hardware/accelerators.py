@@ -41,7 +41,7 @@ class Accelerator:
     than a node's; 0: a node's.
 
     For machines that are not EC2's, `per_node` is the usual number of devices per node. `rail` is
-    the usual rate of the network card per device in Gbit/s, 0 without a usual rate. `stack`: the
+    the usual rate of the network card per device in Gbit/s, 0 without a usual rate. `platform`: the
     only one that supports it, if not its kind's newest. `arm`: its host's processors are ARM's. The
     last word of the name is the memory, as makers and people write it.
     """
@@ -63,7 +63,7 @@ class Accelerator:
     domain: int = 0
     per_node: int = 1
     rail: int = 0
-    stack: str = ""
+    platform: str = ""
     arm: bool = False
     source: str = ""
 
@@ -129,21 +129,21 @@ AROUND = re.compile(
 )
 GRACE = {"480gb", "144g"}  # memory of the processor of a Grace Hopper, which is in its GPU's name
 
-# devices that people own and no stack here supports: the beginning of the name, and the reason
+# devices that people own and no platform here supports: the beginning of the name, and the reason
 UNSUPPORTED = (
     (
         r"amd|radeon|instinct|rx\b|mi[0-9]{2,3}[a-z]?\b",
-        "AMD's: no stack here has ROCm, so no rank can compute on it",
+        "AMD's: no platform here has ROCm, so no rank can compute on it",
     ),
-    (r"(intel )?(habana )?gaudi|hpu|intel|arc", "Intel's: no stack here has its software"),
-    (r"(google )?tpu|v[2-6][ep]|ironwood|trillium", "Google's: no stack here has its software"),
+    (r"(intel )?(habana )?gaudi|hpu|intel|arc", "Intel's: no platform here has its software"),
+    (r"(google )?tpu|v[2-6][ep]|ironwood|trillium", "Google's: no platform here has its software"),
     (
         r"(apple )?m[1-9]( (pro|max|ultra))?$|mps|apple",
         "Apple's: training there runs on the CPU cores",
     ),
     (
         r"(tesla )?(k[1-9]0m?|m[1-9]0|p4|p6|p40|p100)\b|gtx|titan",
-        "older than Volta: the stacks' torch has no code for it",
+        "older than Volta: the platforms' torch has no code for it",
     ),
     (
         r"trainium|trn[0-9]|inf[0-9]|inferentia|neuron",

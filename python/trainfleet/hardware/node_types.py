@@ -123,15 +123,15 @@ def instance(name: str | None) -> NodeType | None:
 
 @dataclass(frozen=True)
 class Node:
-    """The part of a node that a job uses: its ranks, the stack of versions that they need, and the
-    reason for both.
+    """The part of a node that a job uses: its ranks, the platform of versions that they need, and
+    the reason for both.
 
     `cores`: of a node simulated on this machine, if its ranks compute on CPU cores; else 0.
     """
 
     ranks: int
     reason: str
-    stack: str = "cpu"
+    platform: str = "cpu"
     cores: int = 0
 
 
@@ -196,7 +196,7 @@ def node(row: NodeType | None, nodes: int) -> Node:
             if row.owned
             else f"{row.name}: {row.accelerators or 'one rank, a'} {unit}"
         )
-        return Node(max(1, row.accelerators), reason, stack_of(row))
+        return Node(max(1, row.accelerators), reason, platform_of(row))
     devices = local_accelerators()
     if not devices:
         return Node(
@@ -205,7 +205,7 @@ def node(row: NodeType | None, nodes: int) -> Node:
     return Node(
         max(1, devices // nodes),
         f"this machine's {devices} accelerators over {nodes} nodes",
-        _local_stack(),
+        _local_platform(),
     )
 
 
@@ -312,18 +312,18 @@ def memory_limits(root: Path, membership: Path) -> Iterator[int]:
             continue
 
 
-def stack_of(row: NodeType | None) -> str:
-    """Returns the stack of docker/stack.lock.yaml that a kind of node needs; cpu without
+def platform_of(row: NodeType | None) -> str:
+    """Returns the platform of docker/platforms.lock.yaml that a kind of node needs; cpu without
     accelerators.
     """
-    return _stack_for(row.accelerator) if row and row.accelerator else "cpu"
+    return _platform_for(row.accelerator) if row and row.accelerator else "cpu"
 
 
-def _local_stack() -> str:
-    """Returns the stack that this machine's accelerators need."""
+def _local_platform() -> str:
+    """Returns the platform that this machine's accelerators need."""
     known = local_accelerator()
     return (
-        _stack_for(known)
+        _platform_for(known)
         if known
         else "neuron"
         if any(Path("/dev").glob("neuron[0-9]*"))
@@ -331,12 +331,12 @@ def _local_stack() -> str:
     )
 
 
-def _stack_for(accelerator: Accelerator) -> str:
-    return accelerator.stack or accelerator.kind
+def _platform_for(accelerator: Accelerator) -> str:
+    return accelerator.platform or accelerator.kind
 
 
-def device_of(stack: str) -> str:
-    """Returns the kind of device (devices/) that ranks open with a stack, regardless of the node's
-    other devices.
+def device_of(platform: str) -> str:
+    """Returns the kind of device (devices/) that ranks open with a platform, regardless of the
+    node's other devices.
     """
-    return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(stack, stack)
+    return {"cuda-volta": "cuda", "neuron-xla": "neuron_xla"}.get(platform, platform)

@@ -1,5 +1,5 @@
 # shellcheck shell=dash
-# Read by `sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...` on a node: all that a plan or the gate wants to know, as
+# Read by `sh -s -- [--links] SHARED_FOLDER PYTHON 'LOGGER...' PEER...` on a node: all that a plan or the preflight wants to know, as
 # key=value lines. --links: also how GPUs are joined, which nvidia-smi needs a second for.
 # It changes nothing, needs no root (with sudo it says more) and is fast on purpose: 64 nodes are read in a few seconds.
 links=

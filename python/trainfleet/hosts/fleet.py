@@ -11,7 +11,7 @@ from ..config import Config
 from ..config.host_list import Host, parse_hosts
 from ..trust.errors import ConfigError
 from .install_steps import Wanted
-from .stack import load_stack
+from .platform import load_platform
 from .transport import Transport
 
 
@@ -46,4 +46,4 @@ def is_here(host: Host) -> bool:
 
 def wanted_of(config: Config) -> Wanted:
     """Returns the wanted state of the hosts."""
-    return Wanted(config, load_stack(config.fleet.stack))
+    return Wanted(config, load_platform(config.fleet.platform))

@@ -24,8 +24,8 @@ from ..process.install_paths import python_path
 from ..trust.errors import BackendError
 from . import job_commands
 from .facts import Facts
-from .gate import send_code
 from .host_results import Host, HostFailure, Result
+from .preflight import send_code
 from .transport import Transport
 
 TIMEOUT = 60.0

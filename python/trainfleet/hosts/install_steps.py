@@ -1,4 +1,4 @@
-"""The steps that a node lacks: from facts, config and stack to the exact commands. Pure: this
+"""The steps that a node lacks: from facts, config and platform to the exact commands. Pure: this
 module does not run them.
 
 An operation reads the facts and yields the missing steps; a complete node gets no step. The work of
@@ -22,7 +22,7 @@ from ..hardware import node_types
 from ..process.install_paths import ROOT
 from ..trust import untrusted_input
 from .facts import Facts
-from .stack import PinnedStack
+from .platform import PinnedPlatform
 
 PHASES = ("node", "head", "access")
 BUILD_TOOLS = ("gcc", "make", "curl", "tar", "git")
@@ -59,7 +59,7 @@ class InstallStep:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The wanted state of the fleet: its config, its stack, and the parts that its kind of nodes
+    """The wanted state of the fleet: its config, its platform, and the parts that its kind of nodes
     has.
 
     `whole` includes the parts that each node needs to train. A machine that is only the entrance to
@@ -67,7 +67,7 @@ class Wanted:
     """
 
     config: Config
-    stack: PinnedStack
+    platform: PinnedPlatform
     whole: bool = True
 
     @property
@@ -111,24 +111,26 @@ class Wanted:
     @property
     def environment(self) -> str:
         """Returns the folder of the Python environment; "" if the config names an interpreter."""
-        return "" if self.fleet.python else f"env/{self.stack.name}-{lock_hash(self.stack)}"
+        return "" if self.fleet.python else f"env/{self.platform.name}-{lock_hash(self.platform)}"
 
 
-def lock_hash(stack: PinnedStack) -> str:
-    """Returns a hash of the locks and the stack's versions, without the lock's date and the base
+def lock_hash(platform: PinnedPlatform) -> str:
+    """Returns a hash of the locks and the platform's versions, without the lock's date and the base
     images.
     """
     from .tar import LOCKS, content_hash
 
-    versions = repr(replace(stack, base="", ami="", ecs="", read=""))
+    versions = repr(replace(platform, base="", ami="", ecs="", read=""))
     return content_hash(
-        {name: (ROOT / name).read_bytes() for name in LOCKS} | {"stack": versions.encode()}
+        {name: (ROOT / name).read_bytes() for name in LOCKS} | {"platform": versions.encode()}
     )[:12]
 
 
-def lock_name(stack: PinnedStack) -> str:
-    """Returns the name of a stack's pinned versions in images and messages: stack, day and hash."""
-    return f"{stack.name} {stack.read} {lock_hash(stack)}"
+def lock_name(platform: PinnedPlatform) -> str:
+    """Returns the name of a platform's pinned versions in images and messages: platform, day and
+    hash.
+    """
+    return f"{platform.name} {platform.read} {lock_hash(platform)}"
 
 
 Operation = Callable[[Facts, Wanted], Iterator[InstallStep]]
@@ -138,7 +140,7 @@ def build_tools(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs compilers and kernel headers for drivers that are built on the node, and Python for
     an environment that is built there.
     """
-    builds = wanted.whole and bool(wanted.stack.nvidia or wanted.stack.neuron_packages)
+    builds = wanted.whole and bool(wanted.platform.nvidia or wanted.platform.neuron_packages)
     headers = f"/lib/modules/{facts.kernel}/build"
     needs = (*(BUILD_TOOLS if builds else ()), *((PYTHON,) if wanted.environment else ()))
     missing = [name for name in needs if name in facts.lacks]
@@ -173,17 +175,23 @@ def nvidia(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs the driver, unless it is new enough, and the fabric manager if NVSwitch joins the
     GPUs.
     """
-    stack = wanted.stack
+    platform = wanted.platform
     found = sorted({gpu.driver for gpu in facts.gpus})
-    if not stack.nvidia or (
-        len(found) == 1 and is_within(found[0], stack.nvidia_least, stack.nvidia_below)
+    if not platform.nvidia or (
+        len(found) == 1 and is_within(found[0], platform.nvidia_least, platform.nvidia_below)
     ):
         return
     fabric = "fabric" if wanted.type and wanted.type.is_switched else ""
-    words = (stack.nvidia_least, stack.nvidia_below, stack.nvidia, stack.kernel_modules, fabric)
-    before = f", before {stack.nvidia_below}" if stack.nvidia_below != "-" else ""
+    words = (
+        platform.nvidia_least,
+        platform.nvidia_below,
+        platform.nvidia,
+        platform.kernel_modules,
+        fabric,
+    )
+    before = f", before {platform.nvidia_below}" if platform.nvidia_below != "-" else ""
     why = (
-        f"driver {', '.join(found) or 'missing'}, the stack needs {stack.nvidia_least} or "
+        f"driver {', '.join(found) or 'missing'}, the platform needs {platform.nvidia_least} or "
         f"newer{before}"
     )
     yield InstallStep("nvidia.sh", tuple(filter(None, words)), why)
@@ -193,68 +201,74 @@ def neuron(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs the driver, runtime, collectives and tools of the Neuron SDK."""
     wrong = [
         f"{name} {facts.packages.get(name, 'missing')}"
-        for name, version in wanted.stack.neuron_packages
+        for name, version in wanted.platform.neuron_packages
         if not same_version(facts.packages.get(name, ""), version)
     ]
     if wrong:
         yield neuron_step(
-            wanted.stack, f"{', '.join(wrong)}; the stack is SDK {wanted.stack.neuron_sdk}"
+            wanted.platform, f"{', '.join(wrong)}; the platform is SDK {wanted.platform.neuron_sdk}"
         )
 
 
-def neuron_step(stack: PinnedStack, why: str) -> InstallStep:
+def neuron_step(platform: PinnedPlatform, why: str) -> InstallStep:
     """Returns the step that installs all system packages of the Neuron SDK."""
-    words = (f"{name}={version}" for name, version in stack.neuron_packages)
-    return InstallStep("neuron.sh", (stack.key("neuron"), *words), why)
+    words = (f"{name}={version}" for name, version in platform.neuron_packages)
+    return InstallStep("neuron.sh", (platform.key("neuron"), *words), why)
 
 
 def efa(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs the EFA kernel module and libfabric, and loads ib_uverbs, which is sometimes
     lost.
     """
-    if wanted.fabric != "efa" or not wanted.stack.efa:
+    if wanted.fabric != "efa" or not wanted.platform.efa:
         return
     reasons = []
-    if not at_least(facts.efa, wanted.stack.efa_least):
+    if not at_least(facts.efa, wanted.platform.efa_least):
         reasons.append(
-            f"installer {facts.efa or 'missing'}, the stack needs {wanted.stack.efa_least} or newer"
+            f"installer {facts.efa or 'missing'}, the platform needs {wanted.platform.efa_least} "
+            "or newer"
         )
     if not facts.uverbs:
         reasons.append("ib_uverbs is not loaded")
     if facts.efa and facts.fi_info < 1:
         reasons.append("fi_info -p efa lists nothing")
     if reasons:
-        words = (wanted.stack.efa, wanted.stack.key("efa"), wanted.stack.efa_least)
+        words = (wanted.platform.efa, wanted.platform.key("efa"), wanted.platform.efa_least)
         yield InstallStep("efa.sh", words, "; ".join(reasons))
 
 
 def ofi_nccl(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs the plug-in by which NCCL uses EFA."""
-    least = wanted.stack.ofi_nccl
+    least = wanted.platform.ofi_nccl
     if wanted.fabric != "efa" or not least:
         return
     found = next(
         (version for name, version in facts.packages.items() if name.startswith("libnccl-ofi")), ""
     )
     if not at_least(found, least):
-        words = (least, wanted.stack.efa, wanted.stack.key("efa"))
+        words = (least, wanted.platform.efa, wanted.platform.key("efa"))
         yield InstallStep(
             "ofi_nccl.sh",
             words,
-            f"libnccl-ofi {found or 'missing'}, the stack needs {least} or newer",
+            f"libnccl-ofi {found or 'missing'}, the platform needs {least} or newer",
         )
 
 
 def docker(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Installs Docker, only if the config asks for it."""
-    if (wanted.fleet.docker or wanted.fleet.image != "none") and "docker" in facts.lacks:
+    if (
+        wanted.fleet.install_docker or wanted.fleet.container != "none"
+    ) and "docker" in facts.lacks:
         words = (
-            ("nvidia", wanted.stack.key("nvidia_container_toolkit")) if wanted.stack.nvidia else ()
+            ("nvidia", wanted.platform.key("nvidia_container_toolkit"))
+            if wanted.platform.nvidia
+            else ()
         )
         yield InstallStep(
             "docker.sh",
             words,
-            f"{'fleet.docker' if wanted.fleet.docker else 'fleet.image'} requires it",
+            f"{'fleet.install_docker' if wanted.fleet.install_docker else 'fleet.container'} needs "
+            "it",
         )
 
 
@@ -263,7 +277,7 @@ def lustre(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     are built for the running one.
     """
     if why := _unmounted(facts, wanted):
-        yield InstallStep("lustre.sh", (wanted.stack.key("fsx"),), why)
+        yield InstallStep("lustre.sh", (wanted.platform.key("fsx"),), why)
 
 
 def lnet(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -281,7 +295,7 @@ def fsx(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     if why := _unmounted(facts, wanted):
         source = f"{fsx.dns_name}@tcp:/{fsx.mount_name}"
         yield InstallStep(
-            "fsx.sh", (source, fsx.folder, *(["efa"] if wanted.lustre_efa else [])), why
+            "fsx.sh", (source, fsx.mount_point, *(["efa"] if wanted.lustre_efa else [])), why
         )
 
 
@@ -290,12 +304,12 @@ def _unmounted(facts: Facts, wanted: Wanted) -> str:
     config has no file system.
     """
     fsx = wanted.fleet.fsx
-    mounted = facts.mounts.get(fsx.folder, "nothing")
+    mounted = facts.mounts.get(fsx.mount_point, "nothing")
     if fsx.dns_name is None or (
         mounted.split()[0] == "lustre" and mounted.endswith(f":/{fsx.mount_name}")
     ):
         return ""
-    return f"{mounted} at {fsx.folder}"
+    return f"{mounted} at {fsx.mount_point}"
 
 
 def scratch(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
@@ -321,27 +335,27 @@ def shared_folder(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
 
 def python(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:
     """Builds the Python environment, once for all nodes, in the shared folder."""
-    folder, stack = wanted.environment, wanted.stack
+    folder, platform = wanted.environment, wanted.platform
     if not folder or f"{folder}/.complete" in facts.has:
         return
-    words = environment_words(stack, f"{wanted.fleet.shared_folder}/{folder}")
+    words = environment_words(platform, f"{wanted.fleet.shared_folder}/{folder}")
     yield InstallStep(
         "python.sh", words, "no environment for this lock yet", phase="head", root=False
     )
 
 
-def environment_words(stack: PinnedStack, folder: str) -> tuple[str, ...]:
+def environment_words(platform: PinnedPlatform, folder: str) -> tuple[str, ...]:
     """Returns the arguments of python.sh, for hosts and images alike: the folder, the indexes of
     torch and of other packages, and the pinned versions.
     """
-    checked = (("torch", stack.torch, stack.torch_wheels), *stack.checked_packages)
+    checked = (("torch", platform.torch, platform.torch_wheels), *platform.checked_packages)
     words = [
         word
         for name, version, sums in checked
         for word in (f"{name}=={version}", *(f"--hash=sha256:{each}" for _, each in sums))
     ]
-    pins = [f"{name}=={version}" for name, version in stack.python_packages]
-    return (folder, stack.torch_index, stack.neuron_index or "-", *words, *pins)
+    pins = [f"{name}=={version}" for name, version in platform.python_packages]
+    return (folder, platform.torch_index, platform.neuron_index or "-", *words, *pins)
 
 
 def key(facts: Facts, wanted: Wanted) -> Iterator[InstallStep]:

@@ -247,7 +247,9 @@ def quick(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
 
 
 def set_up(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
-    """Requires that setup has no step left, so that each node has the stack's pinned versions."""
+    """Requires that setup has no step left, so that each node has the platform's pinned
+    versions.
+    """
     head = next(iter(facts), None)
     for host, fact in facts.items():
         left = "; ".join(
@@ -276,7 +278,7 @@ def loggers(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]:
     """
     python, names = (
         wanted.interpreter,
-        wanted.config.train.loggers if wanted.fleet.image == "none" else (),
+        wanted.config.train.loggers if wanted.fleet.container == "none" else (),
     )
     for host, fact in facts.items():
         there = (
@@ -572,7 +574,7 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
     it already has.
     """
     checkpoint, one = wanted.config.checkpoint, checkpoint_bytes(wanted.config)
-    if checkpoint.is_off or checkpoint.destination or not wanted.fleet.shared_folder:
+    if checkpoint.is_off or checkpoint.path or not wanted.fleet.shared_folder:
         return
     for host, fact in facts.items():
         if fact.shared and (free := fact.shared.free_kib * 1024) < one:
@@ -584,7 +586,7 @@ def disk_for_checkpoints(facts: FleetFacts, wanted: Wanted) -> Iterator[Finding]
                 host,
                 "space",
                 message,
-                "free some, or set checkpoint.destination to s3://bucket/prefix",
+                "free some, or set checkpoint.path to s3://bucket/prefix",
             )
 
 

@@ -23,14 +23,14 @@ from urllib.parse import urlsplit
 
 from ..config import Config
 from ..trust.errors import BackendError
-from .stack import PinnedStack, System, load_stack, load_system
+from .platform import PinnedPlatform, System, load_platform, load_system
 
 SECONDS, DAY = 3.0, 86400.0
 MOST = 1 << 24  # bytes of a page; Neuron's list of packages has some 100 KB
 EFA = "https://efa-installer.amazonaws.com/aws-efa-installer-{}.tar.gz"
 APT = "https://apt.repos.neuron.amazonaws.com/dists/{}/main/binary-amd64/Packages"
 DRIVER = "aws-neuronx-dkms"  # the host's, and in no image
-IMAGE = "ubuntu2404"  # the system of the images that stacks begin from, which are Docker's
+IMAGE = "ubuntu2404"  # the system of the images that platforms begin from, which are Docker's
 DOCKER = "https://registry-1.docker.io/v2/{}/manifests/{}"
 # Whoever only reads asks for leave first:
 # https://distribution.github.io/distribution/spec/auth/token/
@@ -72,15 +72,19 @@ def of(config: Config, nodes: str, builds: bool) -> tuple[Pin, ...]:
     """
     fleet, found = config.fleet, list[Pin]()
     if nodes:
-        stack, system = load_stack(fleet.stack), load_system(nodes)
-        found += packages(stack, system, in_image=False)
-        found += wheels(stack, system.python) if fleet.image == "none" and not fleet.python else ()
-    if builds and not fleet.base_image:  # else its system is not known
-        stack, system = load_stack(fleet.stack), load_system(IMAGE)
+        platform, system = load_platform(fleet.platform), load_system(nodes)
+        found += packages(platform, system, in_image=False)
+        found += (
+            wheels(platform, system.python)
+            if fleet.container == "none" and not fleet.python
+            else ()
+        )
+    if builds and not fleet.container_base:  # else its system is not known
+        platform, system = load_platform(fleet.platform), load_system(IMAGE)
         found += [
-            base(stack.base),
-            *packages(stack, system, in_image=True),
-            *wheels(stack, system.python),
+            base(platform.base),
+            *packages(platform, system, in_image=True),
+            *wheels(platform, system.python),
         ]
     return tuple(dict.fromkeys(found))
 
@@ -98,21 +102,23 @@ def say(wanted: Sequence[Pin]) -> list[str]:
 def require(wanted: Sequence[Pin]) -> None:
     """BackendError where a pinned version can't be had, before anything is made."""
     if wrong := say(wanted):
-        then = "docker/stack.lock.yaml has the pins; OFFLINE=1 asks no index"
+        then = "docker/platforms.lock.yaml has the pins; OFFLINE=1 asks no index"
         raise BackendError(f"{len(wrong)} pinned versions can't be had", why=wrong[0], next=then)
 
 
-def wheels(stack: PinnedStack, python: str) -> Iterator[Pin]:
+def wheels(platform: PinnedPlatform, python: str) -> Iterator[Pin]:
     """Lists an environment's wheels from separate indexes, torch's with its SHA-256."""
     tag = f"cp{python.replace('.', '')}"
-    rows = [(stack.neuron_index, name, version, "") for name, version in stack.python_packages]
-    if stack.torch_index != "-":
+    rows = [
+        (platform.neuron_index, name, version, "") for name, version in platform.python_packages
+    ]
+    if platform.torch_index != "-":
         rows.append(
             (
-                stack.torch_index,
+                platform.torch_index,
                 "torch",
-                stack.torch,
-                f"#sha256={dict(stack.torch_wheels or stack.torch_cpu_wheels)[tag]}",
+                platform.torch,
+                f"#sha256={dict(platform.torch_wheels or platform.torch_cpu_wheels)[tag]}",
             )
         )
     for index, name, version, sum_ in rows:
@@ -123,14 +129,14 @@ def wheels(stack: PinnedStack, python: str) -> Iterator[Pin]:
         )
 
 
-def packages(stack: PinnedStack, system: System, in_image: bool) -> Iterator[Pin]:
+def packages(platform: PinnedPlatform, system: System, in_image: bool) -> Iterator[Pin]:
     """Lists the packages under Python, on a node or in an image."""
-    for name, version in stack.neuron_packages:
+    for name, version in platform.neuron_packages:
         if not (in_image and name == DRIVER):
             stanza = rf"^Package: {name}\n(.+\n)*?Version: {re.escape(version)}([-~+].*)?$"
             yield Pin(f"{name} {version}", APT.format(system.apt), stanza)
-    if stack.efa:
-        yield Pin(f"EFA installer {stack.efa}", EFA.format(stack.efa))
+    if platform.efa:
+        yield Pin(f"EFA installer {platform.efa}", EFA.format(platform.efa))
 
 
 def base(reference: str) -> Pin:

@@ -72,7 +72,7 @@ TROUBLES = (
         r"exec format error|does not match the expected platform|no image found in "
         r"(?:manifest list|image index)|no matching manifest for|no match for platform",
         "the base image is for another processor",
-        "set fleet.base_image to one for linux/amd64",
+        "set fleet.container_base to one for linux/amd64",
     ),
     FULL,
     Trouble(
@@ -80,13 +80,13 @@ TROUBLES = (
         r"host|initializing source|short-name|name unknown|failed to resolve source metadata|i/o "
         r"timeout|connection refused|repository does not exist|TLS handshake|x509",
         "the base image {base} can't be pulled",
-        "set fleet.base_image to a mirror's image, or a local one",
+        "set fleet.container_base to a mirror's image, or a local one",
         in_steps=False,
     ),
     Trouble(
         r"has the SHA-256|THESE PACKAGES DO NOT MATCH THE HASHES|has the key",
         "a download differs from the lock",
-        "compare its message above with docker/stack.lock.yaml",
+        "compare its message above with docker/platforms.lock.yaml",
     ),
     Trouble(
         r"the package index asks for a password",
@@ -183,7 +183,7 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
             f"it is for {found.architecture or 'no known processor'}, the fleet's instances "
             f"are {ARCHITECTURE}"
         )
-        then = "build on x86_64, or set fleet.base_image to one for linux/amd64"
+        then = "build on x86_64, or set fleet.container_base to one for linux/amd64"
         raise ImageError("is for another processor", where=recipe.reference, why=why, next=then)
     if (said := found.labels.get("org.opencontainers.image.version", "nothing")) != recipe.tag:
         why, then = f"its label has the tag {said}", "remove that image, then make build"
@@ -194,8 +194,8 @@ def require(found: LocalImage, recipe: ImageRecipe) -> LocalImage:
 
 
 def newest_of(recipe: ImageRecipe, builder: Builder) -> tuple[str, str] | None:
-    """Returns the newest image of the same stack on this machine, and its label of layers."""
-    for name in builder.names(f"trainfleet.stack={recipe.stack}"):
+    """Returns the newest image of the same platform on this machine, and its label of layers."""
+    for name in builder.names(f"trainfleet.platform={recipe.platform}"):
         found = builder.find(name)
         if found and (label := found.labels.get(LAYERS)):
             return name, label

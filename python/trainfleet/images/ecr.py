@@ -159,7 +159,7 @@ class Registry:
             }
             return StoredImage(labels, str(config.get("architecture", "")), size)
         except (InputError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.image"
+            why, then = f"{type(error).__name__}: {error}", "make push, or another fleet.container"
             raise ImageError(
                 "is not an image that can be read", where=self.name(tag), why=why, next=then
             ) from error

@@ -1,4 +1,4 @@
-"""The parts of an image. Pure except for reading this checkout: the same checkout and stack give
+"""The parts of an image. Pure except for reading this checkout: the same checkout and platform give
 the same tag everywhere.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..hosts.install_steps import environment_words, lock_name
 from ..hosts.pins import DRIVER
-from ..hosts.stack import PinnedStack
+from ..hosts.platform import PinnedPlatform
 from ..hosts.tar import LOCKS, content_hash
 
 DOCKERFILE = "docker/Dockerfile"
@@ -46,7 +46,7 @@ class ImageRecipe:
     the pinned versions.
     """
 
-    stack: str
+    platform: str
     lock: str
     arguments: tuple[tuple[str, str], ...]
     files: Mapping[str, bytes]
@@ -59,7 +59,7 @@ class ImageRecipe:
     def tag(self) -> str:
         """Returns a tag that changes with any byte of the image, except the user and the commit."""
         arguments = {f"--{name}": value.encode() for name, value in self.arguments}
-        return f"{self.stack}-{content_hash({**self.files, **arguments})}"
+        return f"{self.platform}-{content_hash({**self.files, **arguments})}"
 
     @property
     def reference(self) -> str:
@@ -84,25 +84,25 @@ class ImageRecipe:
         return [name for name, made in self.layers.items() if theirs.get(name) != made]
 
 
-def recipe_of(stack: PinnedStack, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
-    """Returns the recipe of a stack's image. `base` replaces the stack's base image."""
-    given = {name: value for name, value in _arguments(stack, base) if value}
-    return ImageRecipe(stack.name, lock_name(stack), tuple(given.items()), files)
+def recipe_of(platform: PinnedPlatform, base: str, files: Mapping[str, bytes]) -> ImageRecipe:
+    """Returns the recipe of a platform's image. `base` replaces the platform's base image."""
+    given = {name: value for name, value in _arguments(platform, base) if value}
+    return ImageRecipe(platform.name, lock_name(platform), tuple(given.items()), files)
 
 
-def _arguments(stack: PinnedStack, base: str) -> Iterator[tuple[str, str]]:
-    packages = [f"{name}={version}" for name, version in stack.neuron_packages if name != DRIVER]
-    _, index, other, *pins = environment_words(stack, "")
-    yield "BASE_IMAGE", base or stack.base
-    yield "STACK", stack.name
-    if stack.efa:
+def _arguments(platform: PinnedPlatform, base: str) -> Iterator[tuple[str, str]]:
+    packages = [f"{name}={version}" for name, version in platform.neuron_packages if name != DRIVER]
+    _, index, other, *pins = environment_words(platform, "")
+    yield "BASE_IMAGE", base or platform.base
+    yield "PLATFORM", platform.name
+    if platform.efa:
         yield from (
-            ("EFA_VERSION", stack.efa),
-            ("EFA_KEY", stack.key("efa")),
-            ("OFI_NCCL_VERSION", stack.ofi_nccl),
+            ("EFA_VERSION", platform.efa),
+            ("EFA_KEY", platform.key("efa")),
+            ("OFI_NCCL_VERSION", platform.ofi_nccl),
         )
     if packages:
-        yield from (("NEURON_KEY", stack.key("neuron")), ("NEURON_PACKAGES", " ".join(packages)))
+        yield from (("NEURON_KEY", platform.key("neuron")), ("NEURON_PACKAGES", " ".join(packages)))
     yield from (("TORCH_INDEX", index), ("OTHER_INDEX", other), ("PYTHON_PACKAGES", " ".join(pins)))
 
 

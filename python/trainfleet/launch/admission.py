@@ -1,5 +1,5 @@
-"""The gate of a Slurm job, in its own allocation, before its ranks start (fleet.slurm.gate;
-backends/slurm/sbatch.py).
+"""The preflight of a Slurm job, in its own allocation, before its ranks start
+(fleet.slurm.preflight; backends/slurm/sbatch.py).
 
 python -m trainfleet.launch.admission               on every node: prints what it is and has
 (hosts/facts.sh)
@@ -25,7 +25,7 @@ from ..backends import job_starts
 from ..config import Config, load_resolved
 from ..config.host_list import Host
 from ..health.stack_dumps import read_end
-from ..hosts import gate
+from ..hosts import preflight
 from ..hosts.facts import SCRIPT, Facts, parse
 from ..hosts.finding import Finding
 from ..hosts.fleet import wanted_of
@@ -65,8 +65,8 @@ def main(arguments: list[str]) -> int:
     return OPEN if report.is_open else SHUT
 
 
-def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateReport:
-    """The gate's report on the nodes of a start, from the files that they left in its folder."""
+def examine(config: Config, hosts: Sequence[Host], start: Path) -> preflight.PreflightReport:
+    """Returns the preflight's report on the nodes of a start, from the files that they left."""
     facts, findings = dict[Host, Facts](), list[Finding]()
     for node, host in enumerate(hosts):
         try:
@@ -82,12 +82,16 @@ def examine(config: Config, hosts: Sequence[Host], start: Path) -> gate.GateRepo
             )
     config = replace(config, fleet=replace(config.fleet, shared_folder=str(Path.cwd())))
     findings += judge_allocated(facts, wanted_of(config))
-    said = [_plain(node_log(job_starts.gate_folder(start), node)) for node in range(len(hosts))]
-    bandwidth, more = gate.judge_output(said[0].splitlines(), config.fleet.node_type, hosts) or (
+    said = [
+        _plain(node_log(job_starts.preflight_folder(start), node)) for node in range(len(hosts))
+    ]
+    bandwidth, more = preflight.judge_output(
+        said[0].splitlines(), config.fleet.node_type, hosts
+    ) or (
         None,
         _failed(said, hosts),
     )
-    return gate.GateReport(
+    return preflight.PreflightReport(
         facts, (*findings, *more), bandwidth, time.time() - start.stat().st_ctime
     )
 
@@ -97,7 +101,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
     the first one's.
     """
     verdict = (
-        "is shut"
+        "failed"
         if finding.host is None
         else "finds it broken"
         if finding.blames_host
@@ -105,7 +109,7 @@ def leave(folder: Path, hosts: Sequence[Host], finding: Finding) -> None:
     )
     print(f"{finding.host or 'all nodes'}: {finding}", flush=True)
     log = Log(node_log(folder, hosts.index(finding.host) if finding.host else 0))
-    log.note("watch", f"the gate {verdict}: {finding.message}")
+    log.note("watch", f"the preflight {verdict}: {finding.message}")
     log.close()
 
 
@@ -114,7 +118,7 @@ def _failed(said: Sequence[str], hosts: Sequence[Host]) -> list[Finding]:
     errors = {
         host: words
         for host, text in zip(hosts, said, strict=True)
-        if (words := gate.last_error(text))
+        if (words := preflight.last_error(text))
     }
     if not errors:
         return [

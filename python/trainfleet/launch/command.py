@@ -107,7 +107,7 @@ def store_named(variables: Variables) -> tuple[str, CheckpointStore]:
     it was never started.
     """
     run = run_started(variables)
-    return run.name, store_of(run, load_resolved(run.config).checkpoint.destination)
+    return run.name, store_of(run, load_resolved(run.config).checkpoint.path)
 
 
 def run_trained(variables: Variables) -> Run:
@@ -200,14 +200,16 @@ def _data(config: Config, backend: Backend) -> tuple[list[str], bool]:
         f"{seen(config, found.bytes // TOKEN_BYTES)}, roughly",
     ]
     if share := skippable(config.data):
-        notes.append(f"bad records are skipped, up to {100 * share:g} % of them (data.bad_records)")
+        notes.append(
+            f"bad records are skipped, up to {100 * share:g} % of them (data.on_bad_record)"
+        )
     return [*notes, *found.notes, *(f"warning: {warning}" for warning in found.warnings)], False
 
 
 def seen(config: Config, tokens: int) -> str:
     """Says how often training goes through that many tokens."""
     train = config.train
-    taken = train.steps * train.global_batch * train.sequence_length
+    taken = train.steps * train.global_batch_size * train.sequence_length
     return f"training sees {taken:,} tokens: {few_digits(taken / max(tokens, 1))} epochs"
 
 
@@ -224,11 +226,11 @@ def sized(variables: Variables, weak: bool) -> list[tuple[Config, Derivation]]:
     sizes = []
     for count in counts:
         # a fixed size, or none
-        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.nodes_min", "null")}
+        short = {"NODES": ("fleet.nodes", str(count)), "": ("fleet.min_nodes", "null")}
         if weak:
             short["WEAK"] = (
-                "train.global_batch",
-                str(config.train.global_batch * count // counts[0]),
+                "train.global_batch_size",
+                str(config.train.global_batch_size * count // counts[0]),
             )
         sizes.append(config_of(replace(settings, short=short)))
     return sizes

@@ -20,7 +20,7 @@ from ..backends import backend_of, shared
 from ..config import Config, Derivation, load_resolved
 from ..hardware import node_types
 from ..hosts.install_steps import lock_name
-from ..hosts.stack import load_stack
+from ..hosts.platform import load_platform
 from ..plan.measurement import compile_only
 from ..plan.neuron_environment import compiles_ahead
 from ..process.install_paths import PACKAGE, PACKAGES
@@ -41,14 +41,14 @@ WRITTEN_IN = ("engine", "models", "devices")
 GIVEN = (
     "steps",
     "learning_rate",
-    "learning_rate_floor",
+    "min_lr_ratio",
     "schedule",
     "schedule_steps",
     "schedule_power",
     "decay_steps",
     "warmup_steps",
     "seed",
-    "skips_in_a_row",
+    "max_consecutive_skips",
     "log_every",
     "validate_every",
     "validation_sequences",
@@ -64,7 +64,7 @@ def require(config: Config) -> None:
     if compiles_ahead(config) or config.train.compile:
         return
     why = "false: nothing is compiled then; true works"
-    if node_types.device_of(config.fleet.stack) == "neuron":
+    if node_types.device_of(config.fleet.platform) == "neuron":
         why = (
             "TorchNeuron keeps compiled programs in a folder, and these nodes share none; make "
             "train compiles while it trains"
@@ -140,9 +140,9 @@ def name_of(config: Config) -> str:
     """
     fleet = config.fleet
     inputs = {
-        "stack": lock_name(load_stack(fleet.stack)),
+        "platform": lock_name(load_platform(fleet.platform)),
         "type": fleet.instance_type,
-        "image": fleet.image,
+        "image": fleet.container,
         "ranks": [fleet.nodes, fleet.ranks_per_node],
         "model": asdict(config.model),
         "train": {name: value for name, value in asdict(config.train).items() if name not in GIVEN},
@@ -162,7 +162,7 @@ def expected_duration(config: Config) -> str:
     if taken:
         least, most = duration(int(min(taken))), duration(int(max(taken)))
         return (
-            "others of this model and stack took "
+            "others of this model and platform took "
             f"{least if least == most else f'{least} to {most}'}"
         )
     if not compiles_ahead(config):
@@ -178,9 +178,10 @@ def _seconds(path: Path, config: Config) -> float | None:
     with suppress(TrainfleetError, OSError):
         run = Run(path.parent)
         other, results = load_resolved(run.config), run.read_results()
-        if (other.fleet.stack, other.model) == (config.fleet.stack, config.model) and results.get(
-            "status"
-        ) == "finished":
+        if (other.fleet.platform, other.model) == (
+            config.fleet.platform,
+            config.model,
+        ) and results.get("status") == "finished":
             return (results.get("seconds") or {}).get("compile")
     return None
 

@@ -254,7 +254,7 @@ class Launch:
                     where=str(folder),
                     next="wait for it, or make stop",
                 )
-            live = TokenizeLive(folder, self.config.data.store)
+            live = TokenizeLive(folder, self.config.data.tokenized_path)
             still = lambda: STUCK if live.progress and live.progress.bytes_total else STILL  # noqa: E731
             return self._execute(request, live, handle, progress=lambda: live.progress, still=still)
         if not handle:
@@ -307,7 +307,7 @@ class Launch:
             show,
             live.line.say,
             budget,
-            replaces=fleet.slow == "replace",
+            replaces=fleet.on_slow_node == "replace",
             ends=ends,
             kind=fleet.node_type,
             confirm=self.lease.confirm,

@@ -34,7 +34,9 @@ CUT, CUT_RATE = (30, "rate 1kbit burst 90 latency 1ms")
 # Some MB a step: half a second instead of some hundredths, and every packet waits behind them. For
 # so long at most.
 SLOWED, SLOW_RATE = 90, "rate 50mbit burst 32kb latency 2s"
-SLOWLY = f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.slow=warn"
+SLOWLY = (
+    f"train.steps={LONGEST} train.log_every=10 checkpoint.every={LONGEST} fleet.on_slow_node=warn"
+)
 USUAL = 30.0  # seconds of training until it is known how long steps take (watchdog.RECENT)
 FULL = f"prlimit --pid $p --fsize={SMALL}:{SMALL} 2>&1 && echo {STRUCK}"
 # A read-only folder stops everybody but root. A rank of root gets a separate mount over it.
@@ -411,7 +413,7 @@ FAULTS = {
             "nan",
             f"rank 1's loss is not a number from step {BREAK_AT + 1} on; then it is",
             ("nan",),
-            _changed(BROKEN_NUMBERS, "train.skips_in_a_row=3"),
+            _changed(BROKEN_NUMBERS, "train.max_consecutive_skips=3"),
             needs=(PYTHON_OF_NODES,),
         ),
         Fault(

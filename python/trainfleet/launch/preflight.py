@@ -2,7 +2,7 @@
 that can't be written.
 
 Of this machine all of it; of a fleet that is known by its instance type, whether a rank's device
-holds its part of the model. What hosts without a type have, the gate reads off them
+holds its part of the model. What hosts without a type have, the preflight reads off them
 (hosts/node_checks.py).
 """
 
@@ -84,25 +84,18 @@ def warnings(config: Config) -> list[str]:
         RunError: the run can't go on with this config.
     """
     # is asked when the run starts
-    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)
+    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)
     found = (
         []
         if in_bucket or backend_of(config).hands_over
         else resumption(config, run_of(config.name))
     )
-    own, trained = config.model.vocabulary_size, config.data.vocabulary_size
+    own, trained = config.model.vocab_size, config.data.vocab_size
     if config.data.tokenizer == TRAINED and own > UNUSED * trained:
-        then = "set data.tokenizer to the model's folder, or data.vocabulary_size"
+        then = "set data.tokenizer to the model's folder, or data.vocab_size"
         found.append(
             f"warning: the model has {own:,} tokens and the tokenizer will have {trained:,}; {then}"
         )
-    floor, peak = config.train.learning_rate_floor, config.train.learning_rate
-    if 0 < floor <= peak < 1:
-        what = (
-            f"train.learning_rate_floor {floor:g} is a fraction of the peak, so the rate ends "
-            f"at {floor * peak:.2g}"
-        )
-        found.append(f"warning: {what}; set {floor / peak:.3g} to end at {floor:g}")
     if not backend_of(config).is_here or config.fleet.device != "cpu":
         return found
     wanted, spare = this_machine().wanted(config), node_types.spare_memory()
@@ -128,7 +121,7 @@ def resumption(config: Config, run: Run) -> list[str]:
     Raises:
         RunError: naming what may not change.
     """
-    store = store_of(run, config.checkpoint.destination)
+    store = store_of(run, config.checkpoint.path)
     for step in reversed(store.steps()):
         try:
             commit = listing.read(store, step)
@@ -151,7 +144,7 @@ def try_addresses(config: Config) -> None:
     if not backend_of(config).is_here:
         return
     init_from.require_distant(config)
-    destination = config.checkpoint.destination or ""
+    destination = config.checkpoint.path or ""
     if destination.startswith(SCHEME) and not config.checkpoint.is_off:
         address = f"{destination.rstrip('/')}/{config.name}/.writable"
         s3.write(address, b"")
@@ -181,8 +174,8 @@ def _shut(config: Config) -> Iterator[tuple[str, str]]:
     # a finished one is only read
     if not (dataset := DATA / config.data.name).joinpath(MANIFEST).exists():
         own["data.name"] = dataset
-    if config.checkpoint.destination and not config.checkpoint.destination.startswith(SCHEME):
-        own["checkpoint.destination"] = Path(config.checkpoint.destination)
+    if config.checkpoint.path and not config.checkpoint.path.startswith(SCHEME):
+        own["checkpoint.path"] = Path(config.checkpoint.path)
     for key, folder in own.items():
         there = _nearest(folder)
         if not there.is_dir():
@@ -196,9 +189,9 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
     the oldest goes.
     """
     checkpoint = config.checkpoint
-    if checkpoint.is_off or (checkpoint.destination or "").startswith(SCHEME):
+    if checkpoint.is_off or (checkpoint.path or "").startswith(SCHEME):
         return
-    store, one = store_of(run_of(config.name), checkpoint.destination), checkpoint_bytes(config)
+    store, one = store_of(run_of(config.name), checkpoint.path), checkpoint_bytes(config)
     made = (
         -(-config.train.steps // checkpoint.every_steps)
         if checkpoint.every_steps
@@ -212,7 +205,7 @@ def _narrow(config: Config) -> Iterator[tuple[str, str]]:
         works = (
             f"checkpoint.keep={fewer} fits; or free some"
             if fewer >= 1
-            else "free some, or set checkpoint.destination"
+            else "free some, or set checkpoint.path"
         )
         needed = f"{wanted} checkpoints of {size(one)} need {size(wanted * one)}"
         yield (

@@ -52,7 +52,7 @@ def make_ready(config: Config, may_buy: bool = False) -> int:
 
 def pinned(config: Config) -> tuple[pins.Pin, ...]:
     """Returns what new machines and a built image take from indexes."""
-    return pins.of(config, backend_of(config).machines().system, config.fleet.image == BUILD)
+    return pins.of(config, backend_of(config).machines().system, config.fleet.container == BUILD)
 
 
 def bake(config: Config) -> int:
@@ -78,7 +78,9 @@ def _require_own(config: Config, does: str) -> None:
     """BackendError where the machines are another config's, which alone `does` that."""
     if is_guest(config):
         what = f"its machines are those of the config {config.fleet_name}, which alone {does}"
-        raise BackendError(what, where="fleet.aws.name", next="make train, once they are there")
+        raise BackendError(
+            what, where="fleet.aws.share_fleet_of", next="make train, once they are there"
+        )
 
 
 def planned(config: Config) -> tuple[Artifact, ...]:
@@ -93,7 +95,9 @@ def prospect(config: Config, needs: Estimate) -> Prospect:
     pins.say(pinned(config))
     train, seconds = config.train, needs.seconds
     hours = None if seconds is None else seconds / 3600
-    speed = train.steps * train.global_batch * train.sequence_length / seconds if seconds else None
+    speed = (
+        train.steps * train.global_batch_size * train.sequence_length / seconds if seconds else None
+    )
     found = backend_of(config).machines().prospect(hours, speed)
     if not is_guest(config):
         return found
@@ -146,8 +150,8 @@ def examine(config: Config, lift: Sequence[str]) -> int:
 
 def examine_hosts(config: Config, head: Head, quarantine: Quarantine) -> int:
     """Prints a line per host with its faults, then the fabric, and what to type."""
-    from ..hosts.gate import examine as examine_fleet
     from ..hosts.host_table import Board
+    from ..hosts.preflight import examine as examine_fleet
 
     with head.transport as transport, Board(transport.hosts) as board:
         report = examine_fleet(transport, head.located, links=True)
@@ -229,7 +233,7 @@ def compare(config: Config, facts: Mapping[str, Facts]) -> tuple[list[str], bool
         asked = fleet.device == "cuda" and bool(facts)
         return [
             *wrong,
-            *(["no GPU that is known answers, and fleet.stack is cuda"] if asked else []),
+            *(["no GPU that is known answers, and fleet.platform is cuda"] if asked else []),
         ], not (wrong or asked)
     own, kind = fleet.accelerator, fleet.node_type
     counts = {len(fact.gpus) for fact in facts.values()}

@@ -75,7 +75,7 @@ def config_of_run(
             "data": {
                 "name": "text",
                 "sources": [text],
-                "vocabulary_size": 340,
+                "vocab_size": 340,
                 "validation_fraction": 0.1,
             },
             "model": {
@@ -88,7 +88,7 @@ def config_of_run(
             "train": {
                 "steps": steps,
                 "precision": "fp32",
-                "global_batch": batch,
+                "global_batch_size": batch,
                 "sequence_length": 32,
                 "log_every": 1,
                 "validate_every": 0,

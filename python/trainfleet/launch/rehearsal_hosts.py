@@ -52,7 +52,16 @@ TIMEOUT = 60.0
 UNDONE = "hosts could not do their part in a rehearsal"
 SIGN, SILENT = 10.0, 60  # seconds between two signs of life, and without one until the guards act
 # of the user's fleet
-KEPT = ("hosts", "ssh", "stack", "docker", "instance_type", "accelerator", "image", "base_image")
+KEPT = (
+    "hosts",
+    "ssh",
+    "platform",
+    "install_docker",
+    "instance_type",
+    "accelerator",
+    "container",
+    "container_base",
+)
 RANK = """p=$(grep -FsxzlZ -e {mark} /proc/[0-9]*/environ | xargs -0r grep -Fsxzl -e RANK=1 | cut -d / -f 3 | sort -n | head -n 1)
 [ -n "$p" ] || exit 0"""  # noqa: E501
 SHAPING = """s=; [ "$(id -u)" = 0 ] || s='sudo -n'
@@ -232,7 +241,7 @@ def lacking(config: Config) -> dict[str, str]:
         found[MAJORITY] = "of two nodes none can be called the slow one: it takes four hosts"
     elif row and row.efa:
         found[KERNEL] = "ranks' messages by EFA bypass the kernel, so its tc can't slow them"
-    if config.fleet.image != "none":
+    if config.fleet.container != "none":
         found[PYTHON_OF_NODES] = "the nodes' Python is in an image"
     return found
 

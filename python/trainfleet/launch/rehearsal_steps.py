@@ -46,7 +46,7 @@ STEPS = 240
 PATIENCE = 1800.0  # seconds of a command, with its time in the queue
 LEFT_WITHIN = 60.0  # seconds in which Slurm ends a job: KillWait and the nodes' epilog
 # of the user's fleet
-KEPT = ("stack", "slurm", "instance_type", "accelerator", "exclusive", "device")
+KEPT = ("platform", "slurm", "instance_type", "accelerator", "exclusive", "device")
 ROOT = "root may write everywhere, and what a step mounts would outlive it"
 OWN = (
     "separate runs, in a separate folder: none of yours is touched. First the one to which "

@@ -21,9 +21,9 @@ from ..backends.node_script import values_of
 from ..checkpoints import changes
 from ..config import Config, dump_resolved, load_resolved
 from ..health.lease import TO_BEGIN, Vacancy, newest_holder, newest_standby, read_holder
-from ..hosts.gate import examine
 from ..hosts.head import Launcher
 from ..hosts.host_results import Host, by_host, grouped, names
+from ..hosts.preflight import examine
 from ..plan.bill import PAID, Bill
 from ..plan.plan import Plan
 from ..report import html
@@ -118,7 +118,8 @@ def launch(verb: str, plan: Plan, head: Head, place: Hosts, started: float) -> L
 
     Raises:
         ConfigError: the run has cost all that it may.
-        BackendError: the gate is shut, another run is at work, or the launcher does not come up.
+        BackendError: the preflight failed, another run is at work, or the launcher does not come
+        up.
     """
     run, secrets, backend = place.run, values_of(plan.config.fleet.secrets), backend_of(plan.config)
     Budget(run, plan.config, backend.bill()).require()
@@ -158,11 +159,11 @@ def fit_hosts(plan: Plan, head: Head, run: Run) -> tuple[Plan, list[Host]]:
     for hosts, why in grouped(unsound):
         print(f"{names(hosts)} {'is' if len(hosts) == 1 else 'are'} left out: {why}", flush=True)
     head.require_own_folder(sound)
-    # which the gate would disturb
+    # which the preflight would disturb
     if Can.EXAMINE not in backend.can or execution.left_running(plan.config, run):
         return plan, sound
-    head.refuse_other_runs(sound)  # before the gate, which would disturb them
-    if without := pass_gate(head, sound):
+    head.refuse_other_runs(sound)  # before the preflight, which would disturb them
+    if without := pass_preflight(head, sound):
         sound = [host for host in sound if host.name not in without]
         plan = replace(
             plan, requests=tuple(backend.plan(request.job, without) for request in plan.requests)
@@ -207,7 +208,7 @@ def await_lease(place: Hosts, host: Host, term: int, words: LauncherLogs) -> Non
         time.sleep(LOOK_EVERY / 2)
 
 
-def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
+def pass_preflight(head: Head, sound: list[Host]) -> dict[str, str]:
     """Several nodes must fit together before a job starts on them; links are tried where the
     instance type promises some.
 
@@ -235,7 +236,7 @@ def pass_gate(head: Head, sound: list[Host]) -> dict[str, str]:
             without |= unfit
             continue
         of_all = [f"\n  fleet: {finding}" for finding in report.findings if finding.host is None]
-        what = f"the gate is shut: the nodes are not fit to train together{''.join(of_all)}"
+        what = f"the preflight failed: the nodes are not fit to train together{''.join(of_all)}"
         said = {
             host: "; ".join(map(str, report.against(host))) for host in fit if report.against(host)
         }

@@ -78,7 +78,7 @@ def require_same(config: Config, run: Run) -> None:
     Raises:
         RunError: naming what differs.
     """
-    in_bucket = (config.checkpoint.destination or "").startswith(SCHEME)  # the plan did not ask it
+    in_bucket = (config.checkpoint.path or "").startswith(SCHEME)  # the plan did not ask it
     for line in preflight.resumption(config, run):
         print(f"{line}\n" * in_bucket, end="", flush=True)
 
@@ -148,7 +148,7 @@ def carry_out(launch: Launch, running: tuple[Handle, Request] | None) -> int:
         require_compiled(run, request.job.ahead)
     launch.lease.confirm()
     code = conclude(run, config, str(run.read_results().get("status")), seconds)
-    return export(run, config) if code == 0 and config.checkpoint.export else code
+    return export(run, config) if code == 0 and config.checkpoint.export_hf else code
 
 
 def prepare(plan: Plan, run: Run) -> None:
@@ -166,7 +166,7 @@ def describe(plan: Plan, run: Run, started: float, **state: object) -> None:
     versions = (run.read_results().get("versions") or {}) | {"trainfleet": install_paths.version()}
     run.update_results(
         predicted=plan.estimate.predicted(
-            training.steps * training.global_batch * training.sequence_length
+            training.steps * training.global_batch_size * training.sequence_length
         ),
         name=run.name,
         started=started,

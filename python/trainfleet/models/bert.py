@@ -48,7 +48,7 @@ class Encoder(Network):
         self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(BertBlock(shape) for _ in range(shape.layers))
         self.head = MaskedTokenHead(shape)
-        if shape.tie_embeddings:
+        if shape.tie_word_embeddings:
             self.head.lm_head.weight = self.embed.tokens.weight
 
     def forward(
@@ -112,9 +112,9 @@ class BertBlock(nn.Module):
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.self_attn = MultiHeadAttention(shape)
-        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.attention_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape)
-        self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.mlp_norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ class MaskedTokenHead(nn.Module):
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.dense = nn.Linear(shape.hidden_size, shape.hidden_size)
-        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size)
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size)
 
     def forward(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
         x = x if chosen is None else x.flatten(0, 1)[chosen]

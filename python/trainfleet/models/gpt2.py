@@ -34,9 +34,9 @@ class GPT2(Decoder):
         self.embed = Embeddings(shape, norm=False)
         self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(Gpt2Block(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
-        if shape.tie_embeddings:
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tie_word_embeddings:
             self.lm_head.weight = self.embed.tokens.weight
 
     def features(
@@ -66,9 +66,9 @@ class Gpt2Block(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.self_attn = MultiHeadAttention(shape)
-        self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon)
+        self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps)
         self.mlp = FeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 

@@ -82,7 +82,7 @@ def outgoing(model: Network, family: str) -> dict[str, Tensor]:
         name: torch.cat(several, -1).contiguous() if len(several) > 1 else several[0].contiguous()
         for name, several in parts.items()
     }
-    twice = {} if model.shape.tie_embeddings else BIASES
+    twice = {} if model.shape.tie_word_embeddings else BIASES
     return found | {other: found[name].clone() for name, other in twice.items() if name in found}
 
 
@@ -138,7 +138,7 @@ def collect(
     found = {key: file for file in files for key in file.keys()}  # noqa: SIM118 - it is no dict
     names = {current(key, shape.family, found): (file, key) for key, file in found.items()}
     for name, other in BIASES.items():
-        if other in names and (name not in names or not shape.tie_embeddings):
+        if other in names and (name not in names or not shape.tie_word_embeddings):
             names[name] = names.pop(other)
     refuse_others(folder, shape, set(names))
     return {

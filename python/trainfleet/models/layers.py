@@ -31,14 +31,14 @@ class Embeddings(nn.Module):
         super().__init__()
         family = FAMILIES[shape.family]
         self.positions_from = family.positions_from
-        self.tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
+        self.tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.positions = nn.Embedding(
-            shape.max_sequence_length + family.positions_from, shape.hidden_size
+            shape.max_position_embeddings + family.positions_from, shape.hidden_size
         )
         self.segments = (
             nn.Embedding(family.segments, shape.hidden_size) if family.segments else None
         )
-        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_epsilon) if norm else None
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.norm_eps) if norm else None
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         tokens, segments = (
@@ -58,7 +58,7 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.head_size = shape.hidden_size // shape.heads
+        self.head_dim = shape.hidden_size // shape.heads
         self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
         self.k_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
         self.v_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
@@ -79,7 +79,7 @@ class MultiHeadAttention(nn.Module):
         """Splits [B, T, heads x E] into [B, heads, T, E]; reads the number of heads from the shape,
         since tensor parallelism divides it.
         """
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):

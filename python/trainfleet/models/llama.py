@@ -89,12 +89,12 @@ class Llama(Decoder):
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocabulary_size, shape.hidden_size)
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         block = LateBlock if FAMILIES[shape.family].normed_after else LlamaBlock
         self.layers = nn.ModuleList(block(shape) for _ in range(shape.layers))
         self.norm = norm(shape)
-        self.lm_head = nn.Linear(shape.hidden_size, shape.vocabulary_size, bias=False)
-        if shape.tie_embeddings:
+        self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        if shape.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
     def features(
@@ -143,7 +143,7 @@ class Norm(nn.RMSNorm):
 def norm(shape: Model, width: int | None = None) -> nn.RMSNorm:
     """Returns the family's norm of the residual stream, or of `width` features."""
     kind = Norm if FAMILIES[shape.family].gains_from_one else nn.RMSNorm
-    return kind(width or shape.hidden_size, eps=shape.norm_epsilon)
+    return kind(width or shape.hidden_size, eps=shape.norm_eps)
 
 
 class LlamaBlock(nn.Module):
@@ -197,15 +197,15 @@ class GroupedQueryAttention(nn.Module):
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.head_size, family = shape.head_features, FAMILIES[shape.family]
-        width, keys = shape.heads * self.head_size, shape.kv_heads * self.head_size
+        self.head_dim, family = shape.head_features, FAMILIES[shape.family]
+        width, keys = shape.heads * self.head_dim, shape.kv_heads * self.head_dim
         self.together = family.normed == "all"
         self.q_proj = nn.Linear(shape.hidden_size, width, bias=family.biases)
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=family.biases)
         self.v_proj = nn.Linear(shape.hidden_size, keys, bias=family.biases)
         if family.normed:
-            self.q_norm = norm(shape, width if self.together else self.head_size)
-            self.k_norm = norm(shape, keys if self.together else self.head_size)
+            self.q_norm = norm(shape, width if self.together else self.head_dim)
+            self.k_norm = norm(shape, keys if self.together else self.head_dim)
         self.normed = bool(family.normed)
         self.attend = Attend(causal=True)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
@@ -233,7 +233,7 @@ class GroupedQueryAttention(nn.Module):
         """Splits [B, T, heads x E] into [B, T, heads, E]; reads the number of heads from the shape,
         since tensor parallelism divides it.
         """
-        return x.view(*x.shape[:2], -1, self.head_size)
+        return x.view(*x.shape[:2], -1, self.head_dim)
 
 
 class GatedFeedForward(nn.Module):

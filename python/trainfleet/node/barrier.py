@@ -1,5 +1,5 @@
-"""Musters the nodes of a job before torchrun starts, or names the missing ones: torchrun would wait
-ten minutes and name none.
+"""Waits for all nodes of a job before torchrun starts, or names the missing ones: torchrun would
+wait ten minutes and name none.
 
 An engine starts nodes minutes apart, and sometimes never. Node 0 listens at the address where the
 ranks will meet. Every other node connects, sends its number and waits for node 0's answer. So this
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
 from ..trust.errors import BackendError
-from .placement import Seat
+from .placement import Placement
 
 PACE = 5.0  # seconds
 SILENCE = 4 * PACE  # seconds without a line from node 0 until the connection counts as dead
@@ -38,35 +38,39 @@ class Missing(BackendError):
     exit_code = 69
 
 
-def muster(seat: Seat, job: str, seconds: float, say: Say) -> None:
+def wait_for_all(placement: Placement, job: str, seconds: float, say: Say) -> None:
     """Returns when all nodes of `job` are there; reports progress through `say`.
 
     Raises:
         Missing: nodes are missing after `seconds`; every node that arrived gets their numbers.
     """
-    if seat.nodes > 1:
+    if placement.nodes > 1:
         asyncio.run(
-            _gather(seat, job, seconds, say) if seat.node == 0 else _report(seat, job, seconds, say)
+            _gather(placement, job, seconds, say)
+            if placement.node == 0
+            else _report(placement, job, seconds, say)
         )
 
 
-async def _gather(seat: Seat, job: str, seconds: float, say: Say) -> None:
-    _allow_connections(seat.nodes)
-    roll, began, said = RollCall(job, seat.nodes), time.monotonic(), 0.0
-    async with await _listen(roll.greet, seat) as server:
-        while (count := len(roll.here) + 1) < seat.nodes and time.monotonic() - began < seconds:
+async def _gather(placement: Placement, job: str, seconds: float, say: Say) -> None:
+    _allow_connections(placement.nodes)
+    roll, began, said = RollCall(job, placement.nodes), time.monotonic(), 0.0
+    async with await _listen(roll.greet, placement) as server:
+        while (
+            count := len(roll.here) + 1
+        ) < placement.nodes and time.monotonic() - began < seconds:
             if time.monotonic() - said > PACE:
                 said = time.monotonic()
-                say(f"{count} of {seat.nodes} nodes are here after {said - began:.0f} s")
+                say(f"{count} of {placement.nodes} nodes are here after {said - began:.0f} s")
                 await roll.tell(f"wait {count}")
             await asyncio.sleep(0.05)
         server.close()
-        missing = [node for node in range(1, seat.nodes) if node not in roll.here]
+        missing = [node for node in range(1, placement.nodes) if node not in roll.here]
         await roll.tell(f"missing {' '.join(map(str, missing))}" if missing else "go")
         await roll.close()
     if missing:
-        _raise_missing(missing, seat, time.monotonic() - began)
-    say(f"all {seat.nodes} nodes are here after {time.monotonic() - began:.1f} s")
+        _raise_missing(missing, placement, time.monotonic() - began)
+    say(f"all {placement.nodes} nodes are here after {time.monotonic() - began:.1f} s")
 
 
 class RollCall:
@@ -121,40 +125,46 @@ class RollCall:
 
 
 async def _listen(
-    greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], seat: Seat
+    greet: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    placement: Placement,
 ) -> asyncio.Server:
     try:
         return await asyncio.start_server(
-            greet, "", seat.port, limit=LINE, backlog=4096, reuse_address=True
+            greet, "", placement.port, limit=LINE, backlog=4096, reuse_address=True
         )
     except OSError as error:
         why, then = (
             f"{error.strerror or error}: the nodes must meet there",
-            f"on that host, run: ss -ltnp 'sport = :{seat.port}'",
+            f"on that host, run: ss -ltnp 'sport = :{placement.port}'",
         )
         raise BackendError(
-            f"port {seat.port} can't be used", where=f"node {seat.node}", why=why, next=then
+            f"port {placement.port} can't be used",
+            where=f"node {placement.node}",
+            why=why,
+            next=then,
         ) from error
 
 
-async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
+async def _report(placement: Placement, job: str, seconds: float, say: Say) -> None:
     heard, why = time.monotonic(), ""
     while time.monotonic() - heard < seconds:
         try:
             reader, writer = await asyncio.wait_for(
-                asyncio.open_connection(seat.meet, seat.port, limit=LINE), SILENCE
+                asyncio.open_connection(placement.meet, placement.port, limit=LINE), SILENCE
             )
         except (OSError, TimeoutError) as error:
             if str(error) != why:
                 why = str(error)
-                say(f"waiting for node 0 at {seat.meet}:{seat.port}: {why or 'no answer'}")
+                say(
+                    f"waiting for node 0 at {placement.meet}:{placement.port}: {why or 'no answer'}"
+                )
             await asyncio.sleep(AGAIN)
             continue
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             why = "another program listens there"
-            writer.write(f"{job} {seat.node}\n".encode())
+            writer.write(f"{job} {placement.node}\n".encode())
             while line := (await asyncio.wait_for(reader.readline(), SILENCE)).decode().split():
-                if _is_over(line, seat, say):
+                if _is_over(line, placement, say):
                     writer.close()
                     return
                 heard, why = time.monotonic(), ""
@@ -162,14 +172,14 @@ async def _report(seat: Seat, job: str, seconds: float, say: Say) -> None:
         await asyncio.sleep(AGAIN)
     remedy = "check in the log of node 0 that it has started; make doctor checks the links"
     raise Missing(
-        f"node 0 of {seat.nodes} did not arrive in {seconds:.0f} s",
-        where=f"node {seat.node}",
-        why=f"no answer at {seat.meet}:{seat.port}: {why or 'it sends nothing'}",
+        f"node 0 of {placement.nodes} did not arrive in {seconds:.0f} s",
+        where=f"node {placement.node}",
+        why=f"no answer at {placement.meet}:{placement.port}: {why or 'it sends nothing'}",
         next=remedy,
     )
 
 
-def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
+def _is_over(line: list[str], placement: Placement, say: Say) -> bool:
     """Tells whether node 0 reports that all nodes are there.
 
     Raises:
@@ -180,14 +190,14 @@ def _is_over(line: list[str], seat: Seat, say: Say) -> bool:
         case ["go"]:
             return True
         case ["wait", count]:
-            say(f"{int(count)} of {seat.nodes} nodes are here")
+            say(f"{int(count)} of {placement.nodes} nodes are here")
             return False
         case ["missing", *nodes] if nodes:
-            _raise_missing([int(node) for node in nodes], seat, None)
+            _raise_missing([int(node) for node in nodes], placement, None)
     raise ValueError(line)
 
 
-def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoReturn:
+def _raise_missing(missing: list[int], placement: Placement, seconds: float | None) -> NoReturn:
     who = (
         f"node {missing[0]}"
         if len(missing) == 1
@@ -195,12 +205,12 @@ def _raise_missing(missing: list[int], seat: Seat, seconds: float | None) -> NoR
     )
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
     within = f" in {seconds:.0f} s" if seconds is not None else ", as node 0 reports"
-    what = f"{who}{more} of {seat.nodes} did not arrive{within}"
+    what = f"{who}{more} of {placement.nodes} did not arrive{within}"
     remedy = "check the log of the missing node, or its engine's message about it; then make train"
     raise Missing(
         what,
-        where=f"node {seat.node}",
-        why=f"{seat.nodes - len(missing)} nodes are here",
+        where=f"node {placement.node}",
+        why=f"{placement.nodes - len(missing)} nodes are here",
         next=remedy,
     )
 

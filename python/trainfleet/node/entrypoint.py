@@ -6,10 +6,10 @@ image start it.
 
 --on ENGINE      the engine that started this node: fleet (this program, on a host), slurm, batch,
                  sagemaker, or an engine of another package; by default it is detected. The node's
-                 seat is read from that engine's environment (node/placements/)
+                 placement is read from that engine's environment (node/placements/)
 --folder FOLDER  the run's or the dataset's, as `runs/x`: the node's log is FOLDER/logs/node-<i>.log
---ranks N        runs MODULE on N ranks, through torchrun with the seat; 0, the default: one plain
-                 process of MODULE
+--ranks N        runs MODULE on N ranks, through torchrun with the placement; 0, the default: one
+                 plain process of MODULE
 --ahead          its ranks only record their computation, which is compiled after they have exited
                  (node/precompile.py)
 --in HOME        the folder of FOLDER, runs/ and data/; it is created if missing
@@ -59,7 +59,7 @@ from ..trust.redaction import hide
 from ..trust.safe_output import visible
 from . import placements, supervisor
 from .exit_codes import ExitCodes, code_of
-from .placement import Seat, Seating, Terms, card, require_numbers, torchrun
+from .placement import Placement, PlacementSource, Terms, card, require_numbers, torchrun
 from .placements import fleet
 from .precompile import ahead
 
@@ -90,7 +90,7 @@ USAGE = " ".join((__doc__ or "").split("\n\n")[1].split())
 class Options:
     """A parsed command line."""
 
-    engine: Seating
+    engine: PlacementSource
     folder: Path
     ranks: int
     home: Path
@@ -124,34 +124,37 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(engine, given.folder, given.ranks, given.home, wait, command, given.ahead)
 
 
-def _engine(name: str) -> Seating:
+def _engine(name: str) -> PlacementSource:
     try:
-        return placements.seating(name)
+        return placements.source(name)
     except BackendError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run_node(options: Options) -> int:
-    """Reads the seat, waits for the other nodes and runs the command; returns its exit code."""
+    """Reads the placement, waits for the other nodes and runs the command; returns its exit
+    code.
+    """
     secrets.take()
     # the first process of a container has no default handler
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    seat = options.engine.read()
+    placement = options.engine.read()
     make_folder(options.home)
     os.chdir(options.home)
     log = Log(
-        node_log(options.folder, seat.node), sys.stdout.fileno() if options.terms.echoes else None
+        node_log(options.folder, placement.node),
+        sys.stdout.fileno() if options.terms.echoes else None,
     )
-    command = command_of(options, seat)
+    command = command_of(options, placement)
     with (
-        reporting_failure(options, seat, log) as outcome,
+        reporting_failure(options, placement, log) as outcome,
         supervisor.on_own_disk(scratch(log.path)),
         uplink_for(log.path),
         forwarding(log.path),
     ):
         require_numbers(fence.VARIABLE, fence.AGAIN, supervisor.WATCH, GRACE, "WORKERS")
         copy_dataset(options, log)
-        await_nodes(options, seat, log)
+        await_nodes(options, placement, log)
         began = time.time()
         outcome.code = supervisor.run(
             log, command, float(os.environ.get(GRACE, options.terms.grace))
@@ -159,40 +162,40 @@ def run_node(options: Options) -> int:
         if (
             options.terms.decides
             and options.ranks
-            and seat.node == 0
+            and placement.node == 0
             and BUCKET in os.environ
             and 0 < outcome.code < 128
         ):
-            outcome.code = exit_code_of(options, seat, log, outcome.code, began)
-    if options.terms.decides and seat.nodes > 1 and BUCKET in os.environ:
-        outcome.code = leave_together(options, seat, log, outcome.code)
+            outcome.code = exit_code_of(options, placement, log, outcome.code, began)
+    if options.terms.decides and placement.nodes > 1 and BUCKET in os.environ:
+        outcome.code = leave_together(options, placement, log, outcome.code)
     return outcome.code
 
 
-def leave_together(options: Options, seat: Seat, log: Log, code: int) -> int:
+def leave_together(options: Options, placement: Placement, log: Log, code: int) -> int:
     """Returns the node's exit code when it may exit: at once, but node 0 only after the others,
     unless it failed.
     """
-    exit_codes = ExitCodes(*in_s3(options, seat))
-    if seat.node:
+    exit_codes = ExitCodes(*in_s3(options, placement))
+    if placement.node:
         # the exit of node 0 makes the engine stop this node, which has already finished
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        exit_codes.publish(seat.node, code, lambda words: log.note("node", words))
+        exit_codes.publish(placement.node, code, lambda words: log.note("node", words))
         return code
     return code or code_of(
-        code, exit_codes.collect(seat.nodes, lambda words: log.note("node", words)), AGAIN
+        code, exit_codes.collect(placement.nodes, lambda words: log.note("node", words)), AGAIN
     )
 
 
-def in_s3(options: Options, seat: Seat) -> tuple[str, str]:
+def in_s3(options: Options, placement: Placement) -> tuple[str, str]:
     """Returns the address of the run's or dataset's folder, and a name for this attempt of the
     job.
     """
-    attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{seat.attempt}"
+    attempt = f"{os.environ.get('AWS_BATCH_JOB_ID', '').partition('#')[0]}-{placement.attempt}"
     return f"{os.environ[BUCKET].rstrip('/')}/{options.folder}", attempt
 
 
-def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float) -> int:
+def exit_code_of(options: Options, placement: Placement, log: Log, code: int, began: float) -> int:
     """Returns the exit code for an engine that retries by exit code: AGAIN if the verdict is that
     another attempt may succeed.
 
@@ -204,7 +207,7 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
         "-m",
         "trainfleet.watch.node_verdict",
         str(options.folder),
-        str(seat.nodes),
+        str(placement.nodes),
         str(code),
         str(began),
     ]
@@ -218,22 +221,22 @@ def exit_code_of(options: Options, seat: Seat, log: Log, code: int, began: float
     return AGAIN if answer.returncode == AGAIN else code
 
 
-def command_of(options: Options, seat: Seat) -> list[str]:
-    """Returns the node's command line. A module without torchrun gets its seat in the
+def command_of(options: Options, placement: Placement) -> list[str]:
+    """Returns the node's command line. A module without torchrun gets its placement in the
     environment.
     """
     module, *words = options.command
     # the engine's own count of retries; ours starts again with each request
-    if options.engine.name != fleet.SEATING.name:
-        os.environ[fence.AGAIN] = str(seat.attempt - 1)
+    if options.engine.name != fleet.PLACEMENT.name:
+        os.environ[fence.AGAIN] = str(placement.attempt - 1)
     if options.ranks:
         os.environ |= {
             name: value for name, value in found_here().items() if name not in os.environ
         }
-        log = node_log(options.folder, seat.node)
-        line = torchrun(seat, options.ranks, module, sys.executable, scratch(log))
+        log = node_log(options.folder, placement.node)
+        line = torchrun(placement, options.ranks, module, sys.executable, scratch(log))
         return [*(ahead(sys.executable, line) if options.ahead else line), *words]
-    os.environ.update(NODE_RANK=str(seat.node), NODES=str(seat.nodes))
+    os.environ.update(NODE_RANK=str(placement.node), NODES=str(placement.nodes))
     return [sys.executable, "-m", module, *words]
 
 
@@ -273,15 +276,15 @@ def require_lock() -> None:
     """Raises BackendError if this image has other versions than the job's plan."""
     planned, own = os.environ.get(LOCK), os.environ.get(IMAGE_LOCK)
     if planned and own and planned != own:
-        why = f"it has the lock {own}, the config's stack has {planned}"
+        why = f"it has the lock {own}, the config's platform has {planned}"
         raise BackendError(
-            "the image has other versions than the config's stack",
+            "the image has other versions than the config's platform",
             why=why,
-            next="make push, with fleet.image: build",
+            next="make push, with fleet.container: build",
         )
 
 
-def await_nodes(options: Options, seat: Seat, log: Log) -> None:
+def await_nodes(options: Options, placement: Placement, log: Log) -> None:
     """Waits until all nodes are there, if their ranks meet by torchrun. Logs missing nodes and
     records them as an event.
 
@@ -292,18 +295,20 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
     try:
         require_lock()
         if options.ranks and options.wait:
-            from .barrier import muster  # loads asyncio
+            from .barrier import wait_for_all  # loads asyncio
 
-            muster(seat, str(options.folder), options.wait, lambda words: log.note("node", words))
+            wait_for_all(
+                placement, str(options.folder), options.wait, lambda words: log.note("node", words)
+            )
     except BackendError as error:
         log.note("node", " ".join(str(error).split()))
         if options.ranks:
-            run = Run(options.folder, events.node(seat.node, attempt))
+            run = Run(options.folder, events.node(placement.node, attempt))
             run.note(
                 "fault",
                 order=attempt,
                 rank=None,
-                node=seat.node,
+                node=placement.node,
                 error=type(error).__name__,
                 message=error.head,
                 why=error.why,
@@ -313,7 +318,7 @@ def await_nodes(options: Options, seat: Seat, log: Log) -> None:
 
 
 @contextlib.contextmanager
-def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[PartOutcome]:
+def reporting_failure(options: Options, placement: Placement, log: Log) -> Iterator[PartOutcome]:
     """Writes the reason of any failure within `with` to the file that the engine reads, if it reads
     one.
     """
@@ -325,8 +330,10 @@ def reporting_failure(options: Options, seat: Seat, log: Log) -> Iterator[PartOu
         raise
     finally:
         if options.terms.failure and outcome.code:
-            words = outcome.words or reason_of(options.folder, seat.node, log.path, outcome.code)
-            write_reason(options.terms.failure, f"node {seat.node}: {words}")
+            words = outcome.words or reason_of(
+                options.folder, placement.node, log.path, outcome.code
+            )
+            write_reason(options.terms.failure, f"node {placement.node}: {words}")
 
 
 @dataclass

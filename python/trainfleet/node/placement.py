@@ -1,9 +1,9 @@
-"""A node's seat: its number in a job, the address where its ranks meet the others, and its torchrun
-line, the same on every backend.
+"""A node's placement: its number in a job, the address where its ranks meet the others, and its
+torchrun line, the same on every backend.
 
-Each engine passes these to a node in its own way; its module in placements/ makes a `Seat` of them.
-`torchrun` is a pure function of the seat: `make plan` prints its command, and the node runs it.
-Standard library only: it is imported before anything else.
+Each engine passes these to a node in its own way; its module in placements/ makes a `Placement` of
+them. `torchrun` is a pure function of the placement: `make plan` prints its command, and the node
+runs it. Standard library only: it is imported before anything else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Seat:
+class Placement:
     """Node `node` of `nodes`; the ranks meet at `meet`:`port`. Attempts count from 1; `address` is
     this node's address, if known.
     """
@@ -57,8 +57,8 @@ class Seat:
         return self.meet if self.nodes > 1 else LOOPBACK
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables from which `of_fleet` reads this seat, without the attempt, which
-        is unknown before the job is submitted.
+        """Returns the variables from which `of_fleet` reads this placement, without the attempt,
+        which is unknown before the job is submitted.
         """
         values = {
             "NODE": self.node,
@@ -90,34 +90,34 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Seating:
-    """The way in which an engine's nodes learn their seat (`read`), and the engine's treatment of
-    them (`terms`).
+class PlacementSource:
+    """The way in which an engine's nodes learn their placement (`read`), and the engine's treatment
+    of them (`terms`).
 
     `has_started_this` tells whether it started this process; `name` is its name in the node's entry
     point.
     """
 
     name: str
-    read: Callable[[], Seat]
+    read: Callable[[], Placement]
     has_started_this: Callable[[], bool]
     terms: Terms = Terms()
 
 
 def torchrun(
-    seat: Seat, ranks: int, module: str, python: str, scratch: Path | None = None
+    placement: Placement, ranks: int, module: str, python: str, scratch: Path | None = None
 ) -> tuple[str, ...]:
     """Returns torchrun's command line for one node, up to the module. With `scratch`, lines get a
     prefix per rank, and logs go there.
 
     The rendezvous is static: node ranks are ours, and no host name is resolved.
     """
-    own = [f"--local-addr={seat.address}"] if seat.address else []
+    own = [f"--local-addr={placement.address}"] if placement.address else []
     logs = ["--tee=3", f"--log-dir={scratch}"] if scratch else []
     return (
         python, "-m", MEETING, "torch.distributed.run",
-        f"--nnodes={seat.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={seat.node}",
-        f"--master-addr={seat.master}", f"--master-port={seat.port}", *own,
+        f"--nnodes={placement.nodes}", f"--nproc-per-node={ranks}", f"--node-rank={placement.node}",
+        f"--master-addr={placement.master}", f"--master-port={placement.port}", *own,
         "--max-restarts=0", "--monitor-interval=0.5", *logs, "-m", module,
     )  # fmt: skip
 
@@ -133,20 +133,20 @@ def require_numbers(*names: str) -> None:
             )
 
 
-def lone_rank(seat: Seat) -> dict[str, str]:
+def lone_rank(placement: Placement) -> dict[str, str]:
     """Returns the environment that torchrun would give a node's only rank, for a job that need not
     wait for torchrun to start.
     """
     values = {
-        "RANK": seat.node,
-        "WORLD_SIZE": seat.nodes,
+        "RANK": placement.node,
+        "WORLD_SIZE": placement.nodes,
         "LOCAL_RANK": 0,
         "LOCAL_WORLD_SIZE": 1,
-        "GROUP_RANK": seat.node,
+        "GROUP_RANK": placement.node,
     }
     return {name: str(value) for name, value in values.items()} | {
-        "MASTER_ADDR": seat.master,
-        "MASTER_PORT": str(seat.port),
+        "MASTER_ADDR": placement.master,
+        "MASTER_PORT": str(placement.port),
     }
 
 
@@ -234,11 +234,15 @@ class Variables:
         return int(value)
 
 
-def checked(seat: Seat, where: str) -> Seat:
-    if not (0 <= seat.node < seat.nodes and seat.meet):
+def checked(placement: Placement, where: str) -> Placement:
+    if not (0 <= placement.node < placement.nodes and placement.meet):
         raise BackendError(
-            f"node {seat.node} of {seat.nodes} is not a seat of a job", where=where, next=NEXT
+            f"node {placement.node} of {placement.nodes} is not a placement of a job",
+            where=where,
+            next=NEXT,
         )
-    if not 0 <= seat.port < 2**16:  # 0: the ranks of this job do not meet
-        raise BackendError(f"{seat.port} is not a port for a rendezvous", where=where, next=NEXT)
-    return seat
+    if not 0 <= placement.port < 2**16:  # 0: the ranks of this job do not meet
+        raise BackendError(
+            f"{placement.port} is not a port for a rendezvous", where=where, next=NEXT
+        )
+    return placement

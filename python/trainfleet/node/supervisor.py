@@ -5,7 +5,7 @@ It writes all output of the command to LOG, each line with its time and rank, an
 to stop. When it ends, for any reason, no process of the command is left. It uses only the standard
 library, so it starts in milliseconds.
 
-node/entrypoint.py does the same for a node that derives its command and log from its seat.
+node/entrypoint.py does the same for a node that derives its command and log from its placement.
 
 With `--detach FILE < TASK` it returns at once, and the task continues in a separate session,
 whatever happens to its starter. TASK is {script, environment, token} as JSON, through stdin, so no

@@ -86,7 +86,7 @@ def estimate(config: Config, bill: Bill | None, experience: Experience | None = 
     device, format_ = config.fleet.rank_device, format_of(config)
     flops = (
         flops_per_token(config.model, config.train.sequence_length)
-        * config.train.global_batch
+        * config.train.global_batch_size
         * config.train.sequence_length
     )
     step = predict(config)

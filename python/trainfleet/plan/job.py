@@ -144,7 +144,7 @@ def train_job(config: Config) -> Job:
         "trainfleet.engine",
         (str(run.folder),),
         True,
-        fleet.port,
+        fleet.rendezvous_port,
         neuron_environment.environment(config),
         fleet.secrets,
         image=_image(config),
@@ -153,4 +153,4 @@ def train_job(config: Config) -> Job:
 
 
 def _image(config: Config) -> str:
-    return "" if config.fleet.image == "none" else config.fleet.image
+    return "" if config.fleet.container == "none" else config.fleet.container

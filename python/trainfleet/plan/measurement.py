@@ -43,7 +43,7 @@ def compile_only(config: Config, name: str) -> Config:
     last, which may be smaller.
     """
     short, count = measured(config, name, WARM_UP), config.train.validation_sequences
-    full = config.train.micro_batch * config.data_parallel
+    full = config.train.micro_batch_size * config.data_parallel
     sequences = min(count, 2 * full + count % full)
     return replace(
         short, train=replace(short.train, compile_only=True, validation_sequences=sequences)
@@ -106,7 +106,7 @@ def measures_of(runs: Iterable[tuple[Config, str, dict[str, object]]]) -> list[M
                 config.fleet.nodes,
                 config.world_size,
                 layout,
-                config.train.global_batch,
+                config.train.global_batch_size,
                 speed,
                 known,
                 share,

@@ -22,12 +22,12 @@ RUNTIME = "nrt-configurable-parameters, 2.31"
 
 
 def settings(config: Config) -> tuple[Setting, ...]:
-    """Returns the variables that ranks on this stack need in addition to the fabric's
-    (fabric_environment.py); empty on stacks without Neuron.
+    """Returns the variables that ranks on this platform need in addition to the fabric's
+    (fabric_environment.py); empty on platforms without Neuron.
     """
     if is_xla(config):
         return (*_compiler(config), *_runtime(config), *_left_out())
-    return tuple(_native(config)) if config.fleet.stack == NATIVE else ()
+    return tuple(_native(config)) if config.fleet.platform == NATIVE else ()
 
 
 def environment(config: Config) -> dict[str, str]:
@@ -49,7 +49,7 @@ def compiles_ahead(config: Config) -> bool:
     cache for all nodes.
     """
     return is_xla(config) or (
-        config.fleet.stack == NATIVE and not cache(config).startswith(s3.SCHEME)
+        config.fleet.platform == NATIVE and not cache(config).startswith(s3.SCHEME)
     )
 
 
@@ -57,10 +57,10 @@ def cache(config: Config) -> str:
     """Returns the address of compiled programs, for all nodes: a folder, or s3://bucket/prefix for
     nodes without a shared disk.
     """
-    shared, stack = config.fleet.shared_folder, config.fleet.stack
+    shared, platform = config.fleet.shared_folder, config.fleet.platform
     if shared and shared.startswith(s3.SCHEME):
-        return f"{shared.rstrip('/')}/compiled/{stack}"
-    return f"{shared or COMPILED.parent.absolute()}/{COMPILED}/{stack}"
+        return f"{shared.rstrip('/')}/compiled/{platform}"
+    return f"{shared or COMPILED.parent.absolute()}/{COMPILED}/{platform}"
 
 
 def _compiler(config: Config) -> Iterator[Setting]:

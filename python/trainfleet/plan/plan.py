@@ -51,8 +51,8 @@ def degrees(config: Config) -> str:
     """Returns the degrees above 1, as a product: `32 data-parallel (state over 8, ZeRO 1) x 4
     tensor`.
     """
-    layout = config.train.layout
-    state = f" (state over {layout.shard}, ZeRO {layout.zero})" if layout.shard > 1 else ""
+    layout = config.train.parallelism
+    state = f" (state over {layout.fsdp}, ZeRO {layout.zero_stage})" if layout.fsdp > 1 else ""
     others = [
         f"{degree} {name}"
         for name in ("tensor", "pipeline", "context")

@@ -105,10 +105,13 @@ def sizes(config: Config, wish: Wish, bill: Bill | None) -> list[Size]:
         raise ConfigError.of("USD", what, next="raise USD, or lower fleet.idle_minutes")
     if not found:
         what = (
-            f"no number of nodes up to {LARGEST:,} holds the model and divides train.global_batch"
+            f"no number of nodes up to {LARGEST:,} holds the model and divides "
+            "train.global_batch_size"
         )
         raise ConfigError.of(
-            "train.layout", what, next="set a larger train.global_batch, or a smaller model"
+            "train.parallelism",
+            what,
+            next="set a larger train.global_batch_size, or a smaller model",
         )
     return found
 
@@ -198,7 +201,7 @@ def _size(
         return None
     choice, train = choose(choices), config.train
     useful = foresee(choice.config, choice.seconds).share
-    rate = train.global_batch * train.sequence_length / choice.seconds
+    rate = train.global_batch_size * train.sequence_length / choice.seconds
     dollars = bill.hour(nodes) * 24 if bill else None  # per day
     tokens = _tokens(
         config, replace(wish, usd=wish.usd and wish.usd - around), rate * useful, dollars
@@ -223,7 +226,7 @@ def _tokens(config: Config, wish: Wish, rate: float, dollars: float | None) -> f
         return wish.tokens
     if wish.usd is not None and dollars:
         return rate * DAY * min(wish.days or math.inf, wish.usd / dollars)
-    return float(config.train.steps * config.train.global_batch * config.train.sequence_length)
+    return float(config.train.steps * config.train.global_batch_size * config.train.sequence_length)
 
 
 def _in_time(size: Size, wish: Wish) -> bool:
@@ -245,7 +248,7 @@ def _unmet(found: Sequence[Size], wish: Wish) -> ConfigError:
         limit = (
             ""
             if fastest.nodes >= LARGEST
-            else "; more nodes need a larger train.global_batch, which they must divide"
+            else "; more nodes need a larger train.global_batch_size, which they must divide"
         )
         what = (
             f"{_days(wish.days)}: {_nodes(fastest)}, the fastest fleet, would need "

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 CODE = PACKAGE.parent  # the folder for PYTHONPATH
-# the program, and the stack that ships with it (config/platforms.py)
+# the program, and the platform that ships with it (config/platforms.py)
 PACKAGES = (PACKAGE, CODE / "trainfleet_nxd")
 _BUNDLED = PACKAGE / "checkout"  # made by the wheel's build (pyproject.toml)
 IS_INSTALLED = _BUNDLED.is_dir()

@@ -1,10 +1,10 @@
 """Finds what installed packages add to this one by entry points (packaging.python.org, Entry points
 specification).
 
-trainfleet.backends  a class of `backends.base.Backend`: where jobs run
-trainfleet.seats     a `node.placement.Seating`: how the nodes of such a backend know which of them
-                     they are
-trainfleet.benches   a generator that yields a `Bench`, with which tests/conformance tries it
+trainfleet.backends    a class of `backends.base.Backend`: where jobs run
+trainfleet.placements  a `node.placement.PlacementSource`: how the nodes of such a backend know
+                       which of them they are
+trainfleet.benches     a generator that yields a `Bench`, with which tests/conformance tries it
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from pathlib import Path
 
 from ..trust.errors import BackendError
 
-OF_BACKENDS, OF_SEATS, OF_BENCHES = "trainfleet.backends", "trainfleet.seats", "trainfleet.benches"
+OF_BACKENDS, OF_PLACEMENTS, OF_BENCHES = (
+    "trainfleet.backends",
+    "trainfleet.placements",
+    "trainfleet.benches",
+)
 
 
 @cache

@@ -150,8 +150,10 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{needs.parameters / 1e6:,.2f} M"
     yield from zip(("node", ""), _node(config), strict=False)
     yield "layout", degrees(config)
-    passes = f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch}"
-    yield "batch", f"{train.global_batch} sequences = {passes}"
+    passes = (
+        f"{config.data_parallel} x {passes_of(config)} micro-batches of {train.micro_batch_size}"
+    )
+    yield "batch", f"{train.global_batch_size} sequences = {passes}"
     of = f" of {needs.usable / 2**30:,.1f} usable" if needs.usable else ""
     named = {"loss": "loss or gradient sums"}
     held = ", ".join(
@@ -161,14 +163,17 @@ def _estimates(config: Config, needs: Estimate) -> Iterator[tuple[str, str]]:
     )
     yield "memory", f"{needs.memory.total / 2**30:,.2f} GiB{of} per rank{_likely(config)}: {held}"
     if needs.usable and needs.memory.total > needs.usable:
-        yield "", "warning: that will hardly fit; train.layout: auto searches for one that does"
+        yield (
+            "",
+            "warning: that will hardly fit; train.parallelism: auto searches for one that does",
+        )
     yield (
         "work",
-        f"{needs.step_flops:.2e} FLOPs per step, {train.global_batch * train.sequence_length:,} "
-        "tokens per step",
+        f"{needs.step_flops:.2e} FLOPs per step, "
+        f"{train.global_batch_size * train.sequence_length:,} tokens per step",
     )
     if needs.peak and needs.seconds is not None:
-        speed = train.global_batch * train.sequence_length * train.steps / needs.seconds
+        speed = train.global_batch_size * train.sequence_length * train.steps / needs.seconds
         mfu = needs.step_flops * train.steps / (needs.peak * needs.seconds)
         basis = _basis(config, needs)
         yield (

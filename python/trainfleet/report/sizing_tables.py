@@ -69,7 +69,7 @@ def describe_sizes(
             f"{_told(sure) if sure else 'no fleet of these sizes'}"
         )
     if wish.tokens is not None:
-        batch = config.train.global_batch * config.train.sequence_length
+        batch = config.train.global_batch_size * config.train.sequence_length
         yield (
             f"        SET='train.steps={max(1, round(chosen.tokens / batch))}' trains on that "
             "many tokens"
@@ -128,8 +128,8 @@ def _layout(config: Config, choice: Choice, bill: Bill | None) -> tuple[str, ...
     return (
         "*" if train == config.train else "",
         degrees(choice.config),
-        str(train.micro_batch),
-        str(train.recompute),
+        str(train.micro_batch_size),
+        str(train.recomputation),
         f"{choice.bytes / 2**30:.1f} GiB",
         f"{choice.seconds:.3g} s",
         f"${rough(dollars)}" if dollars is not None else "",

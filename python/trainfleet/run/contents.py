@@ -138,7 +138,7 @@ _declare("rehearsal.json", RUN)
 _declare("scaling.json", RUN)
 _declare("scaling.md", RUN)
 
-# Of the folder that hosts share, beside runs/ and data/: hosts/host_setup.py, hosts/gate.py
+# Of the folder that hosts share, beside runs/ and data/: hosts/host_setup.py, hosts/preflight.py
 _declare("env/", SHARED)
 _declare("code/", SHARED)
 _declare("ssh/", SHARED)

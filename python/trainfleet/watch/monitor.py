@@ -86,7 +86,7 @@ class Watch:
     progress  for a job without beats: any value that changes while it advances; None for a job
               that sends beats
     still     seconds without such a change after which the job counts as stalled
-    replaces  nodes with links that slow the others down are replaced (fleet.slow)
+    replaces  nodes with links that slow the others down are replaced (fleet.on_slow_node)
     ends      unix time at which all machines are reclaimed
     kind      type of the nodes
     confirm   ends this process if another launcher has taken over
@@ -422,9 +422,9 @@ class FabricLog:
     """The NCCL log lines of node 0's ranks from now on: about the fabric, its interfaces and
     GPUDirect.
 
-    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no gate
-    tests their nodes first. On hosts `make doctor` and the gate have already judged the same lines
-    (hosts/gate.py), so jobs do not log them.
+    Jobs of AWS Batch and SageMaker have NCCL_DEBUG=INFO (backends/request_json.py), as no preflight
+    tests their nodes first. On hosts `make doctor` and the preflight have already judged the same
+    lines (hosts/preflight.py), so jobs do not log them.
     """
 
     def __init__(self, run: Run, folder: Path, kind: NodeType | None) -> None:

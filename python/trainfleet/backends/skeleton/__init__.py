@@ -18,7 +18,7 @@ PLACE, CLASS = "NAME", "CLASS"  # placeholders in the templates
 MADE = {  # template → file of the package
     "pyproject.toml.txt": "pyproject.toml",
     "backend.py.txt": "src/trainfleet_NAME/__init__.py",
-    "seat.py.txt": "src/trainfleet_NAME/seat.py",
+    "placement.py.txt": "src/trainfleet_NAME/placement.py",
     "bench.py.txt": "src/trainfleet_NAME/bench.py",
 }
 

@@ -36,12 +36,12 @@ from ...hosts import host_setup
 from ...hosts.fleet import hosts_of
 from ...hosts.host_results import HostFailure
 from ...hosts.install_steps import lock_name
+from ...hosts.platform import load_platform
 from ...hosts.quarantine import Quarantine
-from ...hosts.stack import load_stack
 from ...hosts.transport import Transport
 from ...node.entrypoint import CARD, CARDS, LOCK, PORTS
 from ...node.placement import expand_hosts
-from ...node.placements.slurm import SEATING
+from ...node.placements.slurm import PLACEMENT
 from ...plan.bill import Bill
 from ...plan.fabric_environment import fabric_environment
 from ...plan.job import Job
@@ -140,7 +140,7 @@ class Slurm(Backend):
     can = frozenset(
         {Can.SHARED, Can.LEAVE_OUT, Can.MACHINES, Can.RETRIES, Can.OUTLIVES, Can.IMAGE, Can.FOLLOWS}
     )
-    is_here, owned, tried_on, seat = False, True, "real Slurm", SEATING
+    is_here, owned, tried_on, placement = False, True, "real Slurm", PLACEMENT
     pretended = MappingProxyType({Can.IMAGE: "no pyxis", Can.MACHINES: "fake pcluster"})
 
     def __init__(self, config: Config) -> None:
@@ -198,11 +198,14 @@ class Slurm(Backend):
         slurm, folder = config.fleet.slurm, config.fleet.shared_folder
         yield from supported_keys.refuse(config)
         yield from options.refuse(config)
-        if slurm.time_limit is not None and slurm.notice >= 60 * slurm.time_limit:
+        if (
+            slurm.time_limit_minutes is not None
+            and slurm.warn_before_seconds >= 60 * slurm.time_limit_minutes
+        ):
             yield (
-                "fleet.slurm.notice",
-                f"{slurm.notice} s: fleet.slurm.time_limit is only {slurm.time_limit} min; "
-                "set less",
+                "fleet.slurm.warn_before_seconds",
+                f"{slurm.warn_before_seconds} s: fleet.slurm.time_limit_minutes is only "
+                f"{slurm.time_limit_minutes} min; set less",
             )
         if folder is not None and not folder.startswith("/"):
             yield (
@@ -210,13 +213,16 @@ class Slurm(Backend):
                 f"{folder!r}: jobs of slurm need a folder that every node sees, e.g. "
                 "/fsx/trainfleet",
             )
-        if (slurm.container is None) != (config.fleet.image == "none"):
+        if (slurm.container_runtime is None) != (config.fleet.container == "none"):
             works = (
-                "pyxis or apptainer" if slurm.container is None else "null, or another fleet.image"
+                "pyxis or apptainer"
+                if slurm.container_runtime is None
+                else "null, or another fleet.container"
             )
             yield (
-                "fleet.slurm.container",
-                f"{slurm.container or 'null'}: fleet.image is {config.fleet.image}; set {works}",
+                "fleet.slurm.container_runtime",
+                f"{slurm.container_runtime or 'null'}: fleet.container is "
+                f"{config.fleet.container}; set {works}",
             )
         if config.fleet.hosts and folder is None:
             yield (
@@ -243,7 +249,11 @@ class Slurm(Backend):
         )
         code = f"{self._head.code}/python" if self._head else str(CODE)
         # An image has its own code, and checks itself that it has these versions.
-        own = {LOCK: lock_name(load_stack(self.fleet.stack))} if job.image else python_path(code)
+        own = (
+            {LOCK: lock_name(load_platform(self.fleet.platform))}
+            if job.image
+            else python_path(code)
+        )
         environment = self._fabric(job) | own | dict(job.environment)
         config, notes = self._sited()
         script = sbatch.script(config, job, ground, environment, notes)

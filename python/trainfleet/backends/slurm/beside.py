@@ -60,10 +60,12 @@ class Beside(JobSteps):
                 problem,
                 next=f"ssh {host.partition('=')[0]}, then make rehearse there",
             )
-        if fleet.image != "none":
-            problem = f"{fleet.image}: a separate step can't reach processes in an image; set none"
-            mended = "make rehearse SET='fleet.image=none fleet.slurm.container=null'"
-            raise ConfigError.of("fleet.image", problem, next=mended)
+        if fleet.container != "none":
+            problem = (
+                f"{fleet.container}: a separate step can't reach processes in an image; set none"
+            )
+            mended = "make rehearse SET='fleet.container=none fleet.slurm.container_runtime=null'"
+            raise ConfigError.of("fleet.container", problem, next=mended)
 
     def run_beside(self, handle: Handle, node: int, words: Sequence[str]) -> str | None:
         number = handle.id.rpartition(":")[2]

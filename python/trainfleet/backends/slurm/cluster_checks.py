@@ -81,15 +81,15 @@ def _require_time(slurm: SlurmConfig, chosen: Sequence[Partition]) -> None:
     """
     limits = [row.most_minutes for row in chosen if row.most_minutes is not None]
     if (
-        slurm.time_limit is not None
+        slurm.time_limit_minutes is not None
         and len(limits) == len(chosen)
-        and slurm.time_limit > max(limits)
+        and slurm.time_limit_minutes > max(limits)
     ):
         what = (
-            f"{slurm.time_limit} min is more than the partition {chosen[0].name} allows, "
+            f"{slurm.time_limit_minutes} min is more than the partition {chosen[0].name} allows, "
             f"{max(limits)} min"
         )
-        key = "fleet.slurm.time_limit"
+        key = "fleet.slurm.time_limit_minutes"
         raise BackendError(
             what,
             where=key,

@@ -27,7 +27,7 @@ from ...config import Config
 from ...config.types import Queue
 from ...hardware import node_types
 from ...hosts.install_steps import NOFILE, InstallStep, neuron_step
-from ...hosts.stack import load_stack, load_system
+from ...hosts.platform import load_platform, load_system
 from ...plan.request import Artifact
 from ...process.install_paths import ROOT
 
@@ -45,7 +45,7 @@ BOUGHT = {
     "block": "CAPACITY_BLOCK",
 }
 CHANGES = ["NEW", "CHANGED", "DELETED"]
-# kernel modules of a stack: ParallelCluster's images have only the open ones, since 3.8
+# kernel modules of a platform: ParallelCluster's images have only the open ones, since 3.8
 CLOSED = "proprietary"
 # Folders on which ParallelCluster does not mount (its ReservedMountDirValidator).
 RESERVED = {
@@ -115,7 +115,7 @@ def costs(config: Config, prices: Prices) -> spending.Spending:
     queue = queue_of(config)
     others = [other for other in queues_of(config) if other.name != queue.name]
     return spending.of_cluster(
-        config, prices, queue, others, (config.fleet.aws.head or HEAD, HEAD_DISK)
+        config, prices, queue, others, (config.fleet.aws.bastion_type or HEAD, HEAD_DISK)
     )
 
 
@@ -149,7 +149,7 @@ def script_address(config: Config, script: str) -> str:
 
 def node_script(config: Config) -> str:
     """Returns the script that each node runs at its start: our scripts unchanged, with the versions
-    of docker/stack.lock.yaml.
+    of docker/platforms.lock.yaml.
     """
     steps = list(_steps(config))
     texts = {
@@ -157,8 +157,8 @@ def node_script(config: Config) -> str:
         for name in sorted({"key.sh", *(step.script for step in steps)})
     }
     what = (
-        f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the stack "
-        f"{config.fleet.stack}"
+        f"# Sets up a node of {cluster_name(config)} by scripts/*.sh, for the platform "
+        f"{config.fleet.platform}"
     )
     lines = ["#!/usr/bin/env bash", what, "set -euo pipefail", "folder=$(mktemp -d)"]  # fmt: skip
     for name, text in texts.items():
@@ -178,22 +178,22 @@ def _steps(config: Config) -> Iterator[InstallStep]:
     """Yields the steps that ParallelCluster's image lacks: Python, the Neuron SDK, and limits. It
     has the NVIDIA driver and EFA.
     """
-    stack = load_stack(config.fleet.stack)
-    if not config.fleet.python or stack.neuron_packages:
+    platform = load_platform(config.fleet.platform)
+    if not config.fleet.python or platform.neuron_packages:
         why = (
             "the environment in the shared folder begins with the node's Python, and Neuron's "
             "driver is built here"
         )
-        yield InstallStep("build_tools.sh", ("headers",) if stack.neuron_packages else (), why)
+        yield InstallStep("build_tools.sh", ("headers",) if platform.neuron_packages else (), why)
     yield InstallStep("limits.sh", (str(NOFILE),), "locked memory and open files")
-    if stack.neuron_packages:
-        yield neuron_step(stack, "the image has no Neuron SDK")
+    if platform.neuron_packages:
+        yield neuron_step(platform, "the image has no Neuron SDK")
 
 
 def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
     """Returns the file's content."""
     fleet, wanted = config.fleet, config.fleet.slurm.parallelcluster
-    image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.image} if fleet.aws.image else {})
+    image = {"Os": wanted.os} | ({"CustomAmi": fleet.aws.ami} if fleet.aws.ami else {})
     return {
         "Region": fleet.aws.region,
         "Image": image,
@@ -214,11 +214,14 @@ def cluster(config: Config, script: str, maker: str) -> dict[str, Any]:
 
 def _head(config: Config) -> dict[str, Any]:
     aws, wanted = config.fleet.aws, config.fleet.slurm.parallelcluster
-    ssh = {"KeyName": key_of(config), "AllowedIps": aws.ssh_from[0] if aws.ssh_from else NOBODY}
+    ssh = {
+        "KeyName": key_of(config),
+        "AllowedIps": aws.allow_ssh_from[0] if aws.allow_ssh_from else NOBODY,
+    }
     policies = f"arn:{partition_of(aws.region or '')}:iam::aws:policy"
     access = [{"Policy": f"{policies}/AmazonSSMManagedInstanceCore"}]
     return {
-        "InstanceType": aws.head or HEAD,
+        "InstanceType": aws.bastion_type or HEAD,
         "Networking": {"SubnetId": wanted.head_subnet or subnet_of(config)},
         "Ssh": ssh,
         "LocalStorage": {"RootVolume": {"Size": HEAD_DISK, "Encrypted": True}},
@@ -309,7 +312,7 @@ def _storage(config: Config) -> dict[str, Any]:
             settings["DataRepositoryAssociations"] = found
     return {
         "Name": "fsx",
-        "MountDir": fsx.folder,
+        "MountDir": fsx.mount_point,
         "StorageType": "FsxLustre",
         "FsxLustreSettings": settings,
     }
@@ -318,16 +321,18 @@ def _storage(config: Config) -> dict[str, Any]:
 def links(config: Config) -> Iterator[dict[str, Any]]:
     """Yields the folders that the file system loads from S3, and those that it exports there."""
     fsx, bucket = config.fleet.fsx, config.fleet.aws.bucket
-    if fsx.link:
+    if fsx.s3_import:
         yield {
             "Name": "linked",
             "FileSystemPath": "/linked",
-            "DataRepositoryPath": fsx.link,
+            "DataRepositoryPath": fsx.s3_import,
             "BatchImportMetaDataOnCreate": True,
             "AutoImportPolicy": [*CHANGES],
         }
-    if fsx.export and bucket:
-        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(fsx.folder.rstrip("/"))
+    if fsx.s3_export and bucket:
+        inside = PurePosixPath(config.fleet.shared_folder or "").relative_to(
+            fsx.mount_point.rstrip("/")
+        )
         for name in ("runs", "data"):
             to, path = (
                 f"s3://{bucket}/{cluster_name(config)}/{name}",
@@ -368,7 +373,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
             "fleet.instance_type",
             "null: setup makes the network in a zone that offers it; name it, or fleet.aws.subnets",
         )
-    if load_stack(fleet.stack).neuron_packages:
+    if load_platform(fleet.platform).neuron_packages:
         yield from _refuse_neuron(config)
     if wanted.os not in WITH_PYTHON and not fleet.aws.bucket and not fleet.python:
         works = f"not needed with {key}.os {WITH_PYTHON[0]}"
@@ -377,16 +382,16 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
             f"null: required with {wanted.os}, as its nodes download the Python installer from "
             f"it; {works}",
         )
-    if len(fleet.aws.ssh_from) > 1:
+    if len(fleet.aws.allow_ssh_from) > 1:
         one = (
             "ParallelCluster allows one; set a network that includes them all, or [] to use "
             "Session Manager"
         )
-        yield "fleet.aws.ssh_from", f"{len(fleet.aws.ssh_from)} networks: {one}"
-    if wanted.os == "rocky9" and not fleet.aws.image:
+        yield "fleet.aws.allow_ssh_from", f"{len(fleet.aws.allow_ssh_from)} networks: {one}"
+    if wanted.os == "rocky9" and not fleet.aws.ami:
         yield (
             f"{key}.os",
-            "rocky9: ParallelCluster has no image of it; set fleet.aws.image",
+            "rocky9: ParallelCluster has no image of it; set fleet.aws.ami",
         )
     given = [name for name in ("uri", "user", "secret") if getattr(wanted, f"database_{name}")]
     if given and len(given) < 3:
@@ -405,7 +410,7 @@ def refuse(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
-    stack, wanted = load_stack(config.fleet.stack), config.fleet.slurm.parallelcluster.os
+    platform, wanted = load_platform(config.fleet.platform), config.fleet.slurm.parallelcluster.os
     if not config.fleet.aws.bucket:
         yield (
             "fleet.aws.bucket",
@@ -417,10 +422,10 @@ def _refuse_neuron(config: Config) -> Iterator[tuple[str, str]]:
         if system.apt
         else "Neuron's packages are installed by apt, and its PyTorch needs a newer glibc"
     )
-    if not lack and system.python < stack.python and not config.fleet.python:
+    if not lack and system.python < platform.python and not config.fleet.python:
         lack = (
-            f"its Python is {system.python}, but the packages of stack {stack.name} need "
-            f"{stack.python} or newer"
+            f"its Python is {system.python}, but the packages of platform {platform.name} "
+            f"need {platform.python} or newer"
         )
     if lack:
         yield "fleet.slurm.parallelcluster.os", f"{wanted}: {lack}; set ubuntu2404"
@@ -436,8 +441,8 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
         row = node_types.instance(queue.instance_type)
         if (
             row
-            and not fleet.aws.image
-            and load_stack(node_types.stack_of(row)).kernel_modules == CLOSED
+            and not fleet.aws.ami
+            and load_platform(node_types.platform_of(row)).kernel_modules == CLOSED
         ):
             what = (
                 f"the NVIDIA driver of ParallelCluster's images does not support {row.name} (its "
@@ -445,7 +450,7 @@ def _refuse_queues(config: Config) -> Iterator[tuple[str, str]]:
             )
             yield (
                 key,
-                f"{queue.name}: {what}; set fleet.aws.image to one from pcluster build-image, "
+                f"{queue.name}: {what}; set fleet.aws.ami to one from pcluster build-image, "
                 "or use backend ec2",
             )
     asked = fleet.slurm.partition
@@ -504,5 +509,5 @@ def _refuse_storage(config: Config) -> Iterator[tuple[str, str]]:
             f"{fsx.dns_name}: it must begin with the file system's id, like "
             "fs-0123456789abcdef0.fsx...",
         )
-    if (makes or fsx.dns_name) and fsx.folder.rstrip("/") in RESERVED:
-        yield "fleet.fsx.folder", f"{fsx.folder} is reserved; use for example /fsx"
+    if (makes or fsx.dns_name) and fsx.mount_point.rstrip("/") in RESERVED:
+        yield "fleet.fsx.mount_point", f"{fsx.mount_point} is reserved; use for example /fsx"

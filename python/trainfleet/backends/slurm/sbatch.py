@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...config import Config
-from ...hosts import gate
+from ...hosts import preflight
 from ...hosts.fleet import wanted_of
-from ...node.placement import Seat, torchrun
-from ...node.placements.slurm import SEATING
+from ...node.placement import Placement, torchrun
+from ...node.placements.slurm import PLACEMENT
 from ...node.precompile import ahead
 from ...node.supervisor import EXIT, WATCH
 from ...plan.fabric_environment import NCCL_LOGS
@@ -59,7 +59,7 @@ AGAIN = """[ "$code$near" = 0 ] || {judge} || exit "$code"
 ASK = '[ -e "$stop" ] || echo "{engine} the time limit is near" > "$stop"'
 TERMINATE = 'scancel --signal=TERM "$SLURM_JOB_ID"'  # to the nodes' entrypoints
 ADMISSION = "trainfleet.launch.admission"
-# Command of each node in the gate: sets the file of its output.
+# Command of each node in the preflight: sets the file of its output.
 LOOK = '"$@" > "$0/facts-$SLURM_NODEID"'
 # Command that starts each node: sets the file of its exit code, and lets the first node watch all
 # ranks while no launcher does.
@@ -88,7 +88,7 @@ def script(
     notes: Iterable[str] = (),
 ) -> Artifact:
     """Returns job.sbatch; its head has the `notes`."""
-    words = ["-m", *entrypoint_words(job, SEATING)]
+    words = ["-m", *entrypoint_words(job, PLACEMENT)]
     settings = [
         f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())
     ]
@@ -117,7 +117,7 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
         ("partition", slurm.partition),
         ("account", slurm.account),
         ("qos", slurm.qos),
-        ("time", slurm.time_limit),
+        ("time", slurm.time_limit_minutes),
         ("constraint", slurm.constraint),
         ("reservation", slurm.reservation),
         ("gres", slurm.gres),
@@ -130,7 +130,10 @@ def options(config: Config, job: Job, ground: Ground) -> Iterator[str]:
             f"--dependency=afterok:{job.after.rpartition(':')[2]}",
             "--kill-on-invalid-dep=yes",
         )
-    yield from (f"--signal=B:USR1@{slurm.notice}", "--requeue" if slurm.requeue else "--no-requeue")
+    yield from (
+        f"--signal=B:USR1@{slurm.warn_before_seconds}",
+        "--requeue" if slurm.requeue else "--no-requeue",
+    )
     yield from (
         f"--chdir={ground.folder}",
         f"--output={run_folder.job_log(job.folder)}",
@@ -145,8 +148,8 @@ def _heading(job: Job, ground: Ground) -> Iterator[str]:
         f"{job.folder}/logs/node-<i>.log"
     )
     if job.torchrun:
-        seat = Seat(0, job.nodes, "$FIRST_HOST", job.port or 0)
-        words = torchrun(seat, job.ranks_per_node, job.module, ground.python)
+        placement = Placement(0, job.nodes, "$FIRST_HOST", job.port or 0)
+        words = torchrun(placement, job.ranks_per_node, job.module, ground.python)
         line = " ".join([*(ahead(ground.python, words) if job.ahead else words), *job.arguments])
         yield "node 0 runs, with what Slurm tells it: " + " ".join(line.split())
 
@@ -168,7 +171,10 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
         WIDTH,
     )
     notice = ASK.format(engine=run_folder.ENGINE) if job.beats else TERMINATE
-    folder, line = shlex.quote(str(job.folder)), "\n".join([*_gated(config, job, ground, step)])
+    folder, line = (
+        shlex.quote(str(job.folder)),
+        "\n".join([*_with_preflight(config, job, ground, step)]),
+    )
     start = contents.START.at(folder, job="$SLURM_JOB_ID", start="${SLURM_RESTART_COUNT:-0}")
     claim = contents.CLAIM.at(folder, token=f"${{{TOKEN}:-by-hand-$SLURM_JOB_ID}}")
     yield BODY.format(
@@ -183,11 +189,13 @@ def _body(config: Config, job: Job, ground: Ground, words: Iterable[str]) -> Ite
     yield 'exit "$code"'
 
 
-def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> Iterator[str]:
-    """Yields `start` in the background; with fleet.slurm.gate, after the nodes of a job of several
-    have passed the gate.
+def _with_preflight(
+    config: Config, job: Job, ground: Ground, start: Iterable[str]
+) -> Iterator[str]:
+    """Yields `start` in the background; with fleet.slurm.preflight, after the nodes of a job of
+    several have passed the preflight.
     """
-    if not (config.fleet.slurm.gate and job.torchrun and job.nodes > 1):
+    if not (config.fleet.slurm.preflight and job.torchrun and job.nodes > 1):
         *lines, last = start
         yield from [*lines, f"{last} &"]
         return
@@ -208,12 +216,18 @@ def _gated(config: Config, job: Job, ground: Ground, start: Iterable[str]) -> It
         str(job.ranks_per_node),
         "--",
     ]
-    yield "{ # the gate first: what each node is, and what the links between them carry"
+    yield "{ # the preflight first: what each node is, and what the links between them carry"
     yield from fold(
         [*all_, "sh", "-c", shlex.quote(LOOK), '"$mine"', *map(shlex.quote, admission)], WIDTH
     )
     yield from fold(
-        [*all_, *env, shlex.quote(ground.python), *entry, *gate.speed_words(wanted_of(config))],
+        [
+            *all_,
+            *env,
+            shlex.quote(ground.python),
+            *entry,
+            *preflight.speed_words(wanted_of(config)),
+        ],
         WIDTH,
     )
     yield from fold(
@@ -250,7 +264,7 @@ def _container(config: Config, job: Job, ground: Ground) -> list[str]:
     github.com/NVIDIA/pyxis (--container-*), apptainer.org/docs/user/latest (exec).
     """
     folder, image = shlex.quote(ground.folder), shlex.quote(job.image)
-    if config.fleet.slurm.container == "pyxis":
+    if config.fleet.slurm.container_runtime == "pyxis":
         return [
             f"--container-image={image}",
             f"--container-mounts={folder}:{folder}",

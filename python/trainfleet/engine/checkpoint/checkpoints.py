@@ -47,8 +47,8 @@ class TrainingProgress:
     def advance(self, train: Train) -> None:
         """Counts one step."""
         self.step += 1
-        self.samples += train.global_batch
-        self.tokens += train.global_batch * train.sequence_length
+        self.samples += train.global_batch_size
+        self.tokens += train.global_batch_size * train.sequence_length
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Checkpoints:
         """Prepares saving; `dataset` is the identity of the training tokens."""
         self.run, self.config, self.dataset, self.world = run, config, dataset, world
         self.policy = config.checkpoint
-        self.store = store_of(run, self.policy.destination)
+        self.store = store_of(run, self.policy.path)
         self.peers = Peers()
         self.snapshot: Snapshot | None = None
         self.under_way: Save | None = None

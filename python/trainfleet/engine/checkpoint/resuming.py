@@ -135,9 +135,9 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
     address.
     """
     if found := peers.one(
-        "can't look for a stack's checkpoint", lambda: platforms.checkpoint_at(address)
+        "can't look for a platform's checkpoint", lambda: platforms.checkpoint_at(address)
     ):
-        peers.all("can't load a stack's checkpoint", lambda: load_foreign(*found, parts, config))
+        peers.all("can't load a platform's checkpoint", lambda: load_foreign(*found, parts, config))
         return str(found[1])
     if is_folder(address):
         peers.all(
@@ -156,13 +156,13 @@ def load_weights(peers: Peers, address: str, parts: Parts, config: Config) -> st
 
 
 def load_foreign(name: str, checkpoint: Path, parts: Parts, config: Config) -> None:
-    """Loads the weights of another stack's checkpoint; a config.json next to it describes its
+    """Loads the weights of another platform's checkpoint; a config.json next to it describes its
     model.
     """
-    stack = platforms.named(name)
-    for folder in stack.described(checkpoint):
+    platform = platforms.named(name)
+    for folder in platform.described(checkpoint):
         require_shape(folder, config.model)
-    fill_parts(parts, config.model, lambda sizes: stack.load(checkpoint, config.model, sizes))
+    fill_parts(parts, config.model, lambda sizes: platform.load(checkpoint, config.model, sizes))
 
 
 def load_model(store: CheckpointStore, commit: Commit, model: nn.Module) -> None:
@@ -187,7 +187,7 @@ def newest(run: Run, config: Config) -> tuple[CheckpointStore, int] | None:
     Raises:
         Broken: there are some, but no complete one.
     """
-    store = store_of(run, config.checkpoint.destination)
+    store = store_of(run, config.checkpoint.path)
     entries = list(listing.look(store))
     if whole := [entry.step for entry in entries if not entry.fault]:
         for entry in entries:
@@ -251,7 +251,7 @@ def load_folder(address: str, parts: Parts, shape: Model) -> None:
 
 def fill_parts(parts: Parts, shape: Model, load: Load) -> None:
     """Loads this rank's parameters, a tied one once."""
-    tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_embeddings else set()
+    tied = {"lm_head.weight", "head.lm_head.weight"} if shape.tie_word_embeddings else set()
     named: dict[str, Any] = {
         name: tensor for name, tensor in parts.weights().items() if name not in tied
     }

@@ -34,13 +34,13 @@ def arrange(config: Config, world: World) -> Parts:
     if world.device.lazy:
         parts: Parts = platforms.arrange(world.device.kind, config, world)
         return parts
-    layout = config.train.layout
-    divided = layout.shard * layout.tensor * layout.pipeline * layout.context > 1
+    layout = config.train.parallelism
+    divided = layout.fsdp * layout.tensor * layout.pipeline * layout.context > 1
     precision = world.precision(config.train.precision)
     casts = (
         precision in (torch.bfloat16, torch.float16)
         and world.device.casts
-        and config.train.weights == "fp32"
+        and config.train.param_dtype == "fp32"
     )
     if divided or not (casts or precision == torch.float32):
         from .parallelize import divide  # only now: pipelines and sharding take a while to import

@@ -22,10 +22,10 @@ class Mesh:
     """
 
     def __init__(self, config: Config, device: Device) -> None:
-        layout = config.train.layout
+        layout = config.train.parallelism
         self.layout, self.ways = layout, config.data_parallel
-        together = layout.shard * layout.context
-        replicas = config.data_parallel // layout.shard
+        together = layout.fsdp * layout.context
+        replicas = config.data_parallel // layout.fsdp
         self.grid = init_device_mesh(
             device.torch_device.type,
             (layout.pipeline, replicas, together, layout.tensor),
@@ -34,7 +34,7 @@ class Mesh:
         self.stage, replica, shared, _ = (int(index) for index in self.grid.get_coordinate() or ())
         self.context = shared % layout.context
         # index of its part among the `ways` parts of a batch
-        self.data = replica * layout.shard + shared // layout.context
+        self.data = replica * layout.fsdp + shared // layout.context
         self.context_group = self._context_group()
 
     def group(self, dimension: str) -> dist.ProcessGroup:

@@ -33,8 +33,8 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
     recomputation and fp8 must be inside the compiled part, and sharding outside of it. No rank ever
     holds the entire model.
     """
-    train, layout, mesh = config.train, config.train.layout, Mesh(config, device)
-    format_ = PRECISIONS[train.weights]
+    train, layout, mesh = config.train, config.train.parallelism, Mesh(config, device)
+    format_ = PRECISIONS[train.param_dtype]
     with torch.device("meta"):
         model = models.build(config.model)
     tied = tied_names(model)
@@ -42,7 +42,9 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
         tensor.split(model, mesh.grid["tensor"])
     stages: list[Any] = [model]
     if layout.pipeline > 1:
-        stages = pipeline.cut(model, layout.pipeline * layout.interleave, pipeline.numbers_of(mesh))
+        stages = pipeline.cut(
+            model, layout.pipeline * layout.virtual_stages, pipeline.numbers_of(mesh)
+        )
     materialize.draw(model, train.seed, device, format_)
     for part in (model, *(stage.part for stage in stages if isinstance(stage, StageModule))):
         part.positions = torch.arange(train.sequence_length, device=device.torch_device)
@@ -50,7 +52,7 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
             context.spread(
                 part, train.sequence_length, mesh.context, mesh.context_group, device.torch_device
             )
-    blocks.recompute(blocks_of(model), train.recompute, device)
+    blocks.recompute(blocks_of(model), train.recomputation, device)
     if precision == PRECISIONS["fp8"]:
         fp8.convert(blocks_of(model), device)
         precision = torch.bfloat16  # format of everything else
@@ -58,13 +60,13 @@ def divide(config: Config, device: Device, precision: torch.dtype) -> Division:
         blocks.compile_blocks(
             model,
             blocks_of(model),
-            train.recompute,
+            train.recomputation,
             device,
             loss=layout.tensor * layout.pipeline == 1,
         )
     if mesh.sharing().size() > 1 or precision != format_:
         # otherwise weights are freed once per micro-batch of a step
-        frees = layout.zero == 3 and layout.pipeline == 1
+        frees = layout.zero_stage == 3 and layout.pipeline == 1
         for stage in stages:
             blocks.shard(stage, blocks_of(stage), mesh.sharing(), frees, precision, device)
     return Division(config, device, mesh, model, stages, tied, precision)
@@ -114,9 +116,11 @@ class Division(TorchParts):
             config.train.gradient_clip,
         )
         self.mesh, self.device, self.root, self.stages = mesh, device, stages[0], stages
-        self.zero, self.size = config.train.layout.zero, config.train.micro_batch
+        self.zero, self.size = config.train.parallelism.zero_stage, config.train.micro_batch_size
         self.data, self.ways = mesh.data, mesh.ways
-        self.micro_batches = config.train.global_batch // (mesh.ways * config.train.micro_batch)
+        self.micro_batches = config.train.global_batch_size // (
+            mesh.ways * config.train.micro_batch_size
+        )
         self.like: MicroBatch | None = None  # the newest batch
         self.tie: Tie | None = None
         self.pipeline: Pipeline | None = None

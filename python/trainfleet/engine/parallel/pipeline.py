@@ -144,7 +144,7 @@ class Pipeline:
         self, stages: list[StageModule], mesh: Mesh, micro_batches: int, device: Device
     ) -> None:
         layout = mesh.layout
-        count = layout.pipeline * layout.interleave
+        count = layout.pipeline * layout.virtual_stages
         numbers = numbers_of(mesh)
         group = mesh.group("pipeline")
         made = [
@@ -163,7 +163,7 @@ class Pipeline:
             else {}
         )
         self.schedule: Schedule1F1B | ScheduleInterleaved1F1B
-        if layout.interleave == 1:
+        if layout.virtual_stages == 1:
             self.schedule = Schedule1F1B(
                 made[0], micro_batches, loss_fn=self._loss, scale_grads=False
             )
@@ -210,7 +210,7 @@ def numbers_of(mesh: Mesh) -> list[int]:
     """Returns a rank's stages: several with interleaving, one round of the pipeline apart
     (Narayanan et al. 2021).
     """
-    return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.interleave)]
+    return [mesh.stage + turn * mesh.layout.pipeline for turn in range(mesh.layout.virtual_stages)]
 
 
 class Tie:

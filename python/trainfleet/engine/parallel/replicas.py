@@ -35,7 +35,7 @@ class Replicas(TorchParts):
         self.device, train = world.device, config.train
         self.precision = precision
         self.data, self.ways = world.rank, world.size
-        self.micro_batches = train.global_batch // (world.size * train.micro_batch)
+        self.micro_batches = train.global_batch_size // (world.size * train.micro_batch_size)
         with torch.device("meta"):
             model = models.build(config.model)
         materialize.draw(model, train.seed, self.device, torch.float32)
@@ -43,7 +43,7 @@ class Replicas(TorchParts):
             model, optimizer.build(model, train, self.device, precision), train.gradient_clip
         )
         parts = list(model.get_submodule(model.plan.blocks).children())
-        blocks.recompute(parts, train.recompute, self.device)
+        blocks.recompute(parts, train.recomputation, self.device)
         self.shared: torch.nn.Module = self.model
         if world.size > 1:
             self.shared = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
@@ -51,7 +51,7 @@ class Replicas(TorchParts):
         # only now: otherwise the pass of two tokens would be compiled first, and later all code for
         # any shape
         if train.compile:
-            blocks.compile_blocks(self.model, parts, train.recompute, self.device)
+            blocks.compile_blocks(self.model, parts, train.recomputation, self.device)
 
     @property
     def whole(self) -> models.Network:

@@ -1,8 +1,8 @@
-"""The seats that engines give their nodes: one module per engine, imported by launcher and node.
-Standard library only.
+"""The placements that engines give their nodes: one module per engine, imported by launcher and
+node. Standard library only.
 
-Your package can add an engine by an entry point in the group `trainfleet.seats`
-(process/plugins.py), which names a `Seating`; its backend has the same one as `seat`.
+Your package can add an engine by an entry point in the group `trainfleet.placements`
+(process/plugins.py), which names a `PlacementSource`; its backend has the same one as `placement`.
 
 The modules follow the environments that the engines document (sources:
 tests/unit/test_placement.py). They have not run on nodes of Slurm, AWS Batch and SageMaker
@@ -16,27 +16,27 @@ from importlib import import_module
 
 from ...process import plugins
 from ...trust.errors import BackendError
-from ..placement import NEXT, Seating
+from ..placement import NEXT, PlacementSource
 
 # fleet, our own launcher, takes precedence over the engine around it
 OURS = ("fleet", "batch", "slurm", "sagemaker")
 
 
-def seating(name: str) -> Seating:
+def source(name: str) -> PlacementSource:
     """Returns the engine of that name.
 
     Raises:
         BackendError: there is no such engine, or a package's object of that name is something else.
     """
     found = (
-        import_module(f".{name}", __name__).SEATING
+        import_module(f".{name}", __name__).PLACEMENT
         if name in OURS
-        else plugins.offered(plugins.OF_SEATS, name)
+        else plugins.offered(plugins.OF_PLACEMENTS, name)
     )
-    if not isinstance(found, Seating):
+    if not isinstance(found, PlacementSource):
         why = (
             f"it is not one of {', '.join(OURS)}, and no installed package adds it "
-            f"({plugins.OF_SEATS})"
+            f"({plugins.OF_PLACEMENTS})"
         )
         raise BackendError(f"{name[:80]!r} is not an engine that starts nodes", why=why, next=NEXT)
     return found
@@ -44,17 +44,17 @@ def seating(name: str) -> Seating:
 
 def names() -> Iterator[str]:
     yield from OURS
-    yield from plugins.names(plugins.OF_SEATS)
+    yield from plugins.names(plugins.OF_PLACEMENTS)
 
 
-def here() -> Seating:
+def here() -> PlacementSource:
     """Returns the engine that started this node.
 
     Raises:
         BackendError: no known engine did.
     """
     if found := next(
-        (engine for name in names() if (engine := seating(name)).has_started_this()), None
+        (engine for name in names() if (engine := source(name)).has_started_this()), None
     ):
         return found
     why = f"no known engine has set its variables: {', '.join(names())}"

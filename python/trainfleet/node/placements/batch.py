@@ -1,4 +1,4 @@
-"""The seat of a node of an AWS Batch job
+"""The placement of a node of an AWS Batch job
 (https://docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html).
 """
 
@@ -12,8 +12,8 @@ from ..placement import (
     NEXT,
     PORT,
     Environment,
-    Seat,
-    Seating,
+    Placement,
+    PlacementSource,
     Terms,
     Variables,
     checked,
@@ -21,11 +21,11 @@ from ..placement import (
 )
 
 
-def read(environment: Environment = os.environ) -> Seat:
-    """Returns the seat of a node.
+def read(environment: Environment = os.environ) -> Placement:
+    """Returns the placement of a node.
 
-    The main node has seat 0, regardless of its index. Batch does not give it its own address, so it
-    is found here.
+    The main node is node 0, regardless of its index. Batch does not give it its own address,
+    so it is found here.
     """
     told = Variables("AWS_BATCH_JOB_", environment)
     told.word(
@@ -54,11 +54,11 @@ def read(environment: Environment = os.environ) -> Seat:
         )
     node = 0 if index == main else index + 1 if index < main else index
     return checked(
-        Seat(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX"
+        Placement(node, nodes, meet, PORT, told.number("ATTEMPT", 1)), "AWS_BATCH_JOB_NODE_INDEX"
     )
 
 
 # 30 s: https://docs.aws.amazon.com/batch/latest/userguide/job_timeouts.html
-SEATING = Seating(
+PLACEMENT = PlacementSource(
     "batch", read, lambda: "AWS_BATCH_JOB_ID" in os.environ, Terms(echoes=True, decides=True)
 )

@@ -1,4 +1,4 @@
-"""The seat of a host of a SageMaker training job.
+"""The placement of a host of a SageMaker training job.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 """
@@ -11,19 +11,19 @@ from pathlib import Path
 
 from ...trust.errors import BackendError
 from ...trust.untrusted_input import whole
-from ..placement import NEXT, PORT, Seat, Seating, Terms, checked
+from ..placement import NEXT, PORT, Placement, PlacementSource, Terms, checked
 
 RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
 
 
-def read(file: Path = RESOURCES) -> Seat:
-    """Returns the seat of a host, from its resourceconfig.json. SageMaker does not report a
+def read(file: Path = RESOURCES) -> Placement:
+    """Returns the placement of a host, from its resourceconfig.json. SageMaker does not report a
     retry.
     """
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         hosts, own = sorted(map(str, record["hosts"]), key=_by_number), str(record["current_host"])
-        return checked(Seat(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
+        return checked(Placement(hosts.index(own), len(hosts), hosts[0], PORT, 1, own), str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BackendError(
             "can't identify this host of the job",
@@ -43,4 +43,4 @@ def _by_number(name: str) -> list[tuple[int, str]]:
 
 # 120 s: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
 TERMS = Terms(grace=110, echoes=True, failure=Path("/opt/ml/output/failure"))
-SEATING = Seating("sagemaker", read, lambda: RESOURCES.exists(), TERMS)
+PLACEMENT = PlacementSource("sagemaker", read, lambda: RESOURCES.exists(), TERMS)

@@ -1,5 +1,5 @@
-"""The gate: what must hold before a job may start on several nodes, tested for real and within a
-time limit.
+"""The preflight: what must hold before a job may start on several nodes, tested for real and within
+a time limit.
 
 It reads the facts first (node_checks.py), then tests the hosts that passed: the shared folder is
 one folder, the nodes reach the head, and an all-reduce is as fast as the instance type's links
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..config import Config
 from ..config.types import Fleet
 from ..hardware.node_types import NodeType
-from ..node.placement import Seat, lone_rank, torchrun
+from ..node.placement import Placement, lone_rank, torchrun
 from ..plan.fabric_environment import NCCL_LOGS, fabric_environment, judge_nccl, least_bandwidth
 from ..process.install_paths import python_path
 from ..process.rdma_adapters import fastest, listed
@@ -66,8 +66,8 @@ class Bandwidth:
 
 
 @dataclass(frozen=True)
-class GateReport:
-    """The facts and findings of the gate. It is open if it has no findings."""
+class PreflightReport:
+    """The facts and findings of the preflight. It is open if it has no findings."""
 
     facts: dict[Host, Facts]
     findings: tuple[Finding, ...]
@@ -103,7 +103,7 @@ def examine(
     fabric: bool = True,
     hosts: Sequence[Host] | None = None,
     links: bool = False,
-) -> GateReport:
+) -> PreflightReport:
     """Returns the report on these hosts (all by default).
 
     `fabric` also tests the links, which takes as long as importing torch does; `links` also reads
@@ -120,7 +120,7 @@ def examine(
     if fabric and len(fit) > 1:
         bandwidth, more = try_fabric(transport, wanted, fit)
         findings += more
-    return GateReport(facts, tuple(findings), bandwidth, time.monotonic() - began)
+    return PreflightReport(facts, tuple(findings), bandwidth, time.monotonic() - began)
 
 
 def try_shared_folder(
@@ -159,7 +159,7 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
     if len(facts) < 2:
         return []
     head, *others = facts
-    port = wanted.fleet.port or PORT
+    port = wanted.fleet.rendezvous_port or PORT
     listen = shlex.join(
         ["python3", "-c", LISTEN, str(port), str(len(others)), str(CONNECT_SECONDS)]
     )
@@ -186,7 +186,8 @@ def try_port(transport: Transport, wanted: Wanted, facts: dict[Host, Facts]) -> 
                 head,
                 "port",
                 f"port {port} is in use on it",
-                f"on that host, run: ss -ltnp 'sport = :{port}'; or set another fleet.port",
+                f"on that host, run: ss -ltnp 'sport = :{port}'; or set another "
+                "fleet.rendezvous_port",
             )
         ]
     shut = [host for host in others if "connected" not in _printed(answers, host)]
@@ -289,13 +290,13 @@ def read_bandwidth(text: str, nodes: int) -> Bandwidth:
 def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: str) -> str:
     """Returns torchrun's command for one node of the bandwidth test. Pure."""
     fleet, head = wanted.fleet, next(iter(facts))
-    port = fleet.port or PORT
+    port = fleet.rendezvous_port or PORT
     environment = fabric_of(wanted, facts[host], host, len(facts)) | {
         **python_path(f"{code}/python"),
         "OMP_NUM_THREADS": "1",
         **NCCL_LOGS,
     }
-    seat = Seat(
+    placement = Placement(
         list(facts).index(host),
         len(facts),
         facts[head].address(head),
@@ -304,9 +305,9 @@ def speed_command(wanted: Wanted, facts: dict[Host, Facts], host: Host, code: st
     )
     module, *own = speed_words(wanted)
     if fleet.ranks_per_node == 1:  # halves the time of 64 hosts that two cores simulate
-        environment, start = environment | lone_rank(seat), [wanted.interpreter, "-m", module]
+        environment, start = environment | lone_rank(placement), [wanted.interpreter, "-m", module]
     else:
-        start = [*torchrun(seat, fleet.ranks_per_node, module, wanted.interpreter)]
+        start = [*torchrun(placement, fleet.ranks_per_node, module, wanted.interpreter)]
     words = [*start, *own]
     settings = [f"{name}={value}" for name, value in environment.items()]
     return f"cd / && exec {shlex.join(['env', *settings, *words])} 2>&1"

@@ -1,4 +1,4 @@
-"""A stack is a package of its own: nothing in trainfleet names it but one table, and one of somebody else's is found as ours is."""
+"""A platform is a package of its own: nothing in trainfleet names it but one table, and one of somebody else's is found as ours is."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Toy:
 
 @pytest.fixture
 def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of installed packages, with a stack in it."""
+    """A folder of installed packages, with a platform in it."""
     (tmp_path / "toys.py").write_text(TOY)
     (tmp_path / "toys-1.dist-info").mkdir()
     (tmp_path / "toys-1.dist-info/METADATA").write_text(
         "Metadata-Version: 2.1\nName: toys\nVersion: 1\n"
     )
     (tmp_path / "toys-1.dist-info/entry_points.txt").write_text(
-        "[trainfleet.stacks]\ntoy = toys:Toy\n"
+        "[trainfleet.platforms]\ntoy = toys:Toy\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     platforms.named.cache_clear()
@@ -111,7 +111,7 @@ def test_hosts_and_images_are_sent_all_of_it() -> None:
     assert {f"python/trainfleet_nxd/{path.name}" for path in OURS} <= code_files("").keys()
 
 
-def test_a_stack_of_another_package_is_found_by_its_entry_point(toys: Path) -> None:
+def test_a_platform_of_another_package_is_found_by_its_entry_point(toys: Path) -> None:
     assert platforms.names() == ["nxd", "toy"] and set(platforms.devices()) == {"neuron_xla", "toy"}
     opened: object = devices.planned("toy")
     assert opened == "toy 0"
@@ -131,18 +131,18 @@ def test_a_device_that_nobody_brings_is_refused_with_those_that_are_there(toys: 
 @pytest.mark.parametrize(
     "content", ["import nothing_that_is_there", "class Other: pass", "raise ValueError('old')"]
 )
-def test_a_stack_that_can_t_be_loaded_is_named(toys: Path, content: str) -> None:
+def test_a_platform_that_can_t_be_loaded_is_named(toys: Path, content: str) -> None:
     (toys / "toys.py").write_text(content)
     with pytest.raises(RunError) as caught:
         platforms.checkpoint_at(str(toys))
     assert (
-        "the stack toy can't be loaded" in str(caught.value)
+        "the platform toy can't be loaded" in str(caught.value)
         and caught.value.where == "toys:Toy"
         and caught.value.next
     )
 
 
-def test_a_stack_that_nobody_names_is_refused() -> None:
+def test_a_platform_that_nobody_names_is_refused() -> None:
     with pytest.raises(RunError) as caught:
         platforms.named("nothing")
-    assert "entry point of trainfleet.stacks" in caught.value.why
+    assert "entry point of trainfleet.platforms" in caught.value.why

@@ -1,4 +1,4 @@
-"""The pinned versions under Python: one stack of docker/stack.lock.yaml."""
+"""The pinned versions under Python: one platform of docker/platforms.lock.yaml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..process.install_paths import ROOT, page
 from ..trust.errors import TrainfleetError
 
-LOCK = ROOT / "docker" / "stack.lock.yaml"
+LOCK = ROOT / "docker" / "platforms.lock.yaml"
 # SHA-256 of a package's wheels, each by the Python that it is for: cp312
 Sums = tuple[tuple[str, str], ...]
 
@@ -25,8 +25,8 @@ class System:
 
 
 @dataclass(frozen=True)
-class PinnedStack:
-    """The versions that every node of a fleet must have; empty means that the stack has no such
+class PinnedPlatform:
+    """The versions that every node of a fleet must have; empty means that the platform has no such
     part.
     """
 
@@ -64,20 +64,20 @@ class PinnedStack:
         return dict(self.keys)[name]
 
 
-def load_stack(name: str) -> PinnedStack:
-    """Returns the stack called `name`; TrainfleetError if the lock file is missing, or lacks this
-    stack.
+def load_platform(name: str) -> PinnedPlatform:
+    """Returns the platform called `name`; TrainfleetError if the lock file is missing, or lacks
+    this platform.
     """
     lock = _read()
-    stacks = lock["stacks"]
-    if name not in stacks:
+    platforms = lock["platforms"]
+    if name not in platforms:
         what, then = (
-            f"there is no stack {name}; the lock has {', '.join(stacks)}",
-            f"see fleet.stack in {page('schema/README.md')}",
+            f"there is no platform {name}; the lock has {', '.join(platforms)}",
+            f"see fleet.platform in {page('schema/README.md')}",
         )
         raise TrainfleetError(what, where=str(LOCK), next=then)
     keys = tuple((key, str(entry["fingerprint"])) for key, entry in lock["keys"].items())
-    return replace(_build(name, stacks[name]), keys=keys, read=str(lock.get("read", "")))
+    return replace(_build(name, platforms[name]), keys=keys, read=str(lock.get("read", "")))
 
 
 def load_system(name: str) -> System:
@@ -92,18 +92,18 @@ def _read() -> dict[str, Any]:
 
     try:
         lock: dict[str, Any] = yaml.safe_load(LOCK.read_text(encoding="utf-8"))
-        return {key: lock[key] for key in ("read", "keys", "systems", "stacks")}
+        return {key: lock[key] for key in ("read", "keys", "systems", "platforms")}
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         what, then = "the version lock can't be read", f"git checkout {LOCK}"
         raise TrainfleetError(what, where=str(LOCK), why=str(error), next=then) from error
 
 
-def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
+def _build(name: str, entry: dict[str, Any]) -> PinnedPlatform:
     versions = {
         key: str(value["version"]) if isinstance(value, dict) else str(value)
         for key, value in entry.items()
     }
-    known = {field.name for field in fields(PinnedStack)}
+    known = {field.name for field in fields(PinnedPlatform)}
     rows = {key: row for key, row in entry.items() if isinstance(row, dict)}
     # nvidia_least, for example
     parts = {f"{part}_{key}": value for part, row in rows.items() for key, value in row.items()}
@@ -113,7 +113,7 @@ def _build(name: str, entry: dict[str, Any]) -> PinnedStack:
         (key, versions[key], sums.get(f"{key}_wheels", ())) for key in rows if key not in known
     ]
     system = [row[:2] for row in others if row[0].startswith("aws-neuronx-")]
-    return PinnedStack(
+    return PinnedPlatform(
         name,
         **{key: value for key, value in given.items() if key in known},
         neuron_packages=tuple(system),
