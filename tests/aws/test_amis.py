@@ -298,6 +298,6 @@ def test_a_cluster_s_image_is_refused_where_its_driver_knows_no_such_gpu(tmp_pat
         assert bool(refused(kind)) != fits, kind
         assert not refused(kind, image="ami-0123456789abcdef0")
     assert (
-        "knows no p3dn.24xlarge" in refused("p3dn.24xlarge")[0]
+        "does not support p3dn.24xlarge" in refused("p3dn.24xlarge")[0]
         and "fleet.aws.ami" in refused("p3dn.24xlarge")[0]
     )

@@ -425,7 +425,7 @@ def test_verify_finds_a_changed_byte(tmp_path: Path, config: Config) -> None:
     assert (
         code == 1
         and "step-00000200: differs from the committed checkpoint" in text
-        and "part has other bytes" in text
+        and "part differs from the bytes that were written" in text
     )
     code, text = shell(tmp_path, "verify", "STEP=7")
     assert code == 2 and "the steps are 100, 200" in text

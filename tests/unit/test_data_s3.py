@@ -134,9 +134,9 @@ def test_a_dataset_in_s3_is_made_found_and_read_like_one_on_disk(
         tokenize(remote, Share(node, 3, 1), tmp_path / f"node-{node}")
     found = find(remote, tmp_path / "elsewhere")
     assert found and found.identity == manifest.find(local, tmp_path / "local").identity  # type: ignore[union-attr]
-    progress = read_progress(tmp_path / "elsewhere" / "set", remote.store)
+    progress = read_progress(tmp_path / "elsewhere" / "set", remote.tokenized_path)
     assert progress.finished and progress.bytes_done == progress.bytes_total
-    with TokenizeLive(tmp_path / "desk" / "set", remote.store, out := io.StringIO()):
+    with TokenizeLive(tmp_path / "desk" / "set", remote.tokenized_path, out := io.StringIO()):
         pass
     assert "MB/s" in out.getvalue() and f"{progress.documents:,} documents" in out.getvalue()
     assert not list(tmp_path.glob("node-*/set/train/*")), "shards don't stay on the nodes"

@@ -479,7 +479,7 @@ def test_changed_markers_are_refused_whatever_their_checksum_says() -> None:
 
 def test_a_marker_of_another_step_or_with_files_elsewhere_is_refused(folder: Path) -> None:
     seal(folder, step=8)
-    with pytest.raises(Broken, match="that of step 8"):
+    with pytest.raises(Broken, match="belongs to step 8"):
         verify_all(folder)
     for name in ("../../victim", "/etc/passwd", "..", MARKER, "a\n", "a b"):
         seal(folder, files={name: FileSum(1, 1)})

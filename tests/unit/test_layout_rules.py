@@ -85,7 +85,7 @@ def refusal(folder: Path, settings: str) -> str:
         ),
         (
             "train.activation_checkpointing=full train.activation_memory_budget=0.5",
-            "train.activation_memory_budget: 0.5: train.activation_checkpointing is full; selective works, or null",
+            "train.activation_memory_budget: 0.5: only selective checkpointing keeps to a budget; null works",
         ),
         (
             "train.learning_rate=3e-4 train.min_lr_ratio=3e-5",

@@ -445,10 +445,10 @@ def test_a_rack_is_joined_beyond_a_node(tmp_path: Path) -> None:
 
 def test_what_is_built_for_other_processors_is_refused(tmp_path: Path) -> None:
     hosts = "backend: ssh, nodes: 2, hosts: [a, b], shared_folder: /s, accelerator: gb200"
-    assert "ARM's" in refused(tmp_path, hosts)["fleet.python"]
+    assert "ARM processors" in refused(tmp_path, hosts)["fleet.python"]
     assert config(tmp_path, f"{hosts}, python: /opt/torch/bin/python").world_size == 8
     assert (
-        "ARM's"
+        "ARM processors"
         in refused(
             tmp_path,
             "backend: slurm, nodes: 2, accelerator: gh200, container: build, slurm: {container_runtime: pyxis}",

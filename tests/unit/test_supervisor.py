@@ -229,7 +229,7 @@ def test_a_kernel_s_log_that_may_not_be_read_is_asked_for_as_root_and_else_said_
     closed = kernel_log.Kernel()
     counters.write_text("pgfault 19\noom_kill 5\n")
     said = [words.text for words in closed.words()]
-    assert "can't be read" in said[0] and said[1] == "vmstat: oom_kill 2 on this node"
+    assert "can't read the kernel's log" in said[0] and said[1] == "vmstat: oom_kill 2 on this node"
 
 
 def test_the_kernel_s_words_keep_their_time(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def queue(name: str, config: Config, calls: Calls, inputs: Inputs) -> Iterator[O
     """Checks whether the queue takes jobs, and has an environment for that many such nodes."""
     found = calls("batch", "DescribeJobQueues", jobQueues=[name]).get("jobQueues", ())
     if not found:
-        then = "make setup makes one; or fleet.batch.queue names yours"
+        then = "run make setup, or set fleet.batch.queue to yours"
         yield Obstacle(f"{name}: there is no such job queue", then)
         return
     if found[0].get("state") == "DISABLED":
@@ -159,5 +159,5 @@ def unfitness(config: Config, environment: dict[str, Any]) -> str:
             "instances alone"
         )
     if not {wanted, wanted.partition(".")[0], "optimal"} & set(types):
-        return f"it has {', '.join(types)}, and no {wanted}"
+        return f"it has {', '.join(types)}, but not {wanted}"
     return ""

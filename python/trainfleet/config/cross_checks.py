@@ -435,11 +435,12 @@ def _memory_budget(config: Config) -> Iterator[tuple[str, str]]:
     if budget is None:
         return
     if train.activation_checkpointing != "selective":
-        mode = train.activation_checkpointing
-        yield key, f"{budget}: train.activation_checkpointing is {mode}; selective works, or null"
+        why = "only selective checkpointing keeps to a budget"
+        then = "null works, or SET='train.activation_checkpointing=selective'"
+        yield key, f"{budget}: {why}; {then}"
     elif not train.compile:
         why = "only compiled blocks keep to a budget"
-        yield key, f"{budget}: {why}; train.compile true works, or null"
+        yield key, f"{budget}: {why}; null works, or SET='train.compile=true'"
     elif tensor > 1:
         # torch 2.13's partitioner can't tell the size of a mesh, which is an input of such blocks
         yield key, f"{budget}: no budget with train.parallelism.tensor of {tensor}; null works"
